@@ -1,0 +1,59 @@
+# Everything runs in .venv, which the first target you call creates from constraints.txt.
+#   make demo            PYTHON=python3.12 make test            make test JOBS=2 ARGS="-k resume"
+
+PYTHON ?= python3
+JOBS ?= auto
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types architecture bench soak clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+# torch comes first and alone: the installer then takes the build that suits the machine, and
+# setuptools, which the second line builds with, comes with it.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "energon_lite needs Python 3.10 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
+	    echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	    echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV); this takes some minutes the first time"
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+install: $(INSTALLED) ## Create .venv and install everything, pinned
+
+demo: $(INSTALLED) ## Draw data, train, save in mid-epoch, resume with other workers
+	$(BIN)/python examples/train_resume.py $(ARGS)
+
+test: $(INSTALLED) ## Run the tests
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal -m "not soak" \
+	    --benchmark-disable $(ARGS)
+
+check: lint types architecture ## ruff, mypy --strict, layers and sizes
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy --strict
+
+architecture: $(INSTALLED)
+	$(BIN)/python -m pytest tests/architecture -q --benchmark-disable
+
+bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
+	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
+
+soak: $(INSTALLED) ## Run the long tests
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak --benchmark-disable $(ARGS)
+
+clean: ## Remove .venv, caches and the demo's data
+	rm -rf $(VENV) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

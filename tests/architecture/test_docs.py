@@ -1,0 +1,107 @@
+"""Every Python block of the README and of docs/ runs; no page names a place of one machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import energon_lite
+
+from .doc_blocks import find_blocks, run_blocks
+from .source_tree import REPO, repository_files
+
+PAGES = [p for p in (REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))) if p.is_file()]
+PAGES_WITH_CODE = [
+    page
+    for page in PAGES
+    if any(b.language in ("python", "py") and not b.skip for b in find_blocks(page.read_text()))
+]
+
+# Put together here, or this file would find itself.
+_FOLDERS_OF_ONE_MACHINE = "|".join(["work", "home", "root", "Users"])
+MACHINE_PATHS = re.compile(rf"(?<![\w.~-])/(?:{_FOLDERS_OF_ONE_MACHINE})/")
+TEMPORARY_PATHS = re.compile(r"(?<![\w.~-])/(?:var/)?" + r"tmp/")
+DOCUMENT_SUFFIXES = {".md", ".rst", ".yaml", ".yml", ".toml"}
+
+
+@pytest.mark.skipif(
+    not hasattr(energon_lite, "prepare_dataset"), reason="nothing to prepare the data with yet"
+)
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda p: str(p.relative_to(REPO)))
+def test_python_blocks_of_the_page_run(page: Path, data_folder: Path) -> None:
+    name = "doc_" + re.sub(r"\W", "_", page.relative_to(REPO).as_posix())
+    assert run_blocks(page, name) > 0
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    found = []
+    files = list(repository_files())
+    assert files
+    for path in files:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # tar, image, …
+        is_document = path.suffix in DOCUMENT_SUFFIXES or "examples" in path.parts
+        for number, line in enumerate(lines, start=1):
+            if MACHINE_PATHS.search(line) or (is_document and TEMPORARY_PATHS.search(line)):
+                found.append(f"{path.relative_to(REPO)}:{number}: {line.strip()[:80]}")
+    assert found == []
+
+
+# The reader of blocks itself.
+
+PAGE = """
+<!-- setup: start = 40 -->
+```python
+value = start + 1
+```
+<!-- file: deep/note.yaml -->
+```yaml
+a: 1
+```
+
+<!-- setup:
+extra = 1
+more = 0
+-->
+
+```python
+from pathlib import Path
+assert Path("deep/note.yaml").read_text() == "a: 1\\n"
+class Named: pass
+assert Named.__module__ == "doc_page"
+assert value + extra + more == 42
+```
+<!-- skip: no such module -->
+```python
+import no_such_module
+```
+- in a list
+  ```python
+  value += 1
+  ```
+```
+not python
+```
+"""
+
+
+def test_blocks_share_names_and_take_the_comments_above_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").write_text(PAGE)
+    blocks = find_blocks(PAGE)
+    assert [b.language for b in blocks] == ["python", "yaml", "python", "python", "python", ""]
+    assert [b.skip for b in blocks] == ["", "", "", "no such module", "", ""]
+    assert run_blocks(tmp_path / "page.md", "doc_page") == 3
+
+
+def test_failing_block_is_reported_with_the_line_of_the_page(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_blocks(page, "doc_page")
+    last = caught.traceback[-1]
+    assert (Path(str(last.path)).name, last.lineno + 1) == ("page.md", 5)

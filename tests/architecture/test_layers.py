@@ -1,0 +1,150 @@
+"""A module imports only from rows below its own, and within a row only what is listed before it."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from .source_tree import PACKAGE, Module, package_modules
+
+# Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
+ROWS: list[list[str | frozenset[str]]] = [
+    ["core"],
+    [frozenset({"order", "storage", "packing"})],
+    ["prepare", "sources", "stages"],
+    ["metadataset", "task_encoder"],
+    ["pipeline", "loader", "inspect", "testing"],
+    ["cli"],
+]
+
+# The one module that may import each of these inside a function: optional packages, and packages
+# that few runs need.
+OPTIONAL: dict[str, str] = {
+    "PIL": "energon_lite/storage/images.py",
+    "webdataset": "energon_lite/storage/decoding.py",  # tenbin only; slow to import
+}
+
+MODULES = package_modules()
+KNOWN = frozenset(module.name for module in MODULES)
+INNER = [module for module in MODULES if module.name != PACKAGE]  # the root re-exports everything
+
+
+def unit_of(name: str) -> str:
+    """The part of the table that a module belongs to: energon_lite.core.state -> core."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def units_below(unit: str) -> set[str]:
+    """What the table allows `unit` to import, besides itself."""
+    below: set[str] = set()
+    for row in ROWS:
+        for entry in row:
+            members = entry if isinstance(entry, frozenset) else {entry}
+            if unit in members:
+                return below
+            below |= members
+    raise AssertionError(f"{PACKAGE}/{unit} has no place in ROWS; put it where it belongs")
+
+
+def layer_errors(module: Module, known: frozenset[str]) -> list[str]:
+    unit = unit_of(module.name)
+    allowed = units_below(unit) | {unit}
+    errors = []
+    for imported in module.imports(known):
+        if imported.target.split(".")[0] != PACKAGE:
+            continue
+        where = f"{module.relative_path}:{imported.line}"
+        if imported.target == PACKAGE:
+            errors.append(f"{where} imports {PACKAGE} itself; name the module that has it")
+        elif unit_of(imported.target) not in allowed:
+            errors.append(f"{where}: '{unit}' may not import '{unit_of(imported.target)}'")
+    return errors
+
+
+def find_cycle(modules: list[Module], known: frozenset[str]) -> list[str]:
+    """Names along one cycle of imports at run time, or nothing."""
+    graph = {
+        m.name: {i.target for i in m.imports(known) if i.target in known and not i.for_types_only}
+        for m in modules
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("module", INNER, ids=lambda m: m.name)
+def test_module_imports_only_what_is_below_it(module: Module) -> None:
+    assert layer_errors(module, KNOWN) == []
+
+
+def test_no_import_cycle() -> None:
+    assert find_cycle(MODULES, KNOWN) == []
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_no_import_inside_a_function(module: Module) -> None:
+    hidden = [
+        f"{module.relative_path}:{imported.line} imports {imported.target} inside a function"
+        for imported in module.imports(KNOWN)
+        if imported.inside_function
+        and OPTIONAL.get(imported.target.split(".")[0]) != module.relative_path
+    ]
+    assert hidden == []
+
+
+def test_every_allowed_optional_import_is_still_there() -> None:
+    used = {
+        (imported.target.split(".")[0], module.relative_path)
+        for module in MODULES
+        for imported in module.imports(KNOWN)
+    }
+    assert set(OPTIONAL.items()) - used == set()
+
+
+# The checks themselves, on a small package that breaks each rule.
+
+
+@pytest.fixture
+def broken_package(tmp_path):
+    files = {
+        "__init__.py": "",
+        "core/__init__.py": "",
+        "core/errors.py": "from typing import TYPE_CHECKING\nfrom energon_lite.core import state\n"
+        "if TYPE_CHECKING:\n    from energon_lite.loader import Loader\n",
+        "core/state.py": "from .errors import StateError\nfrom ..order.slices import cut\n",
+        "order/__init__.py": "",
+        "order/slices.py": "import energon_lite.storage.tar\nfrom energon_lite import cut\n",
+        "storage/__init__.py": "",
+        "storage/tar.py": "def f():\n    from energon_lite.core import errors\n",
+    }
+    root = tmp_path / PACKAGE
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return {module.name: module for module in package_modules(root)}
+
+
+def test_checks_find_what_they_look_for(broken_package, monkeypatch) -> None:
+    monkeypatch.setattr(Module, "relative_path", property(lambda self: self.name))
+    known = frozenset(broken_package)
+    errors = {name: layer_errors(m, known) for name, m in broken_package.items() if "." in name}
+
+    assert errors["energon_lite.core.errors"] == [
+        "energon_lite.core.errors:4: 'core' may not import 'loader'"
+    ]
+    assert errors["energon_lite.core.state"] == [
+        "energon_lite.core.state:2: 'core' may not import 'order'"
+    ]
+    assert errors["energon_lite.order.slices"] == [
+        "energon_lite.order.slices:1: 'order' may not import 'storage'",
+        "energon_lite.order.slices:2 imports energon_lite itself; name the module that has it",
+    ]
+    errors_imports = list(broken_package["energon_lite.core.errors"].imports(known))
+    assert [i.for_types_only for i in errors_imports] == [False, False, True]
+    cycle = set(find_cycle(list(broken_package.values()), known))
+    assert cycle == {"energon_lite.core.errors", "energon_lite.core.state"}
+    tar_imports = list(broken_package["energon_lite.storage.tar"].imports(known))
+    assert [i.inside_function for i in tar_imports] == [True]

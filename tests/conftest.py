@@ -1,0 +1,89 @@
+"""What all tests share: hypothesis profiles, one thread per process, small data sets."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+# Tests run side by side, one process per core. Set before anything imports numpy or torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from PIL import Image
+
+REPO = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
+    """Writes one shard with the standard library, so that no code under test makes test data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, payload in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            tar.addfile(info, io.BytesIO(payload))
+
+
+def jpeg(shade: int, size: tuple[int, int] = (24, 16)) -> bytes:
+    """A small grey JPEG; `size` is (width, height)."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (shade % 256,) * 3).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_captions(folder: Path, num_shards: int = 4, samples_per_shard: int = 10) -> None:
+    for shard in range(num_shards):
+        members: list[tuple[str, bytes]] = []
+        for i in range(shard * samples_per_shard, (shard + 1) * samples_per_shard):
+            members += [(f"{i:06d}.jpg", jpeg(i)), (f"{i:06d}.txt", f"grey number {i}".encode())]
+        write_tar(folder / f"shard-{shard:04d}.tar", members)
+
+
+def write_texts(folder: Path, num_shards: int = 4, samples_per_shard: int = 25) -> None:
+    for shard in range(num_shards):
+        numbers = range(shard * samples_per_shard, (shard + 1) * samples_per_shard)
+        members = [(f"{i:06d}.txt", f"text number {i}".encode()) for i in numbers]
+        write_tar(folder / f"shard-{shard:04d}.tar", members)
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `captions` (40 jpg + txt) and `text` (100 txt), both prepared as train and val.
+
+    Shared by all tests of a process: read only. `data_folder` is a copy of one's own.
+    """
+    import energon_lite  # here, so that tests of parts run while the whole is broken
+
+    root = tmp_path_factory.mktemp("small_data")
+    write_captions(root / "captions")
+    write_texts(root / "text")
+    energon_lite.prepare_dataset(
+        root / "captions",
+        split_ratio="3,1",
+        sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"},
+    )
+    energon_lite.prepare_dataset(
+        root / "text", split_ratio="3,1", sample_type="TextSample", field_map={"text": "txt"}
+    )
+    return root
+
+
+@pytest.fixture
+def data_folder(small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Moves into an empty folder that has a copy of `small_data` as `data`; returns `data`."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(small_data, tmp_path / "data")
