@@ -1,0 +1,157 @@
+"""energon_lite: a data loader for multimodal training whose order is arithmetic.
+
+The names are those of NVIDIA Megatron-Energon; see docs/architecture.md for how it works.
+"""
+
+from energon_lite.core.activity import sample_rng
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.edataclass import edataclass
+from energon_lite.core.errors import (
+    DatasetFormatError,
+    DecodingError,
+    EmptyDatasetError,
+    FatalSampleError,
+    FieldAccessError,
+    SampleException,
+    SkipSample,
+    StateError,
+    log_exception,
+    reraise_exception,
+)
+from energon_lite.core.samples import (
+    Batch,
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SimilarityInterleavedSample,
+    SourceInfo,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
+from energon_lite.core.stacking import (
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    generic_batch,
+    generic_concat,
+    homogeneous_concat_mix,
+)
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.user_function import stateless
+from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader
+from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
+from energon_lite.prepare.dataset import prepare_dataset
+from energon_lite.sources.legacy import (
+    CaptioningWebdataset,
+    ImageClassificationWebdataset,
+    ImageWebdataset,
+    InterleavedWebdataset,
+    MultiChoiceVQAWebdataset,
+    OCRWebdataset,
+    SimilarityInterleavedWebdataset,
+    TextWebdataset,
+    VidQAWebdataset,
+    VQAOCRWebdataset,
+    VQAWebdataset,
+)
+from energon_lite.sources.webdataset import (
+    BaseCoreDatasetFactory,
+    BaseWebdatasetFactory,
+    CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory,
+    StandardWebdatasetFactory,
+)
+from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
+from energon_lite.stages.flow import EpochizeDataset, LimitDataset
+from energon_lite.stages.mapping import MapDataset
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
+from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BaseCoreDatasetFactory",
+    "BaseWebdatasetFactory",
+    "BasicDataLoader",
+    "Batch",
+    "BatchDataset",
+    "CaptioningSample",
+    "CaptioningWebdataset",
+    "Cooker",
+    "CrudeSample",
+    "CrudeWebdataset",
+    "Cursor",
+    "DatasetFormatError",
+    "DecodingError",
+    "DefaultDecoderWebdatasetFactory",
+    "DefaultTaskEncoder",
+    "EmptyDatasetError",
+    "EpochizeDataset",
+    "FatalSampleError",
+    "FieldAccessError",
+    "GroupBatchDataset",
+    "ImageClassificationSample",
+    "ImageClassificationWebdataset",
+    "ImageSample",
+    "ImageWebdataset",
+    "InterleavedSample",
+    "InterleavedWebdataset",
+    "LimitDataset",
+    "MapDataset",
+    "MultiChoiceVQASample",
+    "MultiChoiceVQAWebdataset",
+    "OCRSample",
+    "OCRWebdataset",
+    "Sample",
+    "SampleDecoder",
+    "SampleException",
+    "SavableDataLoader",
+    "SavableDataset",
+    "SimilarityInterleavedSample",
+    "SimilarityInterleavedWebdataset",
+    "SkipSample",
+    "SourceInfo",
+    "StandardWebdatasetFactory",
+    "StateError",
+    "TaskEncoder",
+    "TextSample",
+    "TextWebdataset",
+    "VQAOCRSample",
+    "VQAOCRWebdataset",
+    "VQASample",
+    "VQAWebdataset",
+    "VidQASample",
+    "VidQAWebdataset",
+    "WorkerConfig",
+    "__version__",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "concat_pad",
+    "cooker",
+    "edataclass",
+    "generic_batch",
+    "generic_concat",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "homogeneous_concat_mix",
+    "log_exception",
+    "prepare_dataset",
+    "reraise_exception",
+    "sample_rng",
+    "stateless",
+]

@@ -1,0 +1,181 @@
+"""What the stream that is being computed is doing: which batch, which sample, what was skipped.
+
+The loader (or direct iteration) drives each stream through a `StreamRun`; while that computes an
+item, its `Activity` is the current one of the thread. User code reads it through
+`current_batch_index`, `current_sample_index` and `sample_rng`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.random import Generator, Philox
+
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.seeds import key_of
+from energon_lite.core.state import RestoreKey
+from energon_lite.core.topology import Stream
+
+logger = logging.getLogger(__name__)
+
+# A stream that fails this much above its rate is stopped: single bursts of bad samples pass.
+SKIP_ALLOWANCE = 100
+DEFAULT_MAX_SKIP_RATE = 0.01
+# Samples that may be left out on purpose in a row before a word is said about it.
+_QUIET_SKIPS = 10_000
+
+
+class SkipRecord(NamedTuple):
+    """One thing that was left out, as it is counted and listed."""
+
+    restore_key: RestoreKey
+    sample_key: str
+    source: str
+    stage: str
+    error: str
+    on_purpose: bool
+    num_samples: int
+
+
+def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
+    """Gives the keys of the source samples inside a restore key.
+
+    Example:
+        >>> list(leaves(("batch", 0, ("a", 0, 5, 5), ("a", 0, 6, 6))))
+        [('a', 0, 5, 5), ('a', 0, 6, 6)]
+    """
+    nested = [entry for entry in key if isinstance(entry, tuple)]
+    if not nested:
+        yield key
+    for entry in nested:
+        yield from leaves(entry)
+
+
+class Activity:
+    """One stream's current place, and what it left out since the last item.
+
+    Failures fill a bucket that drains with the samples drawn: `max_skip_rate` per sample. When it
+    holds more than 100 failures, the stream stops. So the limit is one on the rate, it needs no
+    work for samples that are well, and it falls on the same sample on any topology.
+    """
+
+    def __init__(self, stream: Stream, max_skip_rate: float = DEFAULT_MAX_SKIP_RATE) -> None:
+        self.stream = stream
+        self.max_skip_rate = max_skip_rate
+        self.batch_index = stream.index
+        self.restore_key: RestoreKey = ()
+        self.seed = 0
+        self.hook = ""
+        self.rng: Generator | None = None
+        self.records: list[SkipRecord] = []
+        self.fill = 0.0
+        self.last_draw = 0
+        self._num_quiet = 0
+
+    def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
+        """Notes that a user function starts on the sample `key`."""
+        self.hook = hook
+        self.seed = seed
+        self.restore_key = key
+        self.rng = None
+
+    def left_out(self, record: SkipRecord) -> None:
+        """Counts something that was left out.
+
+        Raises:
+            FatalSampleError: More samples failed than the allowed rate.
+        """
+        self.records.append(record)
+        if record.on_purpose:
+            self._num_quiet += record.num_samples
+            if self._num_quiet == _QUIET_SKIPS:
+                logger.warning(
+                    "Stream %d left out %d samples in a row on purpose (last: %s in %s) and gave "
+                    "no item; check what raises SkipSample.",
+                    self.stream.index, _QUIET_SKIPS, record.sample_key, record.stage,
+                )
+            return
+        draws = [leaf[-1] for leaf in leaves(record.restore_key) if leaf]
+        draw = max((d for d in draws if isinstance(d, int)), default=0) // self.stream.num_streams
+        drained = self.max_skip_rate * max(0, draw - self.last_draw)
+        self.fill = max(0.0, self.fill - drained) + record.num_samples
+        self.last_draw = max(draw, self.last_draw)
+        if self.fill > SKIP_ALLOWANCE and self.max_skip_rate < 1:
+            raise FatalSampleError(
+                f"stream {self.stream.index} lost samples at more than "
+                f"max_skip_rate={self.max_skip_rate:g} (the last after {draw + 1} draws: "
+                f"{record.sample_key!r} of {record.source}, stage {record.stage}: {record.error}). "
+                "Repair the data or the code, or give the loader a higher max_skip_rate."
+            )
+
+    def gave_item(self) -> None:
+        """Notes that an item left the stream."""
+        self._num_quiet = 0
+
+    def take_records(self) -> list[SkipRecord]:
+        """Gives what was left out since the last call, and forgets it."""
+        records, self.records = self.records, []
+        return records
+
+
+class _Current(threading.local):
+    activity: Activity | None = None
+
+
+_current = _Current()
+
+
+def set_activity(activity: Activity | None) -> Activity | None:
+    """Makes `activity` the current one of this thread; gives the one before."""
+    before = _current.activity
+    _current.activity = activity
+    return before
+
+
+def current_activity() -> Activity:
+    """Gives the activity of the stream that this thread computes.
+
+    Raises:
+        RuntimeError: Nothing is being computed.
+    """
+    activity = _current.activity
+    if activity is None:
+        raise RuntimeError(
+            "No sample is being processed: this is known only inside a hook that a loader (or a "
+            "`for` over a dataset) calls."
+        )
+    return activity
+
+
+def current_batch_index() -> int:
+    """Gives the slot number of the batch being made; the same on any ranks and workers."""
+    return current_activity().batch_index
+
+
+def current_sample_index() -> int:
+    """Gives the number of the current sample: the stream's draw times streams, plus the stream.
+
+    For a batch hook it is that of the batch's first sample.
+    """
+    first: Any = next(leaves(current_activity().restore_key), ())
+    if not first:
+        raise RuntimeError("No sample is being processed by a hook.")
+    return int(first[-1])
+
+
+def sample_rng() -> Generator:
+    """Gives a numpy generator of the current sample and hook: the same whenever it is made again.
+
+    It costs about 10 microseconds on first use in a call; a function that uses it for all of its
+    randomness needs no `restore_seeds`.
+    """
+    activity = current_activity()
+    if activity.rng is None:
+        key = key_of("sample_rng", activity.seed, activity.restore_key, activity.hook)
+        words = np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
+        activity.rng = Generator(Philox(key=words))
+    return activity.rng

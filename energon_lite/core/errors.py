@@ -1,0 +1,117 @@
+"""Exceptions of the library, and the handlers that decide what an error in user code does."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from energon_lite.core.samples import SourceInfo
+
+logger = logging.getLogger(__name__)
+
+ErrorHandler = Callable[[Exception, Any, "Sequence[SourceInfo] | None"], None]
+
+
+class DatasetFormatError(ValueError):
+    """A file of a dataset is not as the format wants it; the text names file and way out."""
+
+
+class EmptyDatasetError(DatasetFormatError):
+    """A split part has no sample."""
+
+
+class FieldAccessError(DatasetFormatError):
+    """A field map names a part or an entry that a sample does not have."""
+
+
+class DecodingError(ValueError):
+    """A part of a sample could not be decoded."""
+
+
+class StateError(ValueError):
+    """A saved state does not fit the pipeline that it is given to."""
+
+
+class SkipSample(Exception):
+    """Raised by user code to leave out the current sample without counting it as a failure."""
+
+
+class SampleException(ValueError):
+    """An error that concerns one sample, with the sample's key in its text."""
+
+    @classmethod
+    def from_sample_key(cls, key: object, message: str = "") -> SampleException:
+        """Makes the exception for the sample named `key`."""
+        return cls(f"sample {key!r}: {message}" if message else f"sample {key!r}")
+
+    @classmethod
+    def from_sample(cls, sample: object, message: str = "") -> SampleException:
+        """Makes the exception for `sample`, which is named by its `__key__`."""
+        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", "?")
+        return cls.from_sample_key(key, message)
+
+
+class FatalSampleError(SampleException):
+    """An error in user code that ends the run: it cannot be passed over by skipping a sample."""
+
+
+# These say that the code is wrong, not the sample; skipping samples would hide a bug.
+FATAL_EXCEPTIONS = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line of context to an exception; as `BaseException.add_note`, also on Python 3.10."""
+    notes = getattr(error, "__notes__", None)
+    if notes is None:
+        notes = []
+        error.__notes__ = notes
+    notes.append(note)
+
+
+def describe(error: BaseException) -> str:
+    """Gives an exception and its notes in one line."""
+    parts = [f"{type(error).__name__}: {error}" if str(error) else type(error).__name__]
+    cause = error.__cause__
+    if cause is not None and str(cause) not in parts[0]:
+        parts.append(f"caused by {type(cause).__name__}: {cause}")
+    parts.extend(getattr(error, "__notes__", ()))
+    return "; ".join(parts)
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """Gives ` Did you mean 'x'?`, or, without a close match, the list of what is allowed."""
+    options = sorted(allowed)
+    close = difflib.get_close_matches(str(word), options, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Allowed: {', '.join(options)}." if options else ""
+
+
+def log_exception(
+    error: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None
+) -> None:
+    """Logs an error with the sample's key and sources; the sample is then skipped."""
+    del sample, sources  # named in the notes already; payloads do not belong into logs
+    logger.warning("Skipped: %s", describe(error), exc_info=logger.isEnabledFor(logging.DEBUG))
+
+
+def reraise_exception(
+    error: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None
+) -> None:
+    """Raises the error again."""
+    del sample, sources
+    raise error

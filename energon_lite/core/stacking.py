@@ -1,0 +1,319 @@
+"""Puts the values of several samples together: stacking, padding, concatenating, field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+# Carried with every sample; in a batch always plain lists with one entry per sample.
+SERVICE_FIELDS = frozenset(
+    {"__key__", "__restore_key__", "__subflavors__", "__sources__", "__loss_weight__"}
+)
+
+
+class Layout(enum.Enum):
+    """How a type is taken apart when several of its instances are put together."""
+
+    TENSOR = enum.auto()
+    DICT = enum.auto()
+    DATACLASS = enum.auto()
+    NAMED_TUPLE = enum.auto()
+    OWN_METHOD = enum.auto()
+    VALUE = enum.auto()
+
+
+_layouts: dict[type[Any], tuple[Layout, tuple[str, ...]]] = {}
+
+
+def layout_of(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
+    """Gives how instances of `kind` are taken apart, and the names of their fields.
+
+    Only fields that the constructor takes are named. Worked out once per type.
+    """
+    layout = _layouts.get(kind)
+    if layout is None:
+        layout = _layouts[kind] = _find_layout(kind)
+    return layout
+
+
+def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
+    if issubclass(kind, torch.Tensor):
+        return Layout.TENSOR, ()
+    if issubclass(kind, dict):
+        return Layout.DICT, ()
+    if dataclasses.is_dataclass(kind):
+        layout = Layout.OWN_METHOD if hasattr(kind, "from_samples") else Layout.DATACLASS
+        return layout, tuple(field.name for field in dataclasses.fields(kind) if field.init)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return Layout.NAMED_TUPLE, tuple(kind._fields)
+    return Layout.VALUE, ()
+
+
+def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stacks tensors of one shape along a new first dimension.
+
+    Args:
+        tensors: B tensors of shape (*D).
+
+    Returns:
+        Shape (B, *D).
+
+    Raises:
+        ValueError: There is no tensor, or a shape differs; names both shapes.
+        TypeError: An element is not a tensor; names it.
+    """
+    _check_tensors("batch_stack", tensors)
+    shape = tensors[0].shape
+    for index, tensor in enumerate(tensors):
+        if tensor.shape != shape:
+            raise ValueError(
+                f"batch_stack: element {index} has shape {tuple(tensor.shape)} where element 0 has "
+                f"{tuple(shape)}. Use batch_pad_stack, or bring them to one shape."
+            )
+    return torch.stack(tuple(tensors))
+
+
+def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Pads tensors with zeros at the end of every dimension to one shape and stacks them.
+
+    Args:
+        tensors: B tensors with the same number of dimensions; different types are promoted.
+
+    Returns:
+        Shape (B, *M), where M holds the largest size of each dimension.
+
+    Raises:
+        ValueError: There is no tensor, or the numbers of dimensions differ; names both shapes.
+        TypeError: An element is not a tensor; names it.
+
+    Example:
+        >>> batch_pad_stack([torch.tensor([1, 2, 3]), torch.tensor([4])]).tolist()
+        [[1, 2, 3], [4, 0, 0]]
+    """
+    _check_tensors("batch_pad_stack", tensors)
+    shapes = {tensor.shape for tensor in tensors}
+    if len(shapes) == 1:
+        return torch.stack(tuple(tensors))
+    _check_num_dimensions("batch_pad_stack", tensors)
+    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    padded = _zeros_like_all(tensors, (len(tensors), *largest))
+    for index, tensor in enumerate(tensors):
+        padded[index][tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
+
+
+def batch_list(values: list[T]) -> list[T]:
+    """Gives the list itself: the values of a batch side by side."""
+    return values
+
+
+def generic_batch(values: list[Any]) -> Any:
+    """Puts values together by the type of the first one.
+
+    Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are put together field by
+    field, into a dict or an instance of the same class; service fields (`__key__`, ...) become
+    plain lists with one entry per value. A dataclass with a `from_samples` uses that. Anything
+    else (text, numbers, numpy arrays, None) stays the list.
+
+    Args:
+        values: B values of one type.
+
+    Returns:
+        The batch of B.
+
+    Raises:
+        ValueError: The list is empty, shapes do not fit, or dicts have different keys.
+        TypeError: Values of different types cannot be put together.
+    """
+    return _combine(values, batch_pad_stack, "generic_batch")
+
+
+def concat_pad(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenates along the first dimension and pads the others with zeros at the end.
+
+    Args:
+        tensors: Tensors of shapes (N_i, *D_i) with the same number of dimensions, at least one.
+
+    Returns:
+        Shape (sum of N_i, *M), where M holds the largest size of each other dimension.
+
+    Raises:
+        ValueError: There is no tensor, a tensor has no dimension, or their numbers differ.
+        TypeError: An element is not a tensor; names it.
+
+    Example:
+        >>> concat_pad([torch.ones(1, 2), torch.ones(1, 3)]).tolist()
+        [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+    _check_tensors("concat_pad", tensors)
+    _check_num_dimensions("concat_pad", tensors)
+    if tensors[0].ndim == 0:
+        raise ValueError(
+            "concat_pad: tensors without a dimension cannot be concatenated. "
+            "Use batch_stack, or give each one dimension first."
+        )
+    rests = {tensor.shape[1:] for tensor in tensors}
+    if len(rests) == 1:
+        return torch.cat(tuple(tensors))
+    largest = [max(sizes) for sizes in zip(*rests, strict=True)]
+    num_rows = sum(tensor.shape[0] for tensor in tensors)
+    padded = _zeros_like_all(tensors, (num_rows, *largest))
+    start = 0
+    for tensor in tensors:
+        rows = padded[start : start + tensor.shape[0]]
+        rows[tuple(slice(size) for size in tensor.shape)] = tensor
+        start += tensor.shape[0]
+    return padded
+
+
+def generic_concat(values: list[Any]) -> Any:
+    """Puts batches together as `generic_batch` does samples, but concatenates their tensors.
+
+    Tensors go through `concat_pad`; lists become lists of lists.
+
+    Args:
+        values: Batches of one type.
+
+    Returns:
+        One value of that type.
+
+    Raises:
+        ValueError: The list is empty, shapes do not fit, or dicts have different keys.
+        TypeError: Values of different types cannot be put together.
+    """
+    return _combine(values, concat_pad, "generic_concat")
+
+
+def homogeneous_concat_mix(values: list[Any]) -> Any:
+    """Concatenates batches that are all of one type, as `generic_concat`.
+
+    Args:
+        values: Batches of one type, one of each source that is mixed.
+
+    Returns:
+        One batch.
+
+    Raises:
+        TypeError: The batches have different types; names them.
+        ValueError: The list is empty, or shapes do not fit.
+    """
+    kinds = {type(value): None for value in values}
+    if len(kinds) > 1:
+        raise TypeError(
+            "homogeneous_concat_mix: the batches have the types "
+            f"{', '.join(kind.__qualname__ for kind in kinds)}, but must have one. Let all mixed "
+            "sources give the same batch type, or mix them with a function of your own."
+        )
+    return generic_concat(values)
+
+
+def _combine(
+    values: list[Any], join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor], name: str
+) -> Any:
+    """Puts values together field by field; tensors through `join_tensors`."""
+    if not values:
+        raise ValueError(f"{name}: the list is empty; at least one value is needed.")
+    first = values[0]
+    kind = type(first)
+    layout, names = layout_of(kind)
+    if layout is Layout.VALUE:
+        return values
+    if layout is Layout.TENSOR:
+        return join_tensors(values)
+    if layout is Layout.OWN_METHOD and name == "generic_batch":
+        return kind.from_samples(values)
+    if layout is Layout.DICT:
+        return _combine_dicts(values, join_tensors, name)
+    columns: dict[str, Any] = {}
+    for field in names:
+        try:
+            column = [getattr(value, field) for value in values]
+        except AttributeError as error:
+            raise TypeError(_odd_one_out(name, values)) from error
+        columns[field] = (
+            column if field in SERVICE_FIELDS else _combine_field(field, column, join_tensors, name)
+        )
+    return kind(**columns)
+
+
+def _combine_dicts(
+    values: list[Any], join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor], name: str
+) -> dict[Any, Any]:
+    keys = values[0].keys()
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise TypeError(_odd_one_out(name, values))
+        if value.keys() != keys:
+            missing = sorted(map(str, keys - value.keys()))
+            extra = sorted(map(str, value.keys() - keys))
+            raise ValueError(
+                f"{name}: dict {index} has other keys than dict 0 (missing: {missing}, extra: "
+                f"{extra}). Give all the same keys, or put this field together in your own `batch`."
+            )
+    columns: dict[Any, Any] = {}
+    for key in keys:
+        column = [value[key] for value in values]
+        columns[key] = (
+            column if key in SERVICE_FIELDS else _combine_field(key, column, join_tensors, name)
+        )
+    return columns
+
+
+def _combine_field(
+    field: Any,
+    column: list[Any],
+    join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+    name: str,
+) -> Any:
+    # Most fields of a text sample are plain values: they are settled without another call.
+    if layout_of(type(column[0]))[0] is Layout.VALUE:
+        return column
+    try:
+        return _combine(column, join_tensors, name)
+    except (TypeError, ValueError) as error:
+        # The innermost field is told first: "field 'boxes' of field 'target' of ...".
+        error.args = (f"field {field!r}: {error}", *error.args[1:])
+        raise
+
+
+def _odd_one_out(name: str, values: Iterable[Any]) -> str:
+    kinds = [type(value).__qualname__ for value in values]
+    index = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
+    return (
+        f"{name}: element {index} is a {kinds[index]} where element 0 is a {kinds[0]}. "
+        "All must have one type."
+    )
+
+
+def _check_tensors(name: str, tensors: Sequence[Any]) -> None:
+    if not len(tensors):
+        raise ValueError(f"{name}: the list is empty; at least one tensor is needed.")
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{name}: element {index} is a {type(tensor).__qualname__}, not a tensor. "
+                "Give every sample a tensor here, or put this field together in your own `batch`."
+            )
+
+
+def _check_num_dimensions(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    num_dimensions = tensors[0].ndim
+    for index, tensor in enumerate(tensors):
+        if tensor.ndim != num_dimensions:
+            raise ValueError(
+                f"{name}: element {index} has shape {tuple(tensor.shape)} where element 0 has "
+                f"{tuple(tensors[0].shape)}; the numbers of dimensions must be equal."
+            )
+
+
+def _zeros_like_all(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return tensors[0].new_zeros(shape, dtype=dtype)

@@ -1,0 +1,165 @@
+"""Snapshots of cursors, as JSON and back, and the comparison of configurations.
+
+A snapshot is cheap to take and opaque on its way through worker processes; it becomes plain JSON
+only when somebody saves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import numpy as np
+
+from energon_lite.core.errors import StateError
+
+JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
+RestoreKey = tuple[Any, ...]
+
+FORMAT = "energon_lite.loader"
+VERSION = 1
+
+
+class Snapshot:
+    """Where a cursor stands between two items.
+
+    Args:
+        kind: the stage that made it; another kind of stage refuses it.
+        fields: integers, strings, restore keys (tuples) and numpy arrays.
+        inner: the snapshots of the cursors below.
+    """
+
+    __slots__ = ("fields", "inner", "kind")
+
+    def __init__(
+        self, kind: str, fields: dict[str, Any], inner: tuple[Snapshot, ...] = ()
+    ) -> None:
+        self.kind = kind
+        self.fields = fields
+        self.inner = inner
+
+    def __eq__(self, other: object) -> bool:
+        """Compares by content."""
+        return isinstance(other, Snapshot) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def expect(self, kind: str, num_inner: int) -> Snapshot:
+        """Returns the snapshot itself, if a stage `kind` over `num_inner` cursors made it.
+
+        Raises:
+            StateError: Another kind of stage made it.
+        """
+        if self.kind != kind or len(self.inner) != num_inner:
+            raise StateError(
+                f"The checkpoint has the state of a stage {self.kind!r} over {len(self.inner)} "
+                f"others where this pipeline has {kind!r} over {num_inner}. "
+                "Build the pipeline as it was when the state was saved."
+            )
+        return self
+
+    def field(self, name: str) -> Any:
+        """Gives one field.
+
+        Raises:
+            StateError: The state does not have it.
+        """
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise StateError(
+                f"The checkpoint's state of stage {self.kind!r} lacks {name!r}; "
+                "it was cut short or edited."
+            ) from None
+
+    def count(self, name: str) -> int:
+        """Gives a field that counts something.
+
+        Raises:
+            StateError: The state does not have it, or it is no count.
+        """
+        value = self.field(name)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+            raise StateError(
+                f"The checkpoint's state of stage {self.kind!r} has {name}={value!r}, which is no "
+                "count; it was edited or damaged."
+            )
+        return int(value)
+
+    def to_json(self) -> JSON:
+        """Gives the snapshot as plain JSON."""
+        value: dict[str, JSON] = {"stage": self.kind}
+        value.update((name, _plain(field)) for name, field in self.fields.items())
+        if self.inner:
+            value["inner"] = [snapshot.to_json() for snapshot in self.inner]
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any) -> Snapshot:
+        """Makes a snapshot from what `to_json` gave.
+
+        Raises:
+            StateError: `value` is no snapshot.
+        """
+        if not isinstance(value, dict) or not isinstance(value.get("stage"), str):
+            raise StateError(f"{str(value)[:80]!r} is not the state of a stage")
+        inner = value.get("inner", [])
+        if not isinstance(inner, list):
+            raise StateError(f"'inner' of stage {value['stage']!r} is not a list")
+        fields = {k: _keyed(v) for k, v in value.items() if k not in ("stage", "inner")}
+        return cls(value["stage"], fields, tuple(cls.from_json(entry) for entry in inner))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.integer):
+        return int(value)
+    return value
+
+
+def _keyed(value: Any) -> Any:
+    """Turns lists into tuples: restore keys are tuples and JSON knows lists only."""
+    if isinstance(value, list):
+        return tuple(_keyed(entry) for entry in value)
+    return value
+
+
+def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
+    """Lists, field by field, where a checkpoint's configuration differs from this pipeline's."""
+    if isinstance(saved, dict) and isinstance(here, dict):
+        # Two entries of one list are best told apart by their name.
+        name = here.get("name") if isinstance(here.get("name"), str) else None
+        lead = f"{path}." if path else ""
+        found = []
+        for key in dict.fromkeys((*saved, *here)):
+            if key not in saved:
+                found.append(f"{lead}{key}: not in the checkpoint, here {here[key]!r}")
+            elif key not in here:
+                found.append(f"{lead}{key}: {saved[key]!r} in the checkpoint, not here")
+            else:
+                found += config_differences(saved[key], here[key], f"{lead}{key}")
+        return [f"{line} (source {name})" for line in found] if name else found
+    if isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here):
+        return [
+            line
+            for i, (old, new) in enumerate(zip(saved, here, strict=True))
+            for line in config_differences(old, new, f"{path}[{i}]")
+        ]
+    if saved != here:
+        return [f"Checkpoint has {path}={saved!r} where this pipeline has {here!r}"]
+    return []
+
+
+def refuse_differences(saved: Any, here: Any) -> None:
+    """Raises if a checkpoint was written by a pipeline with other settings.
+
+    Raises:
+        StateError: With every difference.
+    """
+    found = config_differences(saved, here)
+    if found:
+        raise StateError(
+            "\n".join(found) + "\nBuild the pipeline with the settings that it was saved with."
+        )

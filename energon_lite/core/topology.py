@@ -1,0 +1,150 @@
+"""Who computes what: streams, ranks, workers, and the arithmetic of slots.
+
+Slot m of a run holds batch `m // S` of stream `m % S`. A loader that starts at slot `base` gives,
+on rank r of R, slot `base + n * R + r` as its n-th item. Everything here is integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from energon_lite.core.errors import ErrorHandler, log_exception, reraise_exception
+
+START_METHODS = ("fork", "forkserver", "spawn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """One of the deterministic sequences that a run consists of.
+
+    `pass_index` numbers the passes over finite training data, so that each is shuffled anew.
+    """
+
+    index: int
+    num_streams: int
+    pass_index: int = 0
+
+
+class RankSlots(NamedTuple):
+    """The slots that one rank gives, counted from where its loader started.
+
+    Example:
+        With 8 streams, rank 1 of 2 runs streams 1, 3, 5, 7 in turn, `stride` 1: every batch of
+        those is its own. Rank 1 of 3 runs all eight, `stride` 3: each third batch is its own.
+    """
+
+    base: int
+    rank: int
+    world_size: int
+    num_streams: int
+
+    def slot(self, n: int) -> int:
+        """Gives the slot of this rank's n-th turn."""
+        return self.base + n * self.world_size + self.rank
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns pass until the same stream is due again; also the streams of the rank."""
+        return self.num_streams // gcd(self.num_streams, self.world_size)
+
+    @property
+    def stride(self) -> int:
+        """How many batches of a stream lie between two turns of this rank on it."""
+        return self.world_size // gcd(self.num_streams, self.world_size)
+
+    def streams(self) -> list[int]:
+        """Lists the streams that this rank runs, in the order of their turns."""
+        return [self.slot(n) % self.num_streams for n in range(self.num_turns)]
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, slots=True)
+class WorkerConfig:
+    """The place of this process in the run, and how its worker processes are made.
+
+    Args:
+        rank: index of this data-parallel process.
+        world_size: number of data-parallel processes.
+        num_workers: loader processes of this rank; 0 loads in the calling process.
+        data_parallel_group: the `torch.distributed` group of the data-parallel ranks.
+        seed_offset: the seed of the run: another value gives another order.
+        worker_debug_path: accepted for Energon's signature, not used.
+        worker_log_level: accepted for Energon's signature, not used.
+        global_error_handler: called with (exception, sample, sources) for each failed sample; the
+            sample is skipped if it returns.
+        restore_error_handler: the same, while samples are made again from restore keys.
+        num_streams: how many streams the run consists of; by default
+            `world_size * max(1, num_workers)` when the run first starts. It stays the same over
+            the whole run, on whatever ranks and workers that goes on.
+        start_method: "fork", "forkserver" or "spawn"; by default that of `multiprocessing`.
+    """
+
+    rank: int
+    world_size: int
+    num_workers: int
+    data_parallel_group: Any = None
+    seed_offset: int = 0
+    worker_debug_path: str | None = None
+    worker_log_level: int = 0
+    global_error_handler: ErrorHandler = log_exception
+    restore_error_handler: ErrorHandler = reraise_exception
+    num_streams: int | None = None
+    start_method: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a place that cannot be."""
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"rank={self.rank} does not lie in 0..world_size-1 (world_size={self.world_size})"
+            )
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
+        if self.num_streams is not None and self.num_streams < 1:
+            raise ValueError(f"num_streams={self.num_streams} must be at least 1")
+        if self.start_method not in (None, *START_METHODS):
+            raise ValueError(
+                f"start_method={self.start_method!r} is not one of {', '.join(START_METHODS)}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        """Compares rank, world size and number of workers, as Energon does."""
+        if not isinstance(other, WorkerConfig):
+            return NotImplemented
+        return (self.rank, self.world_size, self.num_workers) == (
+            other.rank,
+            other.world_size,
+            other.num_workers,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def default_num_streams(self) -> int:
+        """How many streams a new run has."""
+        return self.num_streams or self.world_size * max(1, self.num_workers)
+
+    @staticmethod
+    def default_worker_config(
+        num_workers: int = 4, data_parallel_group: Any = None
+    ) -> WorkerConfig:
+        """Makes the config of this process from `torch.distributed`, or of rank 0 of 1 without."""
+        if dist.is_available() and dist.is_initialized():
+            rank = dist.get_rank(data_parallel_group)
+            world_size = dist.get_world_size(data_parallel_group)
+        else:
+            rank, world_size = 0, 1
+        return WorkerConfig(
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            data_parallel_group=data_parallel_group,
+        )
+
+    def global_rank(self) -> int:
+        """Gives this process's rank in the whole `torch.distributed` world."""
+        if self.data_parallel_group is None:
+            return self.rank
+        return int(dist.get_global_rank(self.data_parallel_group, self.rank))

@@ -1,0 +1,317 @@
+"""Runs every function of the user: counts, seeds, tolerates failures, expands, stamps keys."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.random import Generator
+
+from energon_lite.core.activity import Activity, SkipRecord, current_activity, leaves, set_activity
+from energon_lite.core.errors import (
+    FATAL_EXCEPTIONS,
+    ErrorHandler,
+    FatalSampleError,
+    SkipSample,
+    add_note,
+    describe,
+    log_exception,
+    reraise_exception,
+)
+from energon_lite.core.seeds import key_of
+from energon_lite.core.state import RestoreKey
+from energon_lite.core.topology import Stream, WorkerConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_FAILURE_TOLERANCE = 100
+
+
+class _LeftOut:
+    """Stands for the result of a call that gave none."""
+
+
+LEFT_OUT = _LeftOut()
+
+
+@overload
+def stateless(fn: F) -> F: ...
+@overload
+def stateless(
+    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Callable[[F], F]: ...
+def stateless(
+    fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> F | Callable[[F], F]:
+    """Marks a hook or cooker whose result depends on its input only, so that it can be run again.
+
+    Args:
+        fn: the function, if used without arguments.
+        restore_seeds: seed torch, numpy and random from the sample around each call, and put them
+            back after it (about 0.1 ms). `sample_rng()` does without that.
+        failure_tolerance: failures in a row that end the run; 0 for any number; None for 100.
+    """
+
+    def mark(function: F) -> F:
+        function.__stateless__ = True  # type: ignore[attr-defined]
+        function.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
+        function.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
+        return function
+
+    return mark if fn is None else mark(fn)
+
+
+class _GlobalSeeds:
+    """The states of the global generators of torch (CPU), numpy and random."""
+
+    def __init__(self) -> None:
+        self.torch = torch.get_rng_state()
+        self.numpy = np.random.get_state()
+        self.random = random.getstate()
+
+    def put(self) -> None:
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.random)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    before = _GlobalSeeds()
+    _seed_globals(seed)
+    try:
+        yield
+    finally:
+        before.put()
+
+
+def _seed_globals(seed: int) -> None:
+    torch.default_generator.manual_seed(seed & (2**63 - 1))
+    np.random.seed(seed & (2**32 - 1))
+    random.seed(seed)
+
+
+class UserFunction:
+    """A function of the user with everything that is known about it; immutable.
+
+    Args:
+        function: takes one argument; may be a generator function.
+        name: the hook's name, part of seeds and of the restore keys that it expands.
+        seed: the run's seed.
+        config: where the error handlers come from.
+        is_stateless: whether its result depends on its input only; None to see whether
+            `@stateless` marks it.
+        failure_tolerance: failures in a row that end the run; 0 for any number.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        seed: int = 0,
+        config: WorkerConfig | None = None,
+        is_stateless: bool | None = None,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.seed = seed
+        self.is_generator = inspect.isgeneratorfunction(function)
+        if is_stateless is None:
+            is_stateless = bool(getattr(function, "__stateless__", False))
+        self.is_stateless = is_stateless
+        self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
+        own_tolerance = getattr(function, "__failure_tolerance__", None)
+        self.failure_tolerance: int = (
+            failure_tolerance if own_tolerance is None else own_tolerance
+        )
+        self.on_error: ErrorHandler = config.global_error_handler if config else log_exception
+        self.on_restore_error: ErrorHandler = (
+            config.restore_error_handler if config else reraise_exception
+        )
+
+    @property
+    def where(self) -> str:
+        """Names the function with file and line."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
+
+    def call(self, key: RestoreKey, argument: Any) -> Any:
+        """Calls the function once, seeded if it wants to be; whatever it raises goes through."""
+        current_activity().enter(self.name, self.seed, key)
+        if self.restore_seeds:
+            with _seeded(key_of("restore_seeds", self.seed, key, self.name)):
+                result = self.function(argument)
+        else:
+            result = self.function(argument)
+        if result is None or inspect.isgenerator(result):
+            raise _bad_result(self, result)
+        return result if result is argument else _stamped(result, key)
+
+    def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
+        """Runs a generator function; gives each item with its own restore key."""
+        activity = current_activity()
+        seed = key_of("restore_seeds", self.seed, key, self.name)
+        items = self.function(argument)
+        inner: _GlobalSeeds | None = None
+        rng: Generator | None = None
+        given: list[Any] = [argument]
+        while True:
+            activity.enter(self.name, self.seed, key)
+            activity.rng = rng
+            outer = _GlobalSeeds() if self.restore_seeds else None
+            try:
+                if outer is not None:
+                    # What the generator draws between two items goes on where it was.
+                    if inner is None:
+                        _seed_globals(seed)
+                    else:
+                        inner.put()
+                item = next(items, LEFT_OUT)
+                inner = _GlobalSeeds() if outer is not None else None
+                rng = activity.rng
+            finally:
+                if outer is not None:
+                    outer.put()
+            if item is LEFT_OUT:
+                return
+            if item is None:
+                raise _bad_result(self, item)
+            if any(item is other for other in given):
+                # One object given twice would carry one key; the earlier may still be in a buffer.
+                item = copy.copy(item)
+            own_key = (self.name, len(given) - 1, key)
+            given.append(item)
+            yield own_key, _stamped(item, own_key)
+
+    def again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
+        """Makes the item of `restore_key` again; `make` does the same for the input.
+
+        Raises:
+            ValueError: The function leaves the sample out now, or the key is not one of its own.
+        """
+        before = set_activity(None)
+        set_activity(before or Activity(Stream(0, 1)))
+        inner_key, number = restore_key, 0
+        if self.is_generator:
+            if len(restore_key) != 3 or restore_key[0] != self.name:
+                raise ValueError(f"{restore_key!r} is not a restore key of {self.name}")
+            _, number, inner_key = restore_key
+        try:
+            argument = make(inner_key)
+            if not self.is_generator:
+                return self.call(inner_key, argument)
+            for j, (_, item) in enumerate(self.expand(inner_key, argument)):
+                if j == number:
+                    return item
+            raise ValueError(f"{self.where} gives no item {number} for {inner_key!r} any more")
+        except SkipSample as error:
+            raise ValueError(
+                f"{self.where} skips {restore_key!r} now, though it gave it before; "
+                "a hook that may be run again must not depend on anything but its input"
+            ) from error
+        except Exception as error:
+            add_note(error, f"while {restore_key!r} was made again")
+            self.on_restore_error(error, None, None)
+            raise
+        finally:
+            set_activity(before)
+
+
+class FunctionRun:
+    """One stream's use of a `UserFunction`: passes over what fails, within the limits."""
+
+    def __init__(self, spec: UserFunction) -> None:
+        self.spec = spec
+        self.failures = 0
+
+    def call(self, key: RestoreKey, argument: Any) -> Any:
+        """Calls the function; gives `LEFT_OUT` if it skipped or failed."""
+        try:
+            result = self.spec.call(key, argument)
+        except Exception as error:
+            self.left_out(error, key, argument)
+            return LEFT_OUT
+        self.failures = 0
+        return result
+
+    def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
+        """Runs the generator function; ends early where it skips or fails."""
+        try:
+            for own_key, item in self.spec.expand(key, argument):
+                self.failures = 0
+                yield own_key, item
+        except Exception as error:
+            self.left_out(error, key, argument)
+
+    def left_out(self, error: Exception, key: RestoreKey, argument: Any) -> None:
+        """Counts a skip or a failure.
+
+        Raises:
+            FatalSampleError: The error says that the code is wrong, or there were too many.
+        """
+        spec = self.spec
+        on_purpose = isinstance(error, SkipSample)
+        name, sources = describe_input(argument)
+        name = name or str(key)
+        if not on_purpose:
+            add_note(error, f"stage {spec.name}, {spec.where}, sample {name}")
+            if isinstance(error, FATAL_EXCEPTIONS):
+                raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
+        lost = list(leaves(key))
+        source = str(lost[0][0]) if lost and lost[0] else ""
+        current_activity().left_out(
+            SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost))
+        )
+        if on_purpose:
+            return
+        spec.on_error(error, argument, sources)
+        self.failures += 1
+        if spec.failure_tolerance and self.failures >= spec.failure_tolerance:
+            raise FatalSampleError(
+                f"{spec.where} failed {self.failures} times in a row (failure_tolerance="
+                f"{spec.failure_tolerance}), the last time with {describe(error)}"
+            ) from error
+
+
+def _bad_result(spec: UserFunction, result: Any) -> Exception:
+    if result is None:
+        return TypeError(
+            f"{spec.where} gave None; return the sample, or raise SkipSample to leave it out"
+        )
+    return FatalSampleError(
+        f"{spec.where} returns a generator but is no generator function itself; "
+        "write the hook with `yield`, so that its items can be numbered"
+    )
+
+
+def _stamped(item: Any, key: RestoreKey) -> Any:
+    """Writes the restore key on items that have a place for it."""
+    if isinstance(item, dict):
+        if "__restore_key__" in item:
+            item["__restore_key__"] = key
+    elif hasattr(item, "__restore_key__") and not isinstance(item, tuple):
+        item.__restore_key__ = key
+    return item
+
+
+def describe_input(argument: Any) -> tuple[str, Any]:
+    """Gives the sample key (or those of a list of samples) and the sources of a hook's input."""
+    if isinstance(argument, list):
+        described = [describe_input(entry) for entry in argument]
+        sources = [source for _, found in described for source in found or ()]
+        return ", ".join(name for name, _ in described), sources or None
+    if isinstance(argument, dict):
+        return str(argument.get("__key__", "")), argument.get("__sources__")
+    key = getattr(argument, "__key__", "")
+    name = ", ".join(map(str, key)) if isinstance(key, list) else str(key)
+    return name, getattr(argument, "__sources__", None)

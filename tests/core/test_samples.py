@@ -1,0 +1,338 @@
+"""Sample and batch classes, and `edataclass`."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import pickle
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from energon_lite.core.edataclass import edataclass, pin_memory
+from energon_lite.core.samples import (
+    SAMPLE_TYPES,
+    Batch,
+    CaptioningSample,
+    CrudeSample,
+    Sample,
+    SourceInfo,
+    TextSample,
+    VQAOCRSample,
+    VQASample,
+)
+
+SOURCE = SourceInfo(dataset_path="set", index=3, shard_name="a.tar", file_names=("k.txt",))
+
+# Fields of each type after the service fields; from the format reference, section 4.5.
+FIELDS = {
+    "TextSample": "text",
+    "ImageSample": "image",
+    "CaptioningSample": "image caption",
+    "ImageClassificationSample": "image label label_name",
+    "InterleavedSample": "sequence",
+    "SimilarityInterleavedSample": (
+        "images texts audio video similarity_matrix matched_text_indices"
+    ),
+    "VQASample": "image context answers answer_weights",
+    "MultiChoiceVQASample": "image context choices correct_choice_idx",
+    "VidQASample": "video context answers answer_weights",
+    "OCRSample": (
+        "image text block_boxes block_classes block_text lines_boxes lines_text words_boxes "
+        "words_text chars_boxes chars_text"
+    ),
+    "VQAOCRSample": "image context text answers answer_weights words_boxes words_text",
+}
+
+
+def text_sample(text: str = "abc", **kwargs: Any) -> TextSample:
+    service: dict[str, Any] = {
+        "__key__": "k",
+        "__restore_key__": ("MapDataset", 1, ("Webdataset", 3)),
+        "__subflavors__": {"a": 1},
+        "__sources__": (SOURCE,),
+        "__loss_weight__": 0.5,
+    }
+    return TextSample(**{**service, "text": text, **kwargs})
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Tensors that were pinned; stands in for an accelerator."""
+    tensors: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
+        return tensor + 100
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return tensors
+
+
+def test_all_sample_types_have_the_fields_of_the_format() -> None:
+    assert SAMPLE_TYPES.keys() == FIELDS.keys()
+    for name, kind in SAMPLE_TYPES.items():
+        own = [field.name for field in dataclasses.fields(kind)][5:]
+        assert own == FIELDS[name].split(), name
+        assert issubclass(kind, Sample)
+
+
+def test_samples_are_keyword_only_have_slots_and_are_unhashable() -> None:
+    with pytest.raises(TypeError):
+        TextSample("k", ())  # type: ignore[call-arg]
+    sample = text_sample()
+    with pytest.raises(AttributeError):
+        sample.other = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(sample)
+
+
+@pytest.mark.parametrize("name", SAMPLE_TYPES)
+def test_every_sample_type_survives_pickling(name: str) -> None:
+    fields: dict[str, Any] = dict.fromkeys(FIELDS[name].split(), "x")
+    sample = SAMPLE_TYPES[name](__key__="k", __restore_key__=("a", 1), **fields)
+    assert pickle.loads(pickle.dumps(sample)) == sample
+
+
+def test_loss_weight_is_one_by_default() -> None:
+    assert TextSample(__key__="k", __restore_key__=(), text="").__loss_weight__ == 1.0
+
+
+def test_source_info_is_hashable_and_immutable() -> None:
+    assert len({SOURCE, SourceInfo("set", 3, "a.tar", ("k.txt",))}) == 1
+    assert SOURCE.index == 3
+    with pytest.raises(AttributeError):
+        SOURCE.index = 4  # type: ignore[misc]
+
+
+def test_edataclass_works_bare_and_with_options() -> None:
+    @edataclass
+    class Bare:
+        a: int
+
+    @edataclass(frozen=True)
+    class Frozen:
+        a: int
+
+    assert Bare(a=1) == Bare(a=1)
+    assert "__dict__" not in dir(Bare(a=1))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Frozen(a=1).a = 2  # type: ignore[misc]
+
+
+def test_super_without_arguments_works_in_edataclasses() -> None:
+    def decorated(function: Any) -> Any:
+        return functools.wraps(function)(lambda *args: function(*args))
+
+    @edataclass
+    class Base(Sample):
+        a: int
+
+        def value(self) -> int:
+            return self.a
+
+        @property
+        def double(self) -> int:
+            return 2 * self.a
+
+    @edataclass
+    class Derived(Base):
+        b: int
+
+        def value(self) -> int:
+            return super().value() + self.b
+
+        @property
+        def double(self) -> int:
+            return super().double + self.b
+
+        @classmethod
+        def derive_from(cls, base_sample: Sample, **kwargs: Any) -> Derived:
+            return super().derive_from(base_sample, b=1, **kwargs)
+
+        @decorated
+        def wrapped(self) -> int:
+            return super().value()
+
+    sample = Derived.derive_from(text_sample(), a=5)
+    assert (sample.value(), sample.double, sample.wrapped()) == (6, 11, 5)
+    assert type(sample) is Derived
+
+
+def test_derive_from_copies_service_fields_and_lets_given_ones_win() -> None:
+    image = torch.zeros(3, 1, 1)
+    base = text_sample()
+    sample = CaptioningSample.derive_from(base, image=image, caption="c", __key__="new")
+    assert sample.__key__ == "new"
+    assert sample.__restore_key__ == base.__restore_key__
+    assert sample.__subflavors__ == {"a": 1}
+    assert sample.__sources__ == (SOURCE,)
+    assert sample.__loss_weight__ == 0.5
+
+
+def test_extend_copies_all_fields_into_a_subclass() -> None:
+    @edataclass
+    class Scored(TextSample):
+        score: float
+
+    sample = Scored.extend(text_sample("t"), score=0.25)
+    assert (sample.text, sample.score, sample.__key__) == ("t", 0.25, "k")
+    with pytest.raises(TypeError, match="TextSample cannot be extended to a CaptioningSample"):
+        CaptioningSample.extend(text_sample(), image=None, caption="")
+
+
+def test_joined_sample_keeps_the_key_of_the_primary_and_lists_all_sources() -> None:
+    @edataclass
+    class Joined(Sample):
+        text: str
+        context: str | None = None
+
+    other_source = SOURCE._replace(index=9)
+    other = text_sample("second", __key__="other", __sources__=(other_source,))
+    joined = Joined.from_joined(text_sample("first"), None, other)
+    assert (joined.text, joined.context, joined.__key__) == ("second", None, "k")
+    assert joined.__sources__ == (SOURCE, other_source)
+    with pytest.raises(TypeError, match="no field for caption, image"):
+        Joined.from_joined(
+            CaptioningSample.derive_from(text_sample(), image=torch.zeros(1), caption="")
+        )
+    with pytest.raises(TypeError, match="primary"):
+        Joined.from_joined(None)
+
+
+def test_pin_memory_reaches_every_tensor_and_changes_no_original(
+    pinned: list[torch.Tensor],
+) -> None:
+    class Pair(NamedTuple):
+        a: torch.Tensor
+        b: str
+
+    @dataclasses.dataclass(frozen=True)
+    class Plain:
+        t: torch.Tensor
+
+    @edataclass
+    class Deep(Sample):
+        pair: Pair
+        plain: Plain
+        mapping: dict[str, Any]
+        crude: CrudeSample
+        entries: list[Any]
+
+    sample = Deep(
+        __key__="k",
+        __restore_key__=("a", 1),
+        __sources__=(SOURCE,),
+        pair=Pair(torch.tensor(1), "b"),
+        plain=Plain(torch.tensor(2)),
+        mapping=collections.defaultdict(list, {"x": (torch.tensor(3), "y")}),
+        crude=CrudeSample(t=torch.tensor(4)),
+        entries=[torch.tensor(5), None, 7, torch.Size([1])],
+    )
+    copy = sample.pin_memory()
+    assert len(pinned) == 5
+    assert type(copy) is Deep
+    assert copy.pair == Pair(torch.tensor(101), "b")
+    assert copy.plain.t == 102
+    assert copy.mapping["x"] == (103, "y")
+    assert isinstance(copy.mapping, collections.defaultdict)
+    assert copy.crude["t"] == 104
+    assert isinstance(copy.crude, CrudeSample)
+    assert copy.entries == [105, None, 7, torch.Size([1])]
+    assert copy.__sources__ is sample.__sources__
+    assert sample.pair.a == 1
+    assert sample.mapping["x"][0] == 3
+
+
+def test_pin_memory_passes_on_what_holds_no_tensor(pinned: list[torch.Tensor]) -> None:
+    assert pin_memory("text") == "text"
+    assert pin_memory(TextSample) is TextSample
+    assert pinned == []
+
+
+@edataclass
+class ImageBatch(Batch):
+    image: torch.Tensor
+    caption: list[str]
+    note: str = "none"
+
+
+def images(*sizes: int) -> list[CaptioningSample]:
+    return [
+        CaptioningSample(
+            __key__=f"k{size}",
+            __restore_key__=("Webdataset", size),
+            __sources__=(SOURCE,),
+            image=torch.ones(3, size, size),
+            caption=str(size),
+        )
+        for size in sizes
+    ]
+
+
+def test_batch_from_samples_pads_and_stacks_tensors() -> None:
+    batch = ImageBatch.from_samples(images(1, 2))
+    assert batch.image.shape == (2, 3, 2, 2)
+    assert batch.image.sum() == 3 + 12
+    assert batch.caption == ["1", "2"]
+    assert batch.__key__ == ["k1", "k2"]
+    assert batch.__restore_key__ == (("Webdataset", 1), ("Webdataset", 2))
+    assert batch.__sources__ == (SOURCE, SOURCE)
+    assert batch.note == "none"
+
+
+def test_batch_lists_stay_aligned_with_the_samples_when_subflavors_are_empty() -> None:
+    samples = images(1, 1, 1)
+    samples[0].__subflavors__ = {}
+    samples[2].__subflavors__ = {"a": 1}
+    samples[1].__loss_weight__ = 2.0
+    batch = ImageBatch.from_samples(samples)
+    assert batch.__subflavors__ == [{}, None, {"a": 1}]
+    assert batch.__loss_weight__ == [1.0, 2.0, 1.0]
+
+
+def test_batch_from_samples_takes_given_fields_instead() -> None:
+    batch = ImageBatch.from_samples(images(1), caption=["x"], __key__=["y"], note="n")
+    assert (batch.caption, batch.__key__, batch.note) == (["x"], ["y"], "n")
+
+
+def test_batch_from_samples_names_a_field_that_samples_lack() -> None:
+    with pytest.raises(TypeError, match="field 'image' is not in every TextSample"):
+        ImageBatch.from_samples([text_sample()])
+    with pytest.raises(ValueError, match="no sample"):
+        ImageBatch.from_samples([])
+    broken = images(1, 1)
+    broken[1].image = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"ImageBatch, field 'image'.*\(2,\).*\(3, 1, 1\)"):
+        ImageBatch.from_samples(broken)
+
+
+def test_batch_is_made_of_crude_samples_too() -> None:
+    crude = CrudeSample(__key__="a", image=torch.zeros(3, 1, 1), caption="c")
+    batch = ImageBatch.from_samples([crude, crude])
+    assert batch.__key__ == ["a", "a"]
+    assert batch.__loss_weight__ == [1.0, 1.0]
+    assert batch.__sources__ is None
+
+
+def test_batch_derive_from_copies_service_fields_once() -> None:
+    base = ImageBatch.from_samples(images(1))
+
+    @edataclass
+    class Encoded(Batch):
+        tokens: torch.Tensor
+
+    encoded = Encoded.derive_from(base, tokens=torch.zeros(1))
+    assert encoded.__key__ == ["k1"]
+    assert encoded.__sources__ == (SOURCE,)
+    with pytest.raises(TypeError, match="multiple values"):
+        Encoded.derive_from(base, tokens=torch.zeros(1), __key__=["again"])
+
+
+def test_vqa_samples_have_defaults_for_all_but_image_and_text() -> None:
+    image = torch.zeros(3, 1, 1)
+    assert VQASample.derive_from(text_sample(), image=image, context="q").answers is None
+    sample = VQAOCRSample.derive_from(text_sample(), image=image, context="q", text="t")
+    assert sample.words_boxes is None
