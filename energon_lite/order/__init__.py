@@ -1,0 +1,1 @@
+"""Which sample comes next: pure functions on integers."""
