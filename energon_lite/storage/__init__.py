@@ -1,0 +1,1 @@
+"""Bytes: tar files, their metadata, and how parts become values."""

@@ -1,0 +1,171 @@
+"""Decodes images with Pillow: by content, into numpy arrays, tensors or Pillow images."""
+
+from __future__ import annotations
+
+import functools
+import io
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from energon_lite.core.errors import did_you_mean
+
+# Parts that are images, as webdataset has them, less those that Pillow only recognises (h5, mpg,
+# grib, ...) or hands to another program (eps, ps, wmf, emf): these stay bytes.
+# fmt: off
+IMAGE_EXTENSIONS = frozenset(
+    [
+        "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "fit", "fits", "flc", "fli",
+        "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif",
+        "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm",
+        "png", "pnm", "ppm", "psd", "pxr", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff",
+        "vda", "vst", "webp", "xbm", "xpm",
+    ]
+)
+# fmt: on
+
+# Never tried, whatever a part contains: Ghostscript would run on data of unknown origin.
+_FOREIGN_FORMATS = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
+
+_MAGIC = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+)
+
+
+class ImageMode(NamedTuple):
+    """What an image is decoded to.
+
+    Attributes:
+        kind: `numpy` (H, W, C), `torch` (C, H, W) or `pil`.
+        is_float: float32 in [0, 1] instead of uint8.
+        colors: Pillow's mode, `L`, `RGB` or `RGBA`. With `L` there is no channel axis: (H, W).
+    """
+
+    kind: str
+    is_float: bool
+    colors: str
+
+
+IMAGE_MODES: dict[str, ImageMode] = {
+    "l8": ImageMode("numpy", False, "L"),
+    "rgb8": ImageMode("numpy", False, "RGB"),
+    "rgba8": ImageMode("numpy", False, "RGBA"),
+    "l": ImageMode("numpy", True, "L"),
+    "rgb": ImageMode("numpy", True, "RGB"),
+    "rgba": ImageMode("numpy", True, "RGBA"),
+    "torchl8": ImageMode("torch", False, "L"),
+    "torchrgb8": ImageMode("torch", False, "RGB"),
+    "torchrgba8": ImageMode("torch", False, "RGBA"),
+    "torchl": ImageMode("torch", True, "L"),
+    "torchrgb": ImageMode("torch", True, "RGB"),
+    "torch": ImageMode("torch", True, "RGB"),
+    "torchrgba": ImageMode("torch", True, "RGBA"),
+    "pill": ImageMode("pil", False, "L"),
+    "pil": ImageMode("pil", False, "RGB"),
+    "pilrgb": ImageMode("pil", False, "RGB"),
+    "pilrgba": ImageMode("pil", False, "RGBA"),
+}
+
+# A tensor, so that the quotient is float32 whatever torch.set_default_dtype says.
+_WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
+
+
+def image_decoder(mode_name: str) -> Callable[[bytes], Any]:
+    """Gives the function that decodes the bytes of an image to one of `IMAGE_MODES`.
+
+    Raises:
+        ValueError: There is no such mode; names the closest one.
+    """
+    mode = IMAGE_MODES.get(mode_name)
+    if mode is None:
+        hint = did_you_mean(mode_name, IMAGE_MODES)
+        raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
+    return functools.partial(_decode, mode=mode)
+
+
+def image_format(raw: bytes) -> str | None:
+    """Gives the format that the first bytes tell, as Pillow names it; None if they tell none."""
+    for magic, name in _MAGIC:
+        if raw.startswith(magic):
+            return name
+    if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
+        return "WEBP"
+    if raw[4:12] in (b"ftypavif", b"ftypavis"):
+        return "AVIF"
+    # Two letters are little evidence: also ask for the reserved zeros of the header.
+    if raw[:2] == b"BM" and raw[6:10] == b"\0\0\0\0":
+        return "BMP"
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _pillow() -> types.ModuleType:
+    """Imports Pillow on first use; no other place of the package does."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("Images need Pillow to be decoded: pip install pillow") from error
+    return Image
+
+
+@functools.lru_cache(maxsize=1)
+def _all_formats() -> tuple[str, ...]:
+    pillow = _pillow()
+    pillow.init()
+    return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
+
+
+def _decode(raw: bytes, mode: ImageMode) -> Any:
+    # Naming the format saves Pillow the search through all its plug-ins.
+    name = image_format(raw)
+    formats = _all_formats() if name is None else (name,)
+    with _pillow().open(io.BytesIO(raw), formats=formats) as image:
+        image.load()
+        if mode.kind == "pil":
+            return _unify(image).convert(mode.colors)
+        if image.mode != mode.colors:
+            image = _unify(image).convert(mode.colors)
+        return _to_tensor(image, mode) if mode.kind == "torch" else _to_array(image, mode)
+
+
+def _unify(image: Any) -> Any:
+    """Makes images of the modes that Pillow converts badly into ones that it converts well."""
+    is_wide_grey = image.mode.startswith("I;16") or (
+        image.mode == "I" and image.format in ("PNG", "PPM")
+    )
+    if is_wide_grey:
+        # Pillow would cut 16-bit values off at 255, so that nearly all is white; the upper byte
+        # is what it takes of 16-bit colours.
+        return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "LAB":
+        return image.convert("RGB")  # Pillow has no other way out of it
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA")  # straight to RGB gives the same colours and a warning
+    return image
+
+
+def _to_tensor(image: Any, mode: ImageMode) -> torch.Tensor:
+    # Band by band is quicker than a transposed copy: 0.2 ms against 0.7 ms for 640x586.
+    bands = image.split()
+    planes = np.empty((len(bands), image.height, image.width), dtype=np.uint8)
+    for plane, band in zip(planes, bands, strict=True):
+        plane[...] = np.asarray(band)
+    tensor = torch.from_numpy(planes[0] if mode.colors == "L" else planes)
+    return torch.div(tensor, _WHITE) if mode.is_float else tensor
+
+
+def _to_array(image: Any, mode: ImageMode) -> NDArray[Any]:
+    if mode.is_float:
+        scaled: NDArray[np.float32] = np.divide(image, np.float32(255), dtype=np.float32)
+        return scaled
+    return np.array(image, dtype=np.uint8)  # a copy, because Pillow's own array is read-only

@@ -1,0 +1,233 @@
+"""Reads samples out of indexed tar shards, many at a time.
+
+The order is known ahead, so a block of samples is read as few long ranges: neighbours in a shard
+come with one `pread`. Files are opened on first use, at most `MAX_OPEN` at a time, and never
+mapped: a file that is cut short while it is read gives an error for its lost samples, not a signal
+that kills the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.nvmeta import read_index
+from energon_lite.storage.tar import BLOCK as TAR_BLOCK
+from energon_lite.storage.tar import block_members, read_into
+
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+
+MAX_OPEN = 128
+# A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
+MAX_BLOCK_BYTES = 1 << 20
+# Bytes between two samples that are cheaper to read along than to ask the kernel again.
+MAX_GAP_BYTES = 8 << 10
+
+
+class Block(NamedTuple):
+    """Samples that were read together.
+
+    Attributes:
+        data: the bytes of all of them.
+        members: for each sample (name, first byte, byte after the last) of its files, the bytes
+            being those of `data`; or the error that reading it gave.
+        shards: for each sample the name of its shard.
+        places: for each sample its number in the shard.
+    """
+
+    data: memoryview
+    members: list[Any]
+    shards: list[str]
+    places: list[int]
+
+
+class _OpenShard(NamedTuple):
+    descriptor: int
+    offsets: Int64Array
+
+
+class ShardReader:
+    """Random access to the samples of a list of shards.
+
+    Args:
+        root: folder of the dataset.
+        shards: shard names relative to `root`.
+        counts: samples of each shard.
+        excluded: positions, ascending, in the concatenated shards that do not count as samples.
+
+    Attributes:
+        num_samples: samples that count; they are numbered 0..num_samples-1.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shards: Sequence[str],
+        counts: Sequence[int],
+        excluded: Sequence[int] = (),
+    ) -> None:
+        self.root = root
+        self.shards = tuple(shards)
+        self._counts = tuple(counts)
+        self._starts = np.cumsum([0, *counts], dtype=np.int64)
+        # The i-th excluded position has `excluded[i] - i` counted samples before it.
+        self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
+        self.num_samples = int(self._starts[-1]) - len(excluded)
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the open files behind: another process opens its own."""
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __del__(self) -> None:
+        """Closes the files."""
+        for shard in self.__dict__.get("_open", {}).values():
+            os.close(shard.descriptor)
+
+    def read(self, indices: Int64Array) -> Block:
+        """Reads the samples at `indices`, shape (N,), or the first of them up to 1 MiB.
+
+        Returns:
+            A block of at least one sample, if N > 0.
+        """
+        positions = indices
+        if len(self._excluded):
+            positions = indices + np.searchsorted(self._excluded, indices, side="right")
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        shard_numbers = np.searchsorted(self._starts, ascending, side="right") - 1
+        places = ascending - self._starts[shard_numbers]
+        starts, stops, errors = self._extents(shard_numbers, places)
+        sizes = np.empty_like(starts)
+        sizes[order] = stops - starts
+        taken = max(1, int(np.searchsorted(np.cumsum(sizes), MAX_BLOCK_BYTES)))
+        if taken < len(indices):
+            kept = order < taken
+            order, shard_numbers, places, starts, stops = (
+                x[kept] for x in (order, shard_numbers, places, starts, stops)
+            )
+        data, shifts, is_read = self._read_runs(shard_numbers, starts, stops, errors)
+        good = np.flatnonzero(is_read)
+        found: list[Any] = [None] * len(order)
+        members = block_members(data, (starts + shifts)[good], (stops + shifts)[good])
+        for i, entry in zip(good.tolist(), members, strict=True):
+            found[i] = entry
+        for i in np.flatnonzero(~is_read).tolist():
+            number = int(shard_numbers[i])
+            found[i] = errors.get(number) or self._cut_short(number, int(places[i]), int(stops[i]))
+        # From ascending order back to that of the indices.
+        back = np.argsort(order)
+        return Block(
+            data.data,
+            [found[i] for i in back.tolist()],
+            [self.shards[number] for number in shard_numbers[back].tolist()],
+            places[back].tolist(),
+        )
+
+    def _extents(
+        self, shard_numbers: Int64Array, places: Int64Array
+    ) -> tuple[Int64Array, Int64Array, dict[int, Exception]]:
+        """Looks up byte ranges in the shards' indices; a shard that has none gives its error."""
+        starts = np.zeros(len(places), dtype=np.int64)
+        stops = np.zeros(len(places), dtype=np.int64)
+        errors: dict[int, Exception] = {}
+        for first, last in _groups(shard_numbers[1:] != shard_numbers[:-1]):
+            number = int(shard_numbers[first])
+            try:
+                offsets = self._shard(number).offsets
+            except (OSError, DatasetFormatError) as error:
+                errors[number] = error
+                continue
+            starts[first:last] = offsets[places[first:last]]
+            stops[first:last] = offsets[places[first:last] + 1]
+        return starts, stops, errors
+
+    def _read_runs(
+        self,
+        shard_numbers: Int64Array,
+        starts: Int64Array,
+        stops: Int64Array,
+        errors: dict[int, Exception],
+    ) -> tuple[UInt8Array, Int64Array, npt.NDArray[np.bool_]]:
+        """Reads all ranges, given in ascending order, into one buffer.
+
+        Returns:
+            The buffer, a multiple of 512 bytes; what must be added to a place in its file to find
+            it there, shape (N,); and whether each sample was read in full, shape (N,).
+        """
+        runs = _runs(shard_numbers, starts, stops)
+        # Tars are made of blocks of 512 bytes; only a broken index asks for other ranges.
+        sizes = [
+            -(-int(stops[last - 1] - starts[first]) // TAR_BLOCK) * TAR_BLOCK
+            for first, last in runs
+        ]
+        data = np.empty(sum(sizes), dtype=np.uint8)
+        target = data.data
+        shifts = np.zeros(len(starts), dtype=np.int64)
+        is_read = np.zeros(len(starts), dtype=bool)
+        at = 0
+        for (first, last), size in zip(runs, sizes, strict=True):
+            number, base = int(shard_numbers[first]), int(starts[first])
+            if number in errors:
+                continue
+            wanted = int(stops[last - 1]) - base
+            try:
+                got = read_into(self._shard(number).descriptor, target[at : at + wanted], base)
+            except OSError as error:
+                errors[number] = error
+                continue
+            is_read[first:last] = stops[first:last] - base <= got
+            shifts[first:last] = at - base
+            at += size
+        return data, shifts, is_read
+
+    def _shard(self, number: int) -> _OpenShard:
+        shard = self._open.get(number)
+        if shard is None:
+            path = self.root / self.shards[number]
+            offsets = read_index(path, self._counts[number])
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            shard = _OpenShard(descriptor, offsets)
+            if len(self._open) >= MAX_OPEN:
+                os.close(self._open.popitem(last=False)[1].descriptor)
+            self._open[number] = shard
+        else:
+            self._open.move_to_end(number)
+        return shard
+
+    def _cut_short(self, number: int, place: int, stop: int) -> Exception:
+        path = self.root / self.shards[number]
+        return DatasetFormatError(
+            f"{path}: sample {place} should end at byte {stop}, but the file ends before "
+            f"({path.stat().st_size} bytes): the shard is truncated, or was replaced after "
+            "preparing. Restore it, or prepare the dataset again."
+        )
+
+
+def _runs(
+    shard_numbers: Int64Array, starts: Int64Array, stops: Int64Array
+) -> list[tuple[int, int]]:
+    """Groups samples, ascending by position, that one read should bring.
+
+    Example:
+        With 1,000-byte samples of one shard at bytes 0, 1000, 1000, 90000 the groups are (0, 3)
+        and (3, 4).
+    """
+    return _groups(
+        (shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > MAX_GAP_BYTES)
+    )
+
+
+def _groups(is_cut: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Gives first and last + 1 of the runs between cuts; a cut lies before position i + 1."""
+    edges = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(is_cut) + 1]
+    return list(pairwise(edges))

@@ -1,0 +1,93 @@
+"""The index of a tar (`.tar.idx`): where each sample begins."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.errors import DatasetFormatError
+
+META = ".nv-meta"
+
+
+def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Writes a whole file or nothing: a reader never sees a part of it.
+
+    Args:
+        path: the file; an existing one is replaced.
+        data: its content.
+        mode: permission bits; by default those that a new file gets.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+        if mode is not None:
+            temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def index_path(shard: Path) -> Path:
+    """Gives the path of a shard's index: `x.tar` has `x.tar.idx`."""
+    return shard.with_suffix(".tar.idx")
+
+
+def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
+    """Reads where the samples of a shard begin.
+
+    Args:
+        shard: path of the tar.
+        count: number of samples that it must have.
+
+    Returns:
+        Shape (count + 1,): sample i is at bytes [i] to [i + 1]. The first value is 0 whatever the
+        file says: a folder entry before the first sample belongs to it.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        DatasetFormatError: The index does not fit `count`, or its values do not increase.
+    """
+    path = index_path(shard)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; {_reindex(shard)}") from None
+    if len(raw) != 8 * (count + 1):
+        entries = f"{len(raw) // 8 - 1} samples" if len(raw) % 8 == 0 else "a broken number"
+        raise DatasetFormatError(
+            f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json says "
+            f"{count} samples; {_reindex(shard)}"
+        )
+    offsets = np.frombuffer(raw, dtype="<i8").astype(np.int64)
+    offsets[0] = 0
+    wrong = offsets[1:] <= offsets[:-1]
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise DatasetFormatError(
+            f"{path}: sample {at} would end at byte {offsets[at + 1]}, before its first byte "
+            f"{offsets[at]}; {_reindex(shard)}"
+        )
+    return offsets
+
+
+def _reindex(shard: Path) -> str:
+    root = next((folder for folder in shard.parents if (folder / META).is_dir()), "PATH")
+    return f"run `energon-lite prepare {root} --tar-index-only`"
+
+
+def write_index(shard: Path, offsets: Sequence[int] | npt.NDArray[np.int64]) -> None:
+    """Writes the index of a shard at once.
+
+    Args:
+        shard: path of the tar; its permissions, plus read and write for the owner, are taken.
+        offsets: first byte of each sample, then the byte after the last member.
+    """
+    mode = stat.S_IMODE(shard.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR
+    write_atomically(index_path(shard), np.asarray(offsets, dtype="<u8").tobytes(), mode)

@@ -1,0 +1,336 @@
+"""Decoding of parts: values, image modes, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from webdataset import tenbin
+from webdataset.autodecode import ImageHandler
+
+from energon_lite.core.errors import DecodingError
+from energon_lite.core.samples import CrudeSample
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.images import IMAGE_MODES
+
+COCO = Path(__file__).parents[2].parent / "shared" / "data" / "coco_captions"
+WIDTH, HEIGHT = 7, 5
+
+
+def encoded(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, image_format, **options)
+    return stream.getvalue()
+
+
+def saved(save: Any, *values: Any, **named: Any) -> bytes:
+    stream = io.BytesIO()
+    save(stream, *values, **named)
+    return stream.getvalue()
+
+
+def picture(mode: str) -> Image.Image:
+    """Makes a colourful picture in one of Pillow's modes."""
+    values = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), dtype=np.uint8)
+    if mode == "I;16":
+        return Image.fromarray(values[..., 0].astype(np.uint16) * 257)
+    if mode == "P":
+        palette = Image.fromarray(values[..., :3]).quantize(8)
+        palette.info["transparency"] = bytes([0, 128, 255])
+        return palette
+    if mode == "LAB":  # Pillow does not convert to it
+        return Image.frombytes("LAB", (WIDTH, HEIGHT), values[..., :3].tobytes())
+    return Image.fromarray(values).convert(mode)
+
+
+def arrays(values: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(values)
+
+
+@pytest.mark.parametrize(
+    ("part", "raw", "value"),
+    [
+        ("txt", "käse".encode(), "käse"),
+        ("text", b"a", "a"),
+        ("transcript", b"a", "a"),
+        ("cls", b"7", 7),
+        ("cls2", b"7\n", 7),
+        ("index", b"-1", -1),
+        ("inx", b"0", 0),
+        ("id", b"12", 12),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("jsn", b"3", 3),
+        ("caption.txt", b"a", "a"),
+        ("txt.gz", gzip.compress(b"zipped"), "zipped"),
+        ("a.json.gz", gzip.compress(b"[1]"), [1]),
+        ("bin.gz", gzip.compress(b"zipped"), b"zipped"),
+        ("gz", gzip.compress(b"zipped"), b"zipped"),
+        ("bin", b"raw", b"raw"),
+        ("TXT", b"case matters for basic parts", b"case matters for basic parts"),
+        ("h5", b"raw", b"raw"),
+        ("eps", b"%!PS-Adobe", b"%!PS-Adobe"),
+    ],
+)
+def test_parts_are_decoded_by_their_last_extension(part: str, raw: bytes, value: Any) -> None:
+    decoder = SampleDecoder()
+    assert decoder.decode(part, raw) == value
+    assert decoder({part: raw}) == {part: value}
+
+
+def test_array_parts_keep_type_and_shape() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    decoder = SampleDecoder()
+    npy = decoder.decode("npy", saved(np.save, array))
+    assert (npy.dtype, npy.tolist()) == (array.dtype, array.tolist())
+    npz = decoder.decode("npz", saved(np.savez, a=array, b=array + 1))
+    assert {name: values.tolist() for name, values in npz.items()} == {
+        "a": array.tolist(),
+        "b": (array + 1).tolist(),
+    }
+    ten = decoder.decode("ten", bytes(tenbin.encode_buffer([array])))
+    assert ten[0].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("part", ["mp4", "avi", "mov", "mkv", "flac", "mp3", "wav", "MP4"])
+def test_audio_and_video_stay_bytes(part: str) -> None:
+    assert SampleDecoder(av_decode="torch").decode(part, b"raw") == b"raw"
+
+
+class Trap:
+    """Fails the test when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a dataset was unpickled",)
+
+
+@pytest.mark.parametrize("part", ["pkl", "pickle", "pyd", "pth", "a.pkl", "pkl.gz"])
+def test_nothing_is_unpickled_unless_asked_for(part: str) -> None:
+    raw = pickle.dumps(Trap())
+    packed = gzip.compress(raw) if part.endswith("gz") else raw
+    assert SampleDecoder().decode(part, packed) == raw
+
+
+def test_object_arrays_are_refused_rather_than_unpickled() -> None:
+    array = np.array([Trap()], dtype=object)
+    for part, raw in (("npy", saved(np.save, array)), ("npz", saved(np.savez, a=array))):
+        with pytest.raises(DecodingError, match=rf"part '{part}' is not .*allow_pickle"):
+            SampleDecoder(unpickle=("pkl",)).decode(part, raw)
+
+
+def test_named_pickle_parts_are_unpickled() -> None:
+    decoder = SampleDecoder(unpickle=("pkl", "pth"))
+    assert decoder.decode("pkl", pickle.dumps({"a": 1})) == {"a": 1}
+    pth = saved(lambda stream: torch.save({"a": torch.ones(2)}, stream))
+    assert decoder.decode("pth", pth)["a"].tolist() == [1, 1]
+    assert isinstance(decoder.decode("pyd", pickle.dumps(1)), bytes)
+
+
+@pytest.mark.parametrize("spec", IMAGE_MODES)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "1"])
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_images_are_decoded_as_webdataset_decodes_them(spec: str, mode: str) -> None:
+    raw = encoded(picture(mode))
+    ours = SampleDecoder(image_decode=spec).decode("png", raw)
+    theirs = ImageHandler(spec)("png", raw)
+    assert type(ours) is type(theirs)
+    ours_array, theirs_array = arrays(ours), arrays(theirs)
+    assert ours_array.dtype == theirs_array.dtype
+    np.testing.assert_array_equal(ours_array, theirs_array)
+
+
+@pytest.mark.parametrize("spec", IMAGE_MODES)
+@pytest.mark.parametrize(
+    ("mode", "part"),
+    [
+        *[("P", "png"), ("P", "gif"), ("CMYK", "jpg"), ("CMYK", "tif"), ("I;16", "png")],
+        *[("I;16", "tiff"), ("I;16", "pgm"), ("YCbCr", "jpg"), ("LAB", "tif"), ("RGB", "webp")],
+        *[("RGB", "bmp"), ("RGB", "tga"), ("F", "tif"), ("RGBA", "ico"), ("RGB", "ppm")],
+    ],
+)
+def test_every_kind_of_picture_works_in_every_mode(spec: str, mode: str, part: str) -> None:
+    image_format = {"jpg": "JPEG", "tif": "TIFF", "pgm": "PPM"}.get(part, part.upper())
+    # Pillow writes a GIF with one transparent colour only.
+    options = {"transparency": 1} if part == "gif" else {}
+    raw = encoded(picture(mode), image_format, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image = SampleDecoder(image_decode=spec).decode(part, raw)
+    wanted = IMAGE_MODES[spec]
+    channels = len(wanted.colors)
+    if wanted.kind == "pil":
+        assert (image.mode, image.size) == (wanted.colors, (WIDTH, HEIGHT))
+        return
+    values = arrays(image)
+    shape: tuple[int, ...] = (HEIGHT, WIDTH)
+    if channels > 1 and wanted.kind == "torch":
+        shape = (channels, *shape)
+    elif channels > 1:
+        shape = (*shape, channels)
+    assert values.shape == shape
+    assert values.dtype == (np.float32 if wanted.is_float else np.uint8)
+    assert 0 <= values.min() <= values.max() <= (1 if wanted.is_float else 255)
+    assert wanted.kind != "torch" or image.is_contiguous()
+    values[...] = 0  # writable
+
+
+@pytest.mark.parametrize("part", ["png", "tiff", "pgm"])
+def test_16_bit_grey_keeps_its_upper_byte_instead_of_turning_white(part: str) -> None:
+    image = picture("I;16")
+    raw = encoded(image, {"pgm": "PPM"}.get(part, part.upper()))
+    decoded = SampleDecoder(image_decode="torchrgb8").decode(part, raw)
+    expected = np.asarray(image) >> 8
+    for channel in decoded:
+        np.testing.assert_array_equal(channel.numpy(), expected)
+
+
+def test_float_images_do_not_depend_on_torchs_default_type() -> None:
+    raw = encoded(picture("RGB"))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert SampleDecoder().decode("png", raw).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_images_are_recognised_by_content_and_in_capitals() -> None:
+    raw = encoded(picture("RGB"))
+    assert SampleDecoder().decode("JPG", raw).shape == (3, HEIGHT, WIDTH)
+    assert SampleDecoder().decode("seg.Jpeg.gz", gzip.compress(raw)).shape == (3, HEIGHT, WIDTH)
+
+
+def test_guessing_decodes_images_in_unknown_parts_only() -> None:
+    raw = encoded(picture("RGB"))
+    guessing = SampleDecoder(guess_content=True)
+    for image_format in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"):
+        image = encoded(picture("RGB"), image_format)
+        assert guessing.decode("picture", image).shape == (3, HEIGHT, WIDTH), image_format
+    assert guessing.decode("bin", b"no image") == b"no image"
+    assert guessing.decode("mp4", raw) == raw
+    assert guessing.decode("pkl", raw) == raw
+    assert SampleDecoder().decode("picture", raw) == raw
+    with pytest.raises(DecodingError, match="part 'picture' is a broken PNG"):
+        guessing.decode("picture", raw[:40])
+
+
+@pytest.mark.parametrize(
+    ("part", "raw", "message"),
+    [
+        ("jpg", b"<htm", r"^part 'jpg' is not a JPEG \(starts with 3c 68 74 6d\)$"),
+        ("jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n", "part 'jpg' is not a JPEG"),  # no Ghostscript
+        ("webp", b"<htm", "part 'webp' is not a WebP"),
+        ("xpm", b"<htm", "part 'xpm' is not an XPM"),
+        ("seg.png", b"", r"part 'seg.png' is empty \(0 bytes\), not a PNG"),
+        ("txt", b"ab\xff", r"part 'txt' is not UTF-8 text \(starts with 61 62 ff\): .*position 2"),
+        ("json", b"{x}", r"part 'json' is not JSON \(starts with 7b 78 7d\): .*column 2"),
+        ("json", b"[" * 100_000, "part 'json' is not JSON"),
+        ("cls", b"seven", "part 'cls' is not a whole number"),
+        ("npy", b"nothing", "part 'npy' is not a plain npy array"),
+        ("npz", b"nothing", "part 'npz' is not an npz archive"),
+        ("ten", b"nothing", "part 'ten' is not tenbin data"),
+        ("txt.gz", b"text", r"part 'txt.gz' is not gzip data \(starts with 74 65 78 74\)"),
+        ("json.gz", gzip.compress(b"x"), "part 'json' is not JSON"),
+    ],
+)
+def test_decoding_error_says_what_the_bytes_look_like(part: str, raw: bytes, message: str) -> None:
+    with pytest.raises(DecodingError, match=message) as caught:
+        SampleDecoder()({"__key__": "k", part: raw})
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_truncated_image_is_called_broken(kept: float) -> None:
+    whole = encoded(Image.effect_noise((64, 64), 50), "JPEG")
+    raw = whole[: int(len(whole) * kept)]
+    with pytest.raises(DecodingError, match=rf"part 'jpg' is a broken JPEG of {len(raw):,} bytes"):
+        SampleDecoder().decode("jpg", raw)
+
+
+def test_error_in_a_file_names_the_file() -> None:
+    with pytest.raises(DecodingError) as caught:
+        SampleDecoder().decode("folder/x.1.txt", b"\xff")
+    assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.txt'"]
+
+
+@pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
+def test_missing_package_is_an_import_error_that_says_what_to_install(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "cbor" if part == "cbor" else "msgpack"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"pip install {name}"):
+        SampleDecoder().decode(part, b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_decode": "torchrbg"}, "Unknown imagespec: 'torchrbg'. Did you mean"),
+        ({"av_decode": "avdecoder"}, "unknown mode 'avdecoder'. Did you mean 'AVDecoder'"),
+        ({"unpickle": ("pickel",)}, "'pickel' .*Did you mean 'pickle'"),
+    ],
+)
+def test_unknown_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SampleDecoder(**settings)
+
+
+def test_decoder_is_immutable_comparable_and_picklable() -> None:
+    decoder = SampleDecoder(image_decode="pil", unpickle=["pkl"])  # type: ignore[arg-type]
+    assert decoder.decode("txt", b"a") == "a"
+    copy = pickle.loads(pickle.dumps(decoder))
+    assert copy == decoder
+    assert hash(copy) == hash(decoder)
+    assert copy != SampleDecoder()
+    assert copy.decode("txt", b"a") == "a"
+    assert json.loads(json.dumps(decoder.config())) == {
+        "image_decode": "pil",
+        "av_decode": "AVDecoder",
+        "video_decode_audio": False,
+        "guess_content": False,
+        "unpickle": ["pkl"],
+    }
+    assert SampleDecoder(**decoder.config()) == decoder
+    with pytest.raises(AttributeError):
+        decoder.image_decode = "l"  # type: ignore[misc]
+
+
+def test_decoder_of_a_part_is_made_once_and_none_for_bytes() -> None:
+    decoder = SampleDecoder()
+    assert decoder.decoder_of("txt") is decoder.decoder_of("txt")
+    assert decoder.decoder_of("bin") is None
+    for number in range(100):
+        decoder.decode(f"file{number}.txt", b"a")
+    assert decoder._decoders.keys() == {"txt", "bin"}
+
+
+def test_samples_keep_their_class_and_service_entries() -> None:
+    crude = CrudeSample(__key__="k", __index__=b"3", txt=b"t", done="already")
+    decoded = SampleDecoder()(crude)
+    assert type(decoded) is CrudeSample
+    assert decoded == {"__key__": "k", "__index__": b"3", "txt": "t", "done": "already"}
+    assert crude["txt"] == b"t"
+    assert type(SampleDecoder()({"txt": b"t"})) is dict
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_real_photographs_are_decoded_as_webdataset_decodes_them() -> None:
+    files = sorted(COCO.rglob("*.jpg"))[:12]
+    if not files:
+        pytest.skip("no photographs: the folder shared/data/coco_captions is not there")
+    for spec in ("torchrgb8", "torchrgb", "rgb", "torchl8"):
+        decode = SampleDecoder(image_decode=spec).decode
+        for file in files:
+            raw = file.read_bytes()
+            ours, theirs = decode("jpg", raw), ImageHandler(spec)("jpg", raw)
+            np.testing.assert_array_equal(arrays(ours), arrays(theirs))

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+import logging
+import stat
+
+import numpy as np
+import pytest
+from braceexpand import braceexpand
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.storage import nvmeta
+from energon_lite.storage.braces import compress, expand
+from energon_lite.storage.nvmeta import DatasetInfo
+from energon_lite.storage.sqlite import IndexDatabase, sample_indices
+
+INFO = DatasetInfo({f"parts/data-{i:02d}.tar": 5 for i in range(4)}, "7.4.1")
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / nvmeta.META).mkdir()
+    nvmeta.write_info(tmp_path, INFO)
+    return tmp_path
+
+
+def write_meta(root, name, text):
+    (root / nvmeta.META / name).write_text(text)
+
+
+# Braces
+
+names = st.lists(
+    st.from_regex(r"[a-c{}\\,]{0,2}[0-9]{1,3}([-/x][0-9]{1,3})?[{}a]?\.tar", fullmatch=True)
+)
+
+
+@given(names)
+def test_compressed_names_expand_to_the_same_names_in_the_same_order(some):
+    assert [name for pattern in compress(some) for name in expand(pattern)] == some
+
+
+@given(st.integers(0, 95), st.integers(1, 20), st.integers(2, 4))
+def test_a_counting_run_of_one_width_becomes_one_pattern(start, length, width):
+    run = [f"a1/s-{i:0{width}d}.tar" for i in range(start, start + length)]
+    run = [name for name in run if len(name) == len(run[0])]
+    assert len(compress(run)) == 1
+
+
+def test_only_one_number_that_grows_by_one_with_the_same_width_is_merged():
+    assert compress(["a-8", "a-9", "a-10", "a-11"]) == ["a-{8..9}", "a-{10..11}"]
+    assert compress(["a-1", "a-3"]) == ["a-1", "a-3"]
+    assert compress(["a-2", "a-1"]) == ["a-2", "a-1"]
+    assert compress(["0/1", "1/2"]) == ["0/1", "1/2"]
+    assert compress(["0/1", "0/2", "1/2"]) == ["0/{1..2}", "1/2"]
+    assert compress([]) == []
+
+
+@pytest.mark.parametrize("text", ["{a,b}-{1..3}", "{01..10..3}", "x{a,{b,c}d}", "{}", "{a}", "p"])
+def test_patterns_expand_as_energons_library_expands_them(text):
+    assert expand(text) == list(braceexpand(text))
+
+
+# .info.json
+
+
+def test_info_keeps_the_order_of_shards_and_is_written_as_energon_writes_it(root):
+    assert nvmeta.read_info(root) == INFO
+    assert (root / ".nv-meta/.info.json").read_text() == json.dumps(
+        {"energon_version": "7.4.1", "shard_counts": INFO.shard_counts}, indent=2
+    )
+
+
+def test_the_json_wins_over_an_old_yaml_which_is_kept_in_sync(root):
+    write_meta(root, ".info.yaml", "shard_counts:\n  old.tar: 3\n")
+    assert nvmeta.read_info(root) == INFO
+    nvmeta.write_info(root, DatasetInfo({"new.tar": 1}, None))
+    (root / ".nv-meta/.info.json").unlink()
+    assert nvmeta.is_prepared(root)
+    assert nvmeta.read_info(root) == DatasetInfo({"new.tar": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"shard_counts": {}, "x": 1}', "unknown key 'x'"),
+        ('{"energon_version": "7"}', "key 'shard_counts' is missing"),
+        ('{"shard_counts": {"a.tar": 0}}', r"shard_counts\.a\.tar: .* above 0, not 0"),
+        ('{"shard_counts": {"a.tar": true}}', "not True"),
+        ('{"shard_counts": []}', "must be a mapping"),
+        ("[]", "must be a mapping"),
+    ],
+)
+def test_a_wrong_info_file_is_refused_by_file_and_key(root, text, message):
+    write_meta(root, ".info.json", text)
+    with pytest.raises(DatasetFormatError, match=message) as caught:
+        nvmeta.read_info(root)
+    assert ".info.json" in str(caught.value)
+
+
+def test_an_unprepared_folder_says_how_to_prepare_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):
+        nvmeta.read_info(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        nvmeta.read_info(tmp_path / "none")
+    assert not nvmeta.is_prepared(tmp_path)
+
+
+# split.yaml
+
+
+def split(root, text, part="train", config=None):
+    write_meta(root, config or "split.yaml", text)
+    return nvmeta.read_split_part(root, nvmeta.read_info(root), part, config)
+
+
+def test_a_split_part_is_expanded_in_order_with_its_counts(root):
+    part = split(root, "split_parts:\n  train:\n  - parts/data-{02..01}.tar\n  - parts/data-00.tar")
+    assert part.shards == ("parts/data-02.tar", "parts/data-01.tar", "parts/data-00.tar")
+    assert part.counts == (5, 5, 5)
+    assert part.excluded == {}
+
+
+def test_excludes_drop_shards_and_single_samples(root):
+    part = split(
+        root,
+        "split_parts:\n  train: ['parts/data-{00..02}.tar']\n"
+        "exclude:\n- parts/data-01.tar\n- parts/data-00.tar/a/b/0{1..2}\n"
+        "- parts/data-00.tar/a/b/02\n- parts/data-03.tar/x\n",
+    )
+    assert part.shards == ("parts/data-00.tar", "parts/data-02.tar")
+    assert part.excluded == {"parts/data-00.tar": ("a/b/01", "a/b/02")}
+
+
+def test_a_shard_without_folder_can_be_excluded(tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    nvmeta.write_info(tmp_path, DatasetInfo({"a.tar": 1, "b.tar": 1}))
+    part = split(tmp_path, "split_parts: {train: ['{a,b}.tar']}\nexclude: [a.tar, b.tar/k]\n")
+    assert part.shards == ("b.tar",)
+    assert part.excluded == {"b.tar": ("k",)}
+
+
+def test_an_exclude_that_fits_nothing_is_only_warned_about(root, caplog):
+    with caplog.at_level(logging.WARNING):
+        part = split(root, "split_parts: {train: [parts/data-00.tar]}\nexclude: [part/data-00.tar]")
+    assert part.shards == ("parts/data-00.tar",)
+    assert "'part/data-00.tar' fits no shard" in caplog.text
+
+
+def test_a_shard_listed_twice_is_there_twice_as_in_energon(root):
+    part = split(root, "split_parts: {train: [parts/data-00.tar, parts/data-00.tar]}")
+    assert part.counts == (5, 5)
+
+
+def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
+    text = json.dumps({"split_parts": {"train": ["parts/data-03.tar"]}})
+    assert split(root, text, config="split.json").shards == ("parts/data-03.tar",)
+    info = nvmeta.read_info(root)
+    assert nvmeta.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+    assert split(root, text.replace("3", "2"), config="mine.yaml").shards == ("parts/data-02.tar",)
+    assert nvmeta.split_part_names(root, "mine.yaml") == ("train",)
+    assert nvmeta.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("split_parts: {train: [a]}\nexclud: []", r"split\.yaml:2: unknown key 'exclud'"),
+        ("exclude: []", "key 'split_parts' is missing"),
+        ("split_parts: {trian: []}", "no split part 'train'. Did you mean 'trian'"),
+        ("split_parts: {}", "no split part 'train'. It has no split part at all"),
+        ("split_parts:\n  train: a.tar", r"split\.yaml:2, split_parts\.train: must be a list"),
+        ("split_parts:\n  train: [5]", r"train\[0\]: must be a name, not 5"),
+        ("split_parts:\n  train: ['a{b']", r"train\[0\]: Unbalanced braces"),
+        ("split_parts: {train: [parts/data-0.tar]}", "shard 'parts/data-0.tar' is not in .* mean"),
+        ("split_parts: {train: [parts/data-00.tar]}\nexclude: null", "exclude: must be a list"),
+        ("split_parts: []", "split_parts: it must be a mapping"),
+        ("5", "must be a mapping"),
+    ],
+)
+def test_a_wrong_split_file_is_refused_by_file_line_and_key(root, text, message):
+    with pytest.raises(DatasetFormatError, match=message):
+        split(root, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("split_parts: {train: []}", "its list is empty"),
+        ("split_parts: {train: [parts/data-00.tar]}\nexclude: [parts/data-00.tar]", "excluded"),
+    ],
+)
+def test_a_split_part_without_shards_is_an_empty_dataset(root, text, reason):
+    with pytest.raises(EmptyDatasetError, match=f"no shards in split part 'train'.*{reason}"):
+        split(root, text)
+
+
+def test_a_missing_split_file_and_a_wrong_suffix_are_named(root):
+    info = nvmeta.read_info(root)
+    with pytest.raises(FileNotFoundError, match=r"split\.yaml is missing; write it"):
+        nvmeta.read_split_part(root, info, "train")
+    with pytest.raises(DatasetFormatError, match=r"'split\.txt'.*\.yaml or \.json"):
+        nvmeta.read_split_part(root, info, "train", "split.txt")
+
+
+@pytest.mark.parametrize("config", [None, "other.yaml", "other.json"])
+def test_a_written_split_is_read_back(root, config):
+    parts = {"train": list(INFO.shard_counts)[:3], "val": [], "test": ["parts/data-03.tar"]}
+    nvmeta.write_split(root, parts, ["parts/data-00.tar/k"], config)
+    info = nvmeta.read_info(root)
+    assert nvmeta.split_part_names(root, config) == ("train", "val", "test")
+    part = nvmeta.read_split_part(root, info, "train", config)
+    assert part.shards == tuple(parts["train"])
+    assert part.excluded == {"parts/data-00.tar": ("k",)}
+
+
+# dataset.yaml
+
+
+def test_dataset_yaml_keeps_lines_and_a_missing_one_says_how_to_make_it(root):
+    with pytest.raises(FileNotFoundError, match=r"dataset\.yaml is missing.*--sample-type"):
+        nvmeta.read_dataset_config(root)
+    write_meta(root, "dataset.yaml", "__module__: a\n__class__: B\n")
+    assert nvmeta.read_dataset_config(root).lines == {"__module__": 1, "__class__": 2}
+    write_meta(root, "dataset.yaml", "- a\n")
+    with pytest.raises(DatasetFormatError, match="must be a mapping"):
+        nvmeta.read_dataset_config(root)
+
+
+# .tar.idx
+
+
+@pytest.fixture
+def shard(root):
+    path = root / "parts" / "data-00.tar"
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    path.chmod(0o440)
+    return path
+
+
+def test_an_index_has_the_bytes_of_the_reference(shard):
+    nvmeta.write_index(shard, [0, 3584, 7168, 10752, 14336, 17920])
+    raw = nvmeta.index_path(shard).read_bytes()
+    assert raw == bytes.fromhex(
+        "0000000000000000 000e000000000000 001c000000000000"
+        "002a000000000000 0038000000000000 0046000000000000"
+    )
+    assert nvmeta.index_path(shard).name == "data-00.tar.idx"
+    assert stat.S_IMODE(nvmeta.index_path(shard).stat().st_mode) == 0o640
+    assert {path.name for path in shard.parent.iterdir()} == {"data-00.tar", "data-00.tar.idx"}
+
+
+def test_the_first_offset_is_read_as_zero(shard):
+    nvmeta.write_index(shard, [512, 2048, 4096])
+    offsets = nvmeta.read_index(shard, 2)
+    assert offsets.tolist() == [0, 2048, 4096]
+    assert offsets.dtype == np.int64
+
+
+def test_a_wrong_index_names_the_file_and_the_command_that_mends_it(root, shard):
+    mend = f"run `energon-lite prepare {root} --tar-index-only`"
+    with pytest.raises(FileNotFoundError) as missing:
+        nvmeta.read_index(shard, 2)
+    nvmeta.write_index(shard, [0, 512, 1024])
+    with pytest.raises(DatasetFormatError, match=r"index of 2 samples, where .* 3 samples") as size:
+        nvmeta.read_index(shard, 3)
+    nvmeta.index_path(shard).write_bytes(b"12345")
+    with pytest.raises(DatasetFormatError, match="5 bytes are") as broken:
+        nvmeta.read_index(shard, 1)
+    nvmeta.write_index(shard, [0, 1024, 1024])
+    with pytest.raises(DatasetFormatError, match="sample 1 would end at byte 1024") as order:
+        nvmeta.read_index(shard, 2)
+    for caught in (missing, size, broken, order):
+        assert mend in str(caught.value)
+        assert "data-00.tar.idx" in str(caught.value)
+
+
+# index.sqlite, as far as it needs no tars
+
+
+def test_a_missing_index_is_none_and_a_broken_one_an_error(root):
+    assert sample_indices(root, ["a"]) is None
+    write_meta(root, "index.sqlite", "this is no database, and long enough to be looked at " * 9)
+    with pytest.raises(DatasetFormatError, match=r"index\.sqlite.*--tar-index-only"):
+        sample_indices(root, ["a"])
+    write_meta(root, "index.sqlite", "")
+    assert sample_indices(root, ["a"]) is None
+    with IndexDatabase(root) as index:
+        assert index.part_sizes() is None

@@ -1,0 +1,209 @@
+"""The tar parser against Python's `tarfile`."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import tarfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.tar import TarError, iter_tar, parse_sample, split_name
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+component = st.text(st.sampled_from("ab0.é_ -"), min_size=1, max_size=70).filter(
+    lambda text: text not in (".", "..")
+)
+member_name = st.lists(component, min_size=1, max_size=6).map("/".join)
+member = st.tuples(member_name, st.sampled_from("ffffdl"), st.integers(0, 1600))
+
+
+def build(path, members, tar_format) -> bool:
+    """Writes members (name, kind, size); False where the format cannot hold them."""
+    try:
+        with tarfile.open(path, "w", format=tar_format) as tar:
+            for name, kind, size in members:
+                info = tarfile.TarInfo(name)
+                if kind == "d":
+                    info.type = tarfile.DIRTYPE
+                    tar.addfile(info)
+                elif kind == "l":
+                    info.type = tarfile.SYMTYPE
+                    info.linkname = name * 3
+                    tar.addfile(info)
+                else:
+                    info.size = size
+                    tar.addfile(info, io.BytesIO(bytes(i % 251 for i in range(size))))
+    except ValueError:  # ustar: a name, or a link's target, does not fit
+        return False
+    return True
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(members=st.lists(member, min_size=1, max_size=12))
+def test_members_are_those_that_tarfile_finds(tmp_path, tar_format, members):
+    path = tmp_path / "a.tar"
+    if not build(path, members, FORMATS[tar_format]):
+        return
+    with tarfile.open(path) as tar:
+        expected = [
+            (info.name, info.isreg(), info.offset, info.offset_data) for info in tar.getmembers()
+        ]
+        sizes = [info.size for info in tar.getmembers() if info.isreg()]
+    found = list(iter_tar(path))
+    assert [
+        (header.name if header.is_file else header.name.rstrip("/"), *header[1:4])
+        for header in found
+    ] == [
+        (name if is_file else name.rstrip("/"), is_file, *rest) for name, is_file, *rest in expected
+    ]
+    assert [header.size for header in found if header.is_file] == sizes
+    assert all(a.end == b.start for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_names_over_100_bytes_are_read_whole(tmp_path, tar_format):
+    name = "/".join(["folder" * 8] * 3) + "/0001.seg.png"
+    assert len(name) > 100
+    assert build(tmp_path / "a.tar", [(name, "f", 3), ("b.txt", "f", 1)], FORMATS[tar_format])
+    first, second = iter_tar(tmp_path / "a.tar")
+    assert (first.name, first.start, first.size) == (name, 0, 3)
+    if tar_format == "gnu":
+        assert first.data == 3 * 512  # a long-name header, the name, the header
+    assert second.start == first.end
+
+
+def test_the_offset_of_a_member_with_a_pax_header_is_that_of_the_pax_header(tmp_path):
+    assert build(tmp_path / "a.tar", [("a.txt", "f", 5), ("é" * 80 + ".txt", "f", 5)], 2)
+    first, second = iter_tar(tmp_path / "a.tar")
+    assert second.start == first.end
+    assert second.data > second.start + 512
+    assert second.name == "é" * 80 + ".txt"
+
+
+def test_members_larger_than_the_read_window_are_passed_over(tmp_path):
+    members = [("a.bin", "f", 3 << 20), ("b.bin", "f", 700), ("x" * 300 + ".c", "f", (1 << 20) - 9)]
+    members += [(f"{i:04d}.txt", "f", i) for i in range(3000)]
+    assert build(tmp_path / "a.tar", members, tarfile.GNU_FORMAT)
+    assert [(h.name, h.size) for h in iter_tar(tmp_path / "a.tar")] == [
+        (name, size) for name, _, size in members
+    ]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 9 * 512), seed=st.integers(0, 3))
+def test_a_truncated_tar_is_refused_or_a_prefix(tmp_path, cut, seed):
+    path = tmp_path / "a.tar"
+    members = [(f"{i}.txt", "f", 600 * (i + seed) % 1100) for i in range(4)]
+    build(path, members, tarfile.GNU_FORMAT)
+    whole = [(h.name, h.end) for h in iter_tar(path)]
+    path.write_bytes(path.read_bytes()[:cut])
+    try:
+        found = [(h.name, h.end) for h in iter_tar(path)]
+    except TarError:
+        assert cut < whole[-1][1] or cut == 0
+        return
+    assert found == whole[: len(found)]
+    # Nothing was lost but what is missing from the file, and padding.
+    assert not found or found[-1][1] - cut < 512
+    assert len(found) == len(whole) or whole[len(found)][1] > cut
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 511), value=st.integers(0, 255))
+def test_a_header_with_a_changed_byte_is_refused(tmp_path, at, value):
+    path = tmp_path / "a.tar"
+    build(path, [("a.txt", "f", 10), ("b.txt", "f", 10)], tarfile.USTAR_FORMAT)
+    data = bytearray(path.read_bytes())
+    if data[1024 + at] == value:
+        return
+    data[1024 + at] = value
+    path.write_bytes(data)
+    if 148 <= at < 156:  # the checksum field itself: a space and a zero byte may be exchanged
+        return
+    with pytest.raises(TarError, match=r"after member 'a\.txt'"):
+        list(iter_tar(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"hello " * 200, "no tar header at byte 0"),
+        (gzip.compress(b"x" * 9000) * 99, "no tar header at byte 0"),
+    ],
+)
+def test_a_file_that_is_no_tar_is_refused(tmp_path, data, message):
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    with pytest.raises(TarError, match=message):
+        list(iter_tar(path))
+
+
+def test_a_sparse_member_is_refused(tmp_path):
+    info = tarfile.TarInfo("a.txt")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "a.txt"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(TarError, match="sparse member at byte 0"):
+        list(iter_tar(tmp_path / "a.tar"))
+
+
+def test_data_after_the_end_mark_is_refused(tmp_path):
+    path = tmp_path / "a.tar"
+    build(path, [("a.txt", "f", 10)], tarfile.USTAR_FORMAT)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(DatasetFormatError, match="after the end-of-archive mark"):
+        list(iter_tar(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a/b.c/0001.seg.png", ("a/b.c/0001", "seg.png")),
+        ("./0001.jpg", ("./0001", "jpg")),
+        ("0001.", ("0001", "")),
+        ("noext", None),
+        (".hidden", None),
+        ("a/.hidden.txt", None),
+        ("a.b/noext", None),
+        ("__meta__/x.txt", None),
+        ("__index__/a/x.txt", None),
+        ("__x__.txt", ("__x__", "txt")),
+        ("__a/x.txt", ("__a/x", "txt")),
+        ("a/__meta__/x.txt", ("a/__meta__/x", "txt")),
+    ],
+)
+def test_a_name_splits_at_the_first_dot_of_its_last_component(name, expected):
+    assert split_name(name) == expected
+
+
+@given(member_name)
+def test_key_and_part_make_the_name_again(name):
+    found = split_name(name)
+    if found is not None:
+        assert ".".join(found) == name
+        assert "/" not in found[1]
+
+
+def test_a_sample_is_read_from_its_bytes(tmp_path):
+    path = tmp_path / "a.tar"
+    members = [("d/", "d", 0), ("d/1.b", "f", 7), ("d/1.a.c", "f", 600), ("d/noext", "f", 5)]
+    build(path, [*members, ("d/2.b", "f", 9)], tarfile.PAX_FORMAT)
+    headers = list(iter_tar(path))
+    data = path.read_bytes()
+    key, parts = parse_sample(data, 0, headers[4].start)
+    assert key == "d/1"
+    assert [(part, stop - start) for part, start, stop in parts] == [("b", 7), ("a.c", 600)]
+    with pytest.raises(TarError, match="holds parts of two samples, 'd/1' and 'd/2'"):
+        parse_sample(data, 0, headers[4].end)
+    with pytest.raises(TarError, match="not at"):
+        parse_sample(data, 0, headers[2].start + 512)
+    with pytest.raises(TarError, match="holds no part"):
+        parse_sample(data, headers[3].start, headers[3].end)

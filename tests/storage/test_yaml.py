@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml, load_yaml, parse_yaml
+
+SCALARS = [
+    ("yes", True), ("TRUE", True), ("nO", False), ("False", False),
+    ("on", "on"), ("Off", "Off"), ("y", "y"),
+    ("null", None), ("NULL", None), ("~", None), ("", None),
+    ("010", 10), ("+5", 5), ("-0", 0), ("1_000", 1000), ("1__0", "1__0"),
+    ("0x10", "0x10"), ("0o17", "0o17"), ("1:30", "1:30"), ("2020-01-01", "2020-01-01"),
+    (".inf", ".inf"), ("inf", "inf"), ("-infinity", "-infinity"), (".nan", ".nan"), ("nan", "nan"),
+    ("1e3", 1000.0), ("1E-3", 0.001), (".5", 0.5), ("1.", 1.0), ("1_0.5", 10.5),
+    ("'5'", "5"), ('"yes"', "yes"), ("''", ""), ("!!str 5", 5), ("5 # five", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
+def test_scalars_are_read_as_energon_reads_them(text, value):
+    found = parse_yaml(f"key: {text}\n", "x.yaml")["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_numbers_words_and_nulls_as_keys_become_strings():
+    assert parse_yaml("5: a\nyes: b\n~: c\n5.0: d\n", "x.yaml") == {
+        "5": "a", "yes": "b", "~": "c", "5.0": "d",
+    }  # fmt: skip
+
+
+def test_anchors_aliases_and_merge_keys_are_resolved():
+    text = """
+    base: &base {weight: 1, path: a}
+    same: *base
+    other:
+      <<: *base
+      path: b
+    several:
+      <<: [*base, {weight: 2, extra: 3}]
+    """
+    value = parse_yaml(text, "x.yaml")
+    assert value["same"] == {"weight": 1, "path": "a"}
+    assert value["other"] == {"weight": 1, "path": "b"}
+    assert value["several"] == {"weight": 1, "path": "a", "extra": 3}
+
+
+def test_a_leading_document_marker_is_fine():
+    assert parse_yaml("---\na: 1\n", "x.yaml") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.yaml: the file is empty"),
+        ("# only a comment\n", "x.yaml: the file is empty"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:3: a second document"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", r"x.yaml:4: key 'c' is there twice \(first in line 3\)"),
+        ("a: [1, 2\n", "x.yaml:2: no valid YAML"),
+        ("a: 1\nb: !foo 1\n", "x.yaml:2: tag '!foo' is not supported"),
+        ("a: !!python/object/apply:os.getcwd []\n", "x.yaml:1: tag"),
+        ("a: &x [*x]\n", "x.yaml:1: an alias lies inside"),
+        ("? [1]\n: 2\n", "x.yaml:1: a key must be a word"),
+        ("a: *nothing\n", "x.yaml:1: no valid YAML"),
+        ("<<: 5\n", "x.yaml:1: '<<' merges mappings only"),
+    ],
+)
+def test_a_bad_document_is_refused_with_file_and_line(text, message):
+    with pytest.raises(DatasetFormatError, match=message):
+        parse_yaml(text, "x.yaml")
+
+
+def test_mappings_know_the_line_of_each_key():
+    value = parse_yaml("a: 1\n\nb:\n  c: 2\n", "x.yaml")
+    assert isinstance(value["b"], YamlMap)
+    assert value.lines == {"a": 1, "b": 3}
+    assert value["b"].place("c", "b") == "x.yaml:4, b.c"
+
+
+def test_json_is_read_by_suffix_and_its_errors_name_file_and_line(tmp_path):
+    file = tmp_path / "split.json"
+    file.write_text('{"a": "yes", "b": [010]}')
+    with pytest.raises(DatasetFormatError, match=r"split\.json:1: no valid JSON"):
+        load_yaml(file)
+    file.write_text('{"a": "yes", "b": {"c": null}}')
+    assert load_yaml(file) == {"a": "yes", "b": {"c": None}}
+    assert load_yaml(file)["b"].place("c", "b") == f"{file}, b.c"
+    file.write_text('{"a": 1, "a": 2}')
+    with pytest.raises(DatasetFormatError, match="key 'a' is there twice"):
+        load_yaml(file)
+
+
+def test_a_file_that_is_no_utf8_is_refused(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_bytes(b"a: \xff\n")
+    with pytest.raises(DatasetFormatError, match="no UTF-8"):
+        load_yaml(file)
+
+
+def test_an_unknown_key_is_named_with_file_line_path_and_the_closest_known_one():
+    value = parse_yaml("splits:\n  train:\n    wieght: 1\n", "demo.yaml")
+    with pytest.raises(DatasetFormatError) as caught:
+        check_keys(value["splits"]["train"], ("weight", "path"), "splits.train")
+    assert str(caught.value) == (
+        "demo.yaml:3, splits.train: unknown key 'wieght'. Did you mean 'weight'?"
+    )
+    check_keys(value, ("splits",), "")
+
+
+def test_written_yaml_looks_as_energon_writes_it():
+    value = {"split_parts": {"train": ["a-{00..01}.tar"], "val": []}, "exclude": []}
+    assert dump_yaml(value) == (
+        "split_parts:\n  train:\n  - a-{00..01}.tar\n  val: []\nexclude: []\n"
+    )
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=("Cs",)))
+    | st.sampled_from([text for text, _ in SCALARS]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=5), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(plain)
+def test_what_is_written_is_read_back_unchanged(value):
+    assert parse_yaml(dump_yaml(value), "x.yaml") == value
