@@ -1,0 +1,304 @@
+"""`prepare_dataset`: from a folder of tars to a dataset that can be loaded.
+
+First all decisions, then one pass over the tars, then all files at once; `.info.json`, which makes
+a folder a dataset, comes last. So a run that fails or is killed leaves no half-made dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare.config import check_parts
+from energon_lite.prepare.indexing import ShardResult, index_shard
+from energon_lite.prepare.plan import (
+    Plan,
+    Request,
+    SplitParts,
+    SplitRatio,
+    make_plan,
+    plan_again,
+)
+from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.prepare.shards import Shard, local_root
+from energon_lite.storage.nvmeta import (
+    DEFAULT_DATASET,
+    DEFAULT_SPLIT,
+    INFO_JSON,
+    INFO_YAML,
+    META,
+    DatasetInfo,
+    write_atomically,
+    write_index,
+    write_info,
+)
+from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWriter, read_offsets
+
+# The version of Energon whose formats these are.
+FORMAT_VERSION = "7.4.1"
+PARTIAL = "prepare.partial"
+INDEX_UUID = "index.uuid"
+_ERRORS_SHOWN = 10
+
+
+class Progress(NamedTuple):
+    """How far a run has come, in whole shards."""
+
+    shards: int
+    num_shards: int
+    samples: int
+    size_bytes: int
+    total_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCount:
+    """Size of a split part."""
+
+    shards: int
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareReport:
+    """What `prepare_dataset` found and wrote.
+
+    Attributes:
+        path: the dataset's folder.
+        shards: number of tars.
+        samples: number of samples in them.
+        size_bytes: size of the tars.
+        splits: size of each split part; empty with `tar_index_only`.
+        parts: number of members by part name.
+        resumed_shards: tars that an earlier, unfinished run had read.
+        written: files that were written (or would be), relative to `path`; the indexes of the
+            tars are one entry.
+        warnings: what is odd but no error.
+        is_dry_run: whether nothing was written.
+    """
+
+    path: Path
+    shards: int
+    samples: int
+    size_bytes: int
+    splits: dict[str, SplitCount]
+    parts: dict[str, int]
+    resumed_shards: int
+    written: tuple[str, ...]
+    warnings: tuple[str, ...]
+    is_dry_run: bool
+
+    @property
+    def part_names(self) -> frozenset[str]:
+        """The names of all parts."""
+        return frozenset(self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the report as plain values."""
+        return {**dataclasses.asdict(self), "path": str(self.path)}
+
+
+def prepare_dataset(
+    path: str | os.PathLike[str],
+    *,
+    split_ratio: SplitRatio | None = None,
+    split_parts: SplitParts | None = None,
+    sample_type: str | None = None,
+    field_map: Mapping[str, str] | None = None,
+    split_config: str = DEFAULT_SPLIT,
+    dataset_config: str = DEFAULT_DATASET,
+    exclude: str | None = None,
+    num_workers: int | None = None,
+    shuffle_seed: int | None = None,
+    tar_index_only: bool = False,
+    force_overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    paths: Iterable[Path | str] | None = None,
+) -> PrepareReport:
+    """Indexes the tars of a folder and writes its `.nv-meta`.
+
+    A run that was interrupted goes on where it stood when it is started again.
+
+    Args:
+        path: the folder; all `.tar` files in it and below belong to the dataset.
+        split_ratio: shares of train, val and test, such as `"8,1,1"`.
+        split_parts: regular expressions by split part, matched from the start of a shard's
+            relative path after brace expansion; wins over `split_ratio`.
+        sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
+        field_map: for each field of the sample type the part that it is taken from.
+        split_config: file name in `.nv-meta`.
+        dataset_config: file name in `.nv-meta`.
+        exclude: regular expression; a tar whose relative path holds a match is left out.
+        num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
+        shuffle_seed: shuffles the shards before they are split by ratio.
+        tar_index_only: only indexes a prepared dataset again, and corrects its counts.
+        force_overwrite: prepares again, and replaces existing configs.
+        dry_run: reads and checks everything, writes nothing.
+        progress: called after each shard.
+        paths: only these tars, instead of all; no matter with `tar_index_only`.
+
+    Raises:
+        ValueError: The options contradict each other, or do not fit the shards.
+        OSError: There is no such folder or no tar, it is prepared already, or not writable.
+        DatasetFormatError: Tars cannot be used; names file, key and members.
+        RuntimeError: A worker process died, or another run prepares the folder at this time.
+    """
+    root = local_root(path)
+    request = Request(
+        split_ratio, split_parts, sample_type, field_map, split_config, dataset_config,
+        exclude, shuffle_seed, force_overwrite, paths,
+    )  # fmt: skip
+    plan = plan_again(root, request) if tar_index_only else make_plan(root, request)
+    workers = default_workers() if num_workers is None else num_workers
+    with _dry_folder() if dry_run else _partial_folder(plan) as folder:
+        results = _read(plan, folder, workers, progress)
+        if not dry_run:
+            _commit(plan, folder, results)
+    return _report(plan, results, dry_run)
+
+
+@contextmanager
+def _dry_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="energon-lite-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _partial_folder(plan: Plan) -> Iterator[Path]:
+    """Gives the folder for the rows, locked against a second run; removed after success."""
+    folder = plan.root / META / PARTIAL
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise PermissionError(
+            f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
+            f"has a folder {META} and an index next to each tar"
+        ) from None
+    with lock:
+        try:
+            # Not flock: worker processes would inherit it, and hold it after a kill.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
+        except OSError:
+            pass  # no locks on this file system
+        for parent in {shard.path.parent for shard in plan.shards}:
+            if not os.access(parent, os.W_OK):
+                raise PermissionError(f"{parent} cannot be written to; the indexes go there")
+        yield folder
+        shutil.rmtree(folder)
+
+
+def _read(
+    plan: Plan, folder: Path, num_workers: int, progress: Callable[[Progress], None] | None
+) -> list[ShardResult]:
+    """Reads all tars and makes the index database in `folder`."""
+    total = sum(shard.path.stat().st_size for shard in plan.shards)
+    results: list[ShardResult] = []
+    errors: list[Exception] = []
+    samples = size = 0
+    writer = IndexWriter(folder / INDEX_SQLITE)
+    try:
+        tasks = [(shard, folder) for shard in plan.shards]
+        found = ordered_results(index_shard, tasks, num_workers)
+        for number, result in enumerate(found):
+            if isinstance(result, Exception):
+                errors.append(result)
+            else:
+                try:
+                    writer.add(result.rows, number)
+                except DuplicateKeyError as error:
+                    errors.append(_duplicate(plan, error, result.shard))
+                results.append(result)
+                samples, size = samples + result.samples, size + result.size_bytes
+            if progress is not None:
+                progress(Progress(number + 1, len(plan.shards), samples, size, total))
+        if errors:
+            raise _combined(errors, len(plan.shards))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    if plan.field_map is not None:
+        parts = {part for result in results for part in result.parts}
+        check_parts(plan.field_map, parts, str(plan.root))
+    return results
+
+
+def _duplicate(plan: Plan, error: DuplicateKeyError, shard: Shard) -> DatasetFormatError:
+    first = plan.shards[error.tar_file_id]
+    return DatasetFormatError(
+        f"{shard.path}: sample key {error.key!r} is also in {first.path}; a key must be unique in "
+        "the dataset. Write the tars again with other names, or exclude one (--exclude)"
+    )
+
+
+def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
+    if len(errors) == 1:
+        return errors[0]
+    lines = [str(error) for error in errors[:_ERRORS_SHOWN]]
+    if len(errors) > _ERRORS_SHOWN:
+        lines.append(f"and {len(errors) - _ERRORS_SHOWN} more")
+    text = "\n  ".join(lines)
+    return DatasetFormatError(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
+
+
+def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> PrepareReport:
+    counts = {result.shard.name: result.samples for result in results}
+    splits = {
+        part: SplitCount(len(names), sum(counts[name] for name in names))
+        for part, names in (plan.splits or {}).items()
+    }
+    parts: dict[str, int] = {}
+    for result in results:
+        for part, number in result.parts.items():
+            parts[part] = parts.get(part, 0) + number
+    warnings = [result.warning for result in results if result.warning]
+    if plan.splits is not None:
+        unused = len(counts) - len({name for names in plan.splits.values() for name in names})
+        if unused:
+            warnings.append(f"{unused} of {len(counts)} shards are in no split part")
+    files = [INDEX_SQLITE, INDEX_UUID, *plan.texts]
+    if plan.old_counts != counts:
+        files.append(INFO_JSON)
+    return PrepareReport(
+        path=plan.root,
+        shards=len(results),
+        samples=sum(counts.values()),
+        size_bytes=sum(result.size_bytes for result in results),
+        splits=splits,
+        parts=parts,
+        resumed_shards=sum(result.is_resumed for result in results),
+        written=("*.tar.idx", *(f"{META}/{name}" for name in files)),
+        warnings=tuple(warnings),
+        is_dry_run=dry_run,
+    )
+
+
+def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
+    """Writes all files; until the last one the folder is no dataset."""
+    meta = plan.root / META
+    counts = {result.shard.name: result.samples for result in results}
+    had_yaml = (meta / INFO_YAML).is_file()
+    if plan.old_counts is None:
+        (meta / INFO_JSON).unlink(missing_ok=True)
+        (meta / INFO_YAML).unlink(missing_ok=True)
+    for result in results:
+        write_index(result.shard.path, read_offsets(result.rows))
+    (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
+    write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
+    for name, text in plan.texts.items():
+        write_atomically(meta / name, text.encode())
+    if plan.old_counts != counts:
+        write_info(plan.root, DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)

@@ -1,0 +1,206 @@
+"""Reads each tar once, in parallel, and keeps what it found in a file per shard.
+
+A shard's file is the record that a later run continues from. Nothing in the dataset changes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare.shards import Shard
+from energon_lite.storage.sqlite import ShardRows, read_record
+from energon_lite.storage.tar import TarError, iter_tar, split_name
+
+_RECORD_FORMAT = 1
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK": "zip",
+}
+
+
+class ShardResult(NamedTuple):
+    """What was found in a shard.
+
+    Attributes:
+        shard: the tar.
+        rows: file with the rows of its samples and parts.
+        samples: number of samples.
+        size_bytes: size of the tar.
+        parts: number of members by part name.
+        is_resumed: whether an earlier run had read it.
+        warning: what is odd about it, or "".
+    """
+
+    shard: Shard
+    rows: Path
+    samples: int
+    size_bytes: int
+    parts: dict[str, int]
+    is_resumed: bool
+    warning: str
+
+
+def rows_path(folder: Path, name: str) -> Path:
+    """Gives the file in `folder` for the rows of the shard `name`."""
+    return folder / f"{hashlib.sha1(name.encode('utf-8', 'surrogateescape')).hexdigest()}.sqlite"
+
+
+def index_shard(task: tuple[Shard, Path]) -> ShardResult:
+    """Reads a tar and writes its rows, or takes those of an earlier run.
+
+    Args:
+        task: the tar, and the folder that the rows go to.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable, empty, or its members are not in the order of
+            samples; names file, key and members.
+    """
+    shard, folder = task
+    rows = rows_path(folder, shard.name)
+    status = shard.path.stat()
+    made_from = [_RECORD_FORMAT, shard.name, status.st_size, status.st_mtime_ns]
+    kept = read_record(rows)
+    if kept is not None:
+        record = json.loads(kept)
+        if record["made_from"] == made_from:
+            return _result(shard, rows, status.st_size, record, is_resumed=True)
+    found, end = scan_shard(shard.path)
+    parts: dict[str, int] = {}
+    for _, part, _, _ in found.parts:
+        parts[part] = parts.get(part, 0) + 1
+    after = shard.path.stat()
+    if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        raise DatasetFormatError(f"{shard.path}: changed while it was read; prepare again")
+    warning = ""
+    if end == status.st_size:
+        warning = f"{shard.path}: has no end-of-archive mark; it may have been cut off"
+    record = {
+        "made_from": made_from, "samples": len(found.samples), "parts": parts, "warning": warning,
+    }  # fmt: skip
+    try:
+        found.write(rows, json.dumps(record))
+    except UnicodeEncodeError:
+        raise DatasetFormatError(f"{shard.path}: {_not_text(found)}") from None
+    return _result(shard, rows, status.st_size, record, is_resumed=False)
+
+
+def _result(
+    shard: Shard, rows: Path, size_bytes: int, record: dict[str, object], is_resumed: bool
+) -> ShardResult:
+    samples, parts, warning = record["samples"], record["parts"], record["warning"]
+    assert isinstance(samples, int)
+    assert isinstance(parts, dict)
+    return ShardResult(shard, rows, samples, size_bytes, parts, is_resumed, str(warning))
+
+
+def _not_text(found: ShardRows) -> str:
+    """Names the member whose name is no UTF-8: SQLite cannot hold it."""
+    keys = {index: key for index, key, _, _ in found.samples}
+    for index, part, _, _ in found.parts:
+        name = f"{keys[index]}.{part}"
+        if not name.isascii() and name.encode("utf-8", "replace") != name.encode(
+            "utf-8", "surrogateescape"
+        ):
+            return f"the name of member {name!a} is not UTF-8; rename it"
+    return "a member's name is not UTF-8; rename it"
+
+
+def scan_shard(path: Path) -> tuple[ShardRows, int]:
+    """Finds the samples of a tar, and the byte after its last member.
+
+    Raises:
+        DatasetFormatError: As `index_shard`.
+    """
+    rows = ShardRows()
+    samples, parts = rows.samples, rows.parts
+    starts: list[int] = []
+    keys: dict[str, int] = {}
+    current: str | None = None
+    index, end, skipped = -1, 0, 0
+    try:
+        for name, is_file, start, data, size, end in iter_tar(path):  # noqa: B007  used below
+            found = split_name(name) if is_file else None
+            if found is None:
+                skipped += is_file
+                continue
+            key, part = found
+            if key != current:
+                index += 1
+                if keys.setdefault(key, index) != index:
+                    raise _twice(path, rows, keys[key], key, name)
+                current = key
+                starts.append(start)
+                names = {part}
+            elif part in names:
+                raise DatasetFormatError(
+                    f"{path}: member {name!r} is there twice in a row (byte {start}); "
+                    "write the tar again with one of them"
+                )
+            else:
+                names.add(part)
+            parts.append((index, part, data, size))
+    except TarError as error:
+        raise DatasetFormatError(f"{error}{_packed_hint(path)}") from None
+    if end > path.stat().st_size:
+        raise DatasetFormatError(
+            f"{path}: truncated: the file ends in the padding after member {name!r}; "
+            "write the tar again"
+        )
+    if not keys:
+        raise DatasetFormatError(
+            f"{path}: holds no sample; a sample is a file with a name like 'folder/0001.jpg' "
+            f"({skipped} other files were passed over). Remove the tar or exclude it (--exclude)"
+        )
+    stops = [*starts[1:], end]
+    samples += [
+        (number, key, start, stop - start)
+        for number, (key, start, stop) in enumerate(zip(keys, starts, stops, strict=True))
+    ]
+    return rows, end
+
+
+def first_parts(path: Path) -> tuple[str, ...]:
+    """Gives the part names of the first sample of a tar, none where it has no sample.
+
+    Raises:
+        TarError: The tar is unreadable before its first sample ends.
+    """
+    key: str | None = None
+    parts: list[str] = []
+    for header in iter_tar(path):
+        found = split_name(header.name) if header.is_file else None
+        if found is None:
+            continue
+        if key not in (None, found[0]):
+            break
+        key = found[0]
+        parts.append(found[1])
+    return tuple(parts)
+
+
+def _twice(path: Path, rows: ShardRows, index: int, key: str, name: str) -> DatasetFormatError:
+    earlier = [part for sample, part, _, _ in rows.parts if sample == index]
+    members = ", ".join(repr(f"{key}.{part}") for part in earlier)
+    if name[len(key) + 1 :] in earlier:
+        return DatasetFormatError(
+            f"{path}: sample key {key!r} is there twice: member {name!r} comes again after other "
+            "samples. Rename one of them, a key must be unique in the dataset"
+        )
+    return DatasetFormatError(
+        f"{path}: the parts of sample {key!r} are apart: {members}, then other samples, then "
+        f"{name!r}. Write the tar so that they follow each other (`tar --sort=name`)"
+    )
+
+
+def _packed_hint(path: Path) -> str:
+    with path.open("rb") as file:
+        first = file.read(6)
+    kind = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
+    return f". The file is compressed with {kind}: unpack it first" if kind else ""

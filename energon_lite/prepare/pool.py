@@ -1,0 +1,77 @@
+"""Work on many files in parallel processes, with the results in order and no way to hang."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+_MAX_WORKERS = 16
+_PARENT_POLL_SEC = 0.2
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def default_workers() -> int:
+    """Gives the number of cores that this process may use, at most 16."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return min(_MAX_WORKERS, cores)
+
+
+def _watch_parent() -> None:
+    """Ends this worker when its parent was killed: nobody else would ever tell it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_SEC)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ordered_results(
+    function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int
+) -> Iterator[Result | Exception]:
+    """Calls a function on each task, and gives what it returned, or its ValueError or OSError.
+
+    Args:
+        function: a function of a module.
+        tasks: its arguments.
+        num_workers: processes; with 0 or 1 this one does the work.
+
+    Raises:
+        RuntimeError: A worker process died.
+    """
+    if num_workers <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            try:
+                yield function(task)
+            except (ValueError, OSError) as error:
+                yield error
+        return
+    # Forked workers start at once and need no importable main module.
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    executor = ProcessPoolExecutor(
+        min(num_workers, len(tasks)), multiprocessing.get_context(method), _watch_parent
+    )
+    try:
+        for future in [executor.submit(function, task) for task in tasks]:
+            try:
+                yield future.result()
+            except (ValueError, OSError) as error:
+                yield error
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a worker process died (killed, or out of memory). Run the same command again; fewer "
+            "processes (num_workers, --num-workers) need less memory"
+        ) from None
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,585 @@
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare import prepare_dataset
+from energon_lite.prepare.config import sample_type_names
+from energon_lite.prepare.pool import ordered_results
+from energon_lite.storage.nvmeta import (
+    is_prepared,
+    read_dataset_config,
+    read_index,
+    read_info,
+    read_split_part,
+    split_part_names,
+)
+from energon_lite.storage.sqlite import IndexDatabase, sample_indices
+from energon_lite.storage.tar import parse_sample
+
+from ..conftest import REPO, write_tar
+
+ALL_TRAIN = {"split_ratio": "1,0,0", "num_workers": 1}
+
+
+def write_shards(root: Path, num_shards=4, num_samples=5) -> None:
+    for shard in range(num_shards):
+        numbers = range(shard * num_samples, (shard + 1) * num_samples)
+        members = [
+            (f"{i:05d}.{part}", f"{part} of {i}".encode())
+            for i in numbers
+            for part in ("txt", "json")
+        ]
+        write_tar(root / f"parts/data-{shard:02d}.tar", members)
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_shards(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """All files but the tars, the random id, and the order of rows in the database."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.suffix != ".tar" and path.name != "index.uuid"
+    }
+
+
+# What is written
+
+
+def test_a_prepared_folder_has_the_files_of_the_format(root):
+    report = prepare_dataset(
+        root, split_ratio="2,1,1", sample_type="TextSample", field_map={"text": "txt"}
+    )
+    assert (report.shards, report.samples, report.resumed_shards) == (4, 20, 0)
+    assert report.parts == {"txt": 20, "json": 20}
+    assert report.part_names == {"txt", "json"}
+    assert {name: (s.shards, s.samples) for name, s in report.splits.items()} == {
+        "train": (2, 10), "val": (1, 5), "test": (1, 5),
+    }  # fmt: skip
+    json.dumps(report.to_json())
+    meta = root / ".nv-meta"
+    assert sorted(path.name for path in meta.iterdir()) == [
+        ".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml",
+    ]  # fmt: skip
+    assert json.loads((meta / ".info.json").read_text()) == {
+        "energon_version": "7.4.1",
+        "shard_counts": {f"parts/data-{i:02d}.tar": 5 for i in range(4)},
+    }
+    assert (meta / "split.yaml").read_text() == (
+        "split_parts:\n  train:\n  - parts/data-{00..01}.tar\n  val:\n  - parts/data-02.tar\n"
+        "  test:\n  - parts/data-03.tar\nexclude: []\n"
+    )
+    assert (meta / "dataset.yaml").read_text() == (
+        "sample_type:\n  __module__: megatron.energon\n  __class__: TextSample\n"
+        "field_map:\n  text: txt\n"
+    )
+    assert (
+        str(uuid.UUID((meta / "index.uuid").read_text(), version=4))
+        == (meta / "index.uuid").read_text()
+    )
+    assert (root / "parts/data-00.tar.idx").read_bytes()[:16] == bytes(8) + (2048).to_bytes(
+        8, "little"
+    )
+
+
+def test_the_database_has_the_schema_and_rows_of_the_format(root):
+    prepare_dataset(root, **ALL_TRAIN)
+    connection = sqlite3.connect(root / ".nv-meta/index.sqlite")
+    schema = {name: " ".join(sql.split()) for name, sql in connection.execute(
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+    )}  # fmt: skip
+    assert schema == {
+        "samples": "CREATE TABLE samples ( tar_file_id INTEGER NOT NULL, "
+        "sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL, "
+        "byte_offset INTEGER, byte_size INTEGER )",
+        "sample_parts": "CREATE TABLE sample_parts ( tar_file_id INTEGER, "
+        "sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, "
+        "content_byte_size INTEGER )",
+        "idx_samples_by_tar_and_idx": "CREATE INDEX idx_samples_by_tar_and_idx ON "
+        "samples(tar_file_id, sample_index)",
+        "idx_sample_parts_seq": "CREATE INDEX idx_sample_parts_seq ON "
+        "sample_parts(tar_file_id, sample_index, content_byte_offset)",
+        "idx_sample_parts_full": "CREATE INDEX idx_sample_parts_full ON sample_parts( "
+        "tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
+    }
+    assert connection.execute("SELECT * FROM samples WHERE sample_key = '00006'").fetchall() == [
+        (1, "00006", 1, 2048, 2048)
+    ]
+    assert connection.execute(
+        "SELECT * FROM sample_parts WHERE tar_file_id = 1 AND sample_index = 1 "
+        "ORDER BY content_byte_offset"
+    ).fetchall() == [(1, 1, "txt", 2560, 8), (1, 1, "json", 3584, 9)]
+
+
+def test_samples_are_found_by_key(root):
+    prepare_dataset(root, **ALL_TRAIN)
+    assert sample_indices(root, ["00007", "none", "00000"]) == {"00007": (1, 2), "00000": (0, 0)}
+    keys = [f"{i:05d}" for i in range(20)]
+    assert sample_indices(root, keys * 100) == {f"{i:05d}": divmod(i, 5) for i in range(20)}
+    with IndexDatabase(root) as index:
+        assert index.sample_parts(1, 1) == [("txt", 2560, 8), ("json", 3584, 9)]
+        assert index.part_sizes()["txt"][0] == 20
+
+
+def test_members_that_belong_to_no_sample_are_part_of_the_one_before_them(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in (
+            "d/",
+            "d/1.txt",
+            "d/noext",
+            "d/1.json",
+            "__meta__/x.txt",
+            "d/2.txt",
+            ".hidden",
+        ):
+            info = tarfile.TarInfo(name)
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+                tar.addfile(info)
+            else:
+                info.size = 3
+                tar.addfile(info, io.BytesIO(b"abc"))
+    report = prepare_dataset(tmp_path, **ALL_TRAIN)
+    assert (report.samples, report.parts) == (2, {"txt": 2, "json": 1})
+    stored = (tmp_path / "a.tar.idx").read_bytes()
+    assert [int.from_bytes(stored[i : i + 8], "little") for i in (0, 8, 16)] == [512, 4608, 6656]
+    assert read_index(tmp_path / "a.tar", 2).tolist() == [0, 4608, 6656]
+
+
+part = st.sampled_from(["txt", "json", "seg.png", "jpg"])
+samples = st.dictionaries(
+    st.from_regex(r"(a/|b\.c/)?[a-z0-9]{1,90}", fullmatch=True),
+    st.dictionaries(part, st.binary(max_size=900), min_size=1),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=samples, tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+def test_every_sample_is_found_again_by_the_index(tmp_path, content, tar_format):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for key, parts in content.items():
+            for name, data in parts.items():
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    prepare_dataset(tmp_path, **ALL_TRAIN, force_overwrite=True)
+    offsets = read_index(path, len(content)).tolist()
+    data = path.read_bytes()
+    found = {}
+    for start, stop in itertools.pairwise(offsets):
+        key, parts = parse_sample(data, start, stop)
+        found[key] = {name: data[first:last] for name, first, last in parts}
+    assert found == content
+    assert list(found) == list(content)
+
+
+def test_a_crude_dataset_names_its_class(root):
+    prepare_dataset(root, **ALL_TRAIN, sample_type="CrudeWebdataset")
+    assert read_dataset_config(root) == {
+        "__module__": "megatron.energon", "__class__": "CrudeWebdataset",
+    }  # fmt: skip
+
+
+def test_every_sample_type_is_known_by_name():
+    assert {"CaptioningSample", "VQAOCRSample", "CrudeWebdataset"} <= set(sample_type_names())
+    assert "Sample" not in sample_type_names()
+
+
+def test_split_patterns_exclusion_and_other_config_names(root):
+    report = prepare_dataset(
+        root,
+        split_parts={"train": "parts/data-{00..01}", "dev": [r".*02\.tar"]},
+        exclude=r"03\.tar$",
+        split_config="my.json",
+    )
+    assert report.shards == 3
+    info = read_info(root)
+    assert split_part_names(root, "my.json") == ("train", "dev")
+    assert read_split_part(root, info, "dev", "my.json").shards == ("parts/data-02.tar",)
+    assert not (root / ".nv-meta/split.yaml").exists()
+
+
+def test_only_the_given_tars_are_taken(root):
+    prepare_dataset(root, **ALL_TRAIN, paths=["parts/data-01.tar", root / "parts/data-03.tar"])
+    assert list(read_info(root).shard_counts) == ["parts/data-01.tar", "parts/data-03.tar"]
+
+
+def test_tars_behind_links_are_found_and_a_circle_of_links_ends(tmp_path):
+    write_shards(tmp_path / "real", 2)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real/up").symlink_to(tmp_path / "data")
+    assert prepare_dataset(tmp_path / "data", **ALL_TRAIN).shards == 2
+
+
+def test_one_process_and_several_write_the_same(root):
+    prepare_dataset(root, **ALL_TRAIN)
+    one = files(root)
+    prepare_dataset(root, split_ratio="1,0,0", num_workers=2, force_overwrite=True)
+    assert files(root) == one
+
+
+def test_progress_is_told_after_each_shard(root):
+    seen = []
+    prepare_dataset(root, **ALL_TRAIN, progress=seen.append)
+    assert [(p.shards, p.num_shards, p.samples) for p in seen] == [
+        (1, 4, 5), (2, 4, 10), (3, 4, 15), (4, 4, 20),
+    ]  # fmt: skip
+    assert seen[-1].size_bytes == seen[-1].total_bytes > 0
+
+
+# What is refused, before anything is read
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_ratio": None}, "give a split"),
+        ({"split_ratio": "8,1,1"}, "leaves 'val' empty"),
+        ({"split_parts": {"train": "parts/*.tar"}}, "looks like a glob"),
+        ({"sample_type": "TextSampl"}, "unknown sample type 'TextSampl'. Did you mean"),
+        ({"sample_type": "Sample"}, "unknown sample type 'Sample'"),
+        ({"sample_type": "TextSample"}, "TextSample needs a field map .* for: text"),
+        ({"field_map": {"text": "txt"}}, "needs a sample type"),
+        ({"sample_type": "CrudeWebdataset", "field_map": {"a": "b"}}, "has no field map"),
+        ({"sample_type": "TextSample", "field_map": {"txt": "txt"}}, "no field 'txt'"),
+        ({"sample_type": "CaptioningSample", "field_map": {"image": "jpg"}}, "needs .* 'caption'"),
+        ({"sample_type": "TextSample", "field_map": {"text": "json[a"}}, "json"),
+        ({"exclude": "("}, "no regular expression"),
+        ({"tar_index_only": True}, "keeps split and sample type"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_tar_is_read(root, options, message, monkeypatch):
+    monkeypatch.setattr(
+        "energon_lite.prepare.indexing.scan_shard", lambda path: pytest.fail("read")
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare_dataset(root, **{**ALL_TRAIN, **options})
+    assert files(root) == {}
+
+
+def test_a_missing_folder_a_file_a_remote_path_and_a_folder_without_tars_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        prepare_dataset(tmp_path / "none", **ALL_TRAIN)
+    with pytest.raises(FileNotFoundError, match=r"no \.tar file in this folder"):
+        prepare_dataset(tmp_path, **ALL_TRAIN)
+    with pytest.raises(ValueError, match="s3://bucket/x: only local folders"):
+        prepare_dataset("s3://bucket/x", **ALL_TRAIN)
+    write_shards(tmp_path, 1)
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        prepare_dataset(tmp_path / "parts/data-00.tar", **ALL_TRAIN)
+    with pytest.raises(FileNotFoundError, match="exclude 'data' leaves none"):
+        prepare_dataset(tmp_path, **ALL_TRAIN, exclude="data")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(root, monkeypatch):
+    (root / ".nv-meta").write_text("a file where the folder should be")
+    with pytest.raises(PermissionError, match="cannot be written to"):
+        prepare_dataset(root, **ALL_TRAIN)
+    (root / ".nv-meta").unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "parts")
+    with pytest.raises(PermissionError, match="parts cannot be written to"):
+        prepare_dataset(root, **ALL_TRAIN)
+
+
+def test_a_tgz_is_refused_with_the_way_to_convert_it(root):
+    (root / "parts/x.tgz").write_bytes(b"")
+    with pytest.raises(DatasetFormatError, match=r"x\.tgz: .*gunzip"):
+        prepare_dataset(root, **ALL_TRAIN)
+    assert prepare_dataset(root, **ALL_TRAIN, exclude=r"\.tgz$").shards == 4
+
+
+def test_what_is_prepared_or_edited_is_not_overwritten_unless_asked(root):
+    (root / ".nv-meta").mkdir()
+    (root / ".nv-meta/dataset.yaml").write_text("__class__: Mine\n")
+    with pytest.raises(FileExistsError, match=r"dataset\.yaml exists and would be changed"):
+        prepare_dataset(root, **ALL_TRAIN, sample_type="CrudeWebdataset")
+    prepare_dataset(root, **ALL_TRAIN)  # says nothing about dataset.yaml
+    with pytest.raises(FileExistsError, match="already prepared"):
+        prepare_dataset(root, **ALL_TRAIN)
+    assert read_dataset_config(root) == {"__class__": "Mine"}
+    prepare_dataset(root, **ALL_TRAIN, sample_type="CrudeWebdataset", force_overwrite=True)
+    assert read_dataset_config(root)["__class__"] == "CrudeWebdataset"
+
+
+# What is refused in the tars
+
+
+def txt(*keys):
+    return [(f"{key}.txt", b"x") for key in keys]
+
+
+def break_tar(root: Path, members=None, data=None) -> None:
+    path = root / "parts/data-02.tar"
+    if members is not None:
+        write_tar(path, members)
+    if data is not None:
+        path.write_bytes(data(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"members": txt("x", "00001")}, "key '00001' is also in .*data-00.tar"),
+        ({"members": txt("a", "b", "a")}, "key 'a' is there twice: member 'a.txt' comes again"),
+        ({"members": [*txt("a", "b"), ("a.json", b"")]}, "'a' are apart: 'a.txt',.*'a.json'"),
+        ({"members": txt("a", "a")}, r"member 'a\.txt' is there twice in a row"),
+        ({"members": [("noext", b""), (".h", b"")]}, r"holds no sample.*\(2 other files"),
+        ({"data": lambda data: data[:1100]}, r"header at byte 1024 is cut off .*'00010\.txt'"),
+        ({"data": lambda data: data[:1540]}, r"'00010\.json' is cut off .*'00010\.txt'"),
+        ({"data": lambda data: data[:1600]}, r"ends in the padding after member '00010\.json'"),
+        ({"data": lambda data: b""}, "the file is empty"),
+        ({"data": lambda data: b"<html>" * 200}, "no tar header at byte 0"),
+        ({"data": lambda data: gzip.compress(data, 0)}, "compressed with gzip"),
+        ({"members": [("a\udcff.txt", b"")]}, "not UTF-8; rename it"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_bad_tar_is_refused_by_name_and_the_folder_stays_unprepared(
+    root, broken, message, num_workers
+):
+    break_tar(root, **broken)
+    with pytest.raises(DatasetFormatError, match=message) as caught:
+        prepare_dataset(root, split_ratio="1,0,0", num_workers=num_workers)
+    assert "parts/data-02.tar" in str(caught.value)
+    assert not is_prepared(root)
+    assert not list(root.rglob("*.idx"))
+
+
+def test_all_bad_tars_are_listed_at_once(root):
+    for name in ("data-01.tar", "data-03.tar"):
+        (root / "parts" / name).write_bytes(b"")
+    with pytest.raises(DatasetFormatError, match=r"(?s)2 of 4 shards .*data-01.*data-03"):
+        prepare_dataset(root, **ALL_TRAIN)
+
+
+def test_a_failed_run_leaves_a_prepared_dataset_as_it_was(root):
+    prepare_dataset(root, **ALL_TRAIN)
+    before = files(root)
+    uid = (root / ".nv-meta/index.uuid").read_text()
+    break_tar(root, data=lambda data: data[:700])
+    with pytest.raises(DatasetFormatError):
+        prepare_dataset(root, **ALL_TRAIN, force_overwrite=True)
+    after = {name: data for name, data in files(root).items() if "prepare.partial" not in name}
+    assert after == before
+    assert (root / ".nv-meta/index.uuid").read_text() == uid
+
+
+def test_a_field_map_that_the_data_cannot_fill_is_refused(root):
+    typed = {**ALL_TRAIN, "sample_type": "TextSample"}
+    with pytest.raises(DatasetFormatError, match=r"'text' is mapped to 'jpg,png', but no sample"):
+        prepare_dataset(root, **typed, field_map={"text": "jpg,png"})
+    assert not is_prepared(root)
+    assert prepare_dataset(root, **typed, field_map={"text": "jpg,txt"}).resumed_shards == 4
+
+
+def test_a_tar_without_an_end_mark_gives_a_warning(root):
+    break_tar(root, data=lambda data: data[: 10 * 1024])
+    (warning,) = prepare_dataset(root, **ALL_TRAIN).warnings
+    assert "data-02.tar: has no end-of-archive mark" in warning
+
+
+def test_shards_in_no_split_part_give_a_warning(root):
+    report = prepare_dataset(root, split_parts={"train": ".*0[01]"}, num_workers=1)
+    assert report.warnings == ("2 of 4 shards are in no split part",)
+
+
+# Dry runs, indexes only
+
+
+def test_a_dry_run_checks_everything_and_writes_nothing(root):
+    report = prepare_dataset(root, **ALL_TRAIN, dry_run=True)
+    assert (report.is_dry_run, report.samples) == (True, 20)
+    assert files(root) == {}
+    assert not (root / ".nv-meta").exists()
+    break_tar(root, members=txt("00001"))
+    with pytest.raises(DatasetFormatError, match="'00001' is also in"):
+        prepare_dataset(root, **ALL_TRAIN, dry_run=True)
+
+
+def test_only_the_indexes_are_made_again_and_counts_corrected(root):
+    prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
+    uid = (root / ".nv-meta/index.uuid").read_text()
+    split = (root / ".nv-meta/split.yaml").read_text()
+    (root / "parts/data-00.tar.idx").unlink()
+    report = prepare_dataset(root, tar_index_only=True)
+    assert ".nv-meta/.info.json" not in report.written
+    assert read_index(root / "parts/data-00.tar", 5)[-1] == 10240
+    write_tar(root / "parts/data-00.tar", txt(*"abc"))
+    report = prepare_dataset(root, tar_index_only=True)
+    assert ".nv-meta/.info.json" in report.written
+    assert read_info(root).shard_counts["parts/data-00.tar"] == 3
+    assert sample_indices(root, ["b"]) == {"b": (0, 1)}
+    assert (root / ".nv-meta/split.yaml").read_text() == split
+    assert (root / ".nv-meta/index.uuid").read_text() != uid
+    (root / "parts/data-01.tar").unlink()
+    with pytest.raises(FileNotFoundError, match=r"data-01\.tar is listed in"):
+        prepare_dataset(root, tar_index_only=True)
+
+
+def test_indexes_only_need_a_prepared_dataset(root):
+    with pytest.raises(FileNotFoundError, match="not a prepared dataset"):
+        prepare_dataset(root, tar_index_only=True)
+
+
+# Killed runs
+
+KILLED = """
+import sys, time
+from multiprocessing import active_children
+from energon_lite.prepare import prepare_dataset
+
+def tell(progress):
+    print(progress.shards, *[child.pid for child in active_children()], flush=True)
+    if progress.shards == 2:
+        time.sleep(60)
+
+prepare_dataset(sys.argv[1], split_ratio="2,1,1", num_workers=int(sys.argv[2]), progress=tell)
+"""
+
+
+def run_until_two_shards_are_done(root: Path, num_workers: int) -> tuple[subprocess.Popen, list]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(root), str(num_workers)],
+        stdout=subprocess.PIPE, text=True, cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    while (line := process.stdout.readline().split()) and line[0] != "2":
+        pass
+    assert line, "the run ended before two shards were done"
+    return process, [int(pid) for pid in line[1:]]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_killed_run_is_continued_and_never_looks_prepared(root, num_workers):
+    process, workers = run_until_two_shards_are_done(root, num_workers)
+    with pytest.raises(RuntimeError, match="another run is preparing"):
+        prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    assert not is_prepared(root)
+    report = prepare_dataset(root, split_ratio="2,1,1", num_workers=1)
+    assert report.resumed_shards >= 2
+    continued = files(root)
+    prepare_dataset(root, split_ratio="2,1,1", num_workers=1, force_overwrite=True)
+    assert files(root) == continued
+    assert len(workers) == (2 if num_workers == 2 else 0)
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in workers)
+
+
+def test_a_shard_that_changed_since_the_killed_run_is_read_again(root):
+    break_tar(root, data=lambda data: data[:700])
+    with pytest.raises(DatasetFormatError):
+        prepare_dataset(root, **ALL_TRAIN)
+    write_tar(root / "parts/data-02.tar", txt("new"))
+    os.utime(root / "parts/data-03.tar", ns=(1, 1))
+    report = prepare_dataset(root, **ALL_TRAIN)
+    assert report.resumed_shards == 2
+    assert report.samples == 16
+    assert not (root / ".nv-meta/prepare.partial").exists()
+
+
+def test_a_damaged_record_of_a_killed_run_is_not_used(root):
+    break_tar(root, data=lambda data: data[:700])
+    with pytest.raises(DatasetFormatError):
+        prepare_dataset(root, **ALL_TRAIN)
+    records = sorted((root / ".nv-meta/prepare.partial").glob("*.sqlite"))
+    assert len(records) == 3
+    records[0].write_bytes(b"")
+    records[1].write_bytes(records[1].read_bytes()[:5000])
+    write_tar(root / "parts/data-02.tar", txt("new"))
+    prepare_dataset(root, **ALL_TRAIN)
+    continued = files(root)
+    prepare_dataset(root, **ALL_TRAIN, force_overwrite=True)
+    assert files(root) == continued
+
+
+def end_at_two(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.processes
+def test_a_dead_worker_ends_the_run_with_an_error():
+    with pytest.raises(RuntimeError, match="a worker process died"):
+        list(ordered_results(end_at_two, range(10), num_workers=2))
+
+
+def fail_at_two(number: int) -> int:
+    if number == 2:
+        raise KeyError("a bug")
+    if number == 3:
+        raise ValueError("bad data")
+    return number
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_errors_of_data_are_results_and_bugs_are_raised(num_workers):
+    results = ordered_results(fail_at_two, [0, 3, 1, 2], num_workers)
+    assert next(results) == 0
+    assert str(next(results)) == "bad data"
+    assert next(results) == 1
+    with pytest.raises(KeyError, match="a bug"):
+        next(results)
+
+
+# Tars by others
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "wds_shards"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder shared/data is not here")
+def test_tars_made_by_others_are_indexed(tmp_path):
+    for tar in SHARED.glob("*.tar"):
+        (tmp_path / tar.name).symlink_to(tar)
+    with pytest.raises(DatasetFormatError, match="sample key '000000' is also in"):
+        prepare_dataset(tmp_path, **ALL_TRAIN)
+    for tar, part_name in (("webdataset_mpdata", "mp"), ("webdataset_tendata", "ten")):
+        folder = tmp_path / tar
+        folder.mkdir()
+        (folder / "a.tar").symlink_to(SHARED / f"{tar}.tar")
+        report = prepare_dataset(folder, **ALL_TRAIN)
+        assert (report.samples, report.parts) == (100, {part_name: 100})
+        with tarfile.open(SHARED / f"{tar}.tar") as members:
+            expected = [info.offset for info in members.getmembers()]
+        assert read_index(folder / "a.tar", 100).tolist()[:-1] == expected
