@@ -1,0 +1,1 @@
+"""Leaf datasets: what a prepared folder gives."""

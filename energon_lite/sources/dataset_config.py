@@ -1,0 +1,154 @@
+"""`dataset.yaml` -> factory: which class, with which arguments, and what may be imported for it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError, did_you_mean
+from energon_lite.core.samples import SAMPLE_TYPES, Sample
+from energon_lite.sources import legacy, webdataset
+from energon_lite.sources.makers import FileFunction
+from energon_lite.sources.webdataset import BaseWebdatasetFactory, StandardWebdatasetFactory
+from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
+from energon_lite.storage.yaml import YamlMap, check_keys
+
+# Names under these modules are ours, whichever class of Energon they were written for.
+_OWN_MODULES = ("energon_lite", "megatron.energon")
+_DATASET_CLASSES: dict[str, type[BaseWebdatasetFactory[Any]]] = {
+    name: value
+    for module in (webdataset, legacy)
+    for name, value in vars(module).items()
+    if isinstance(value, type)
+    and issubclass(value, BaseWebdatasetFactory)
+    and not name.startswith("_")
+}
+_CLASS_KEYS = ("__module__", "__class__")
+_STANDARD_KEYS = (
+    *_CLASS_KEYS, "sample_type", "field_map", "sample_loader", "part_filter", "subflavors",
+    "split_part", "split_config", "parallel_shard_iters", "max_samples_per_sequence",
+    "shuffle_over_epochs",
+)  # fmt: skip
+
+
+def load_factory(
+    path: str | PathLike[str],
+    *,
+    dataset_config: str | None = None,
+    trust: bool = False,
+    subflavors: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> BaseWebdatasetFactory[Any]:
+    """Opens a prepared folder by its `dataset.yaml`.
+
+    Args:
+        path: the folder.
+        dataset_config: name of the file in `.nv-meta`; `dataset.yaml` by default.
+        trust: whether code that the dataset names (its `sample_loader.py`, classes of modules not
+            imported yet) may be run.
+        subflavors: tags that go over those of the file.
+        kwargs: for the factory; what the file sets wins.
+
+    Raises:
+        FileNotFoundError: The folder is missing or not prepared.
+        DatasetFormatError: The file is wrong; names file, line and key.
+    """
+    root = Path(path)
+    if root.suffix in (".yaml", ".yml", ".jsonl") and not root.is_dir():
+        raise DatasetFormatError(
+            f"{root}: this version reads prepared WebDataset folders; give the path of a folder"
+        )
+    config = read_dataset_config(root, dataset_config) if is_prepared(root) else None
+    if config is None:
+        hint = f"run `energon-lite prepare {root}`" if root.is_dir() else "check the path"
+        raise FileNotFoundError(f"{root} is not a prepared dataset; {hint}")
+    where = config.file
+    cls = _dataset_class(config, where, trust)
+    if cls.__module__.startswith("energon_lite."):
+        check_keys(config, _STANDARD_KEYS, "")
+    arguments = {key: value for key, value in config.items() if key not in _CLASS_KEYS}
+    if "sample_type" in arguments:
+        arguments["sample_type"] = _sample_type(arguments["sample_type"], where, trust)
+    elif cls is StandardWebdatasetFactory:
+        raise DatasetFormatError(
+            f"{where}: key 'sample_type' is missing: name the class of the samples, for example "
+            "{__module__: energon_lite, __class__: TextSample}"
+        )
+    for name in ("sample_loader", "part_filter"):
+        if isinstance(arguments.get(name), str):
+            arguments[name] = _file_function(root, arguments[name], name, where, trust)
+    tags = {**(arguments.pop("subflavors", None) or {}), **(subflavors or {})}
+    try:
+        return cls(root, **{**kwargs, **arguments}, subflavors=tags)
+    except TypeError as error:
+        raise DatasetFormatError(f"{where}, {cls.__name__}: {error}") from error
+
+
+def _dataset_class(
+    config: YamlMap, where: str, trust: bool
+) -> type[BaseWebdatasetFactory[Any]]:
+    if "__class__" not in config:
+        return StandardWebdatasetFactory
+    name, module = config["__class__"], config.get("__module__", "energon_lite")
+    cls = _named_class(name, module, _DATASET_CLASSES, where, "", trust)
+    if not issubclass(cls, BaseWebdatasetFactory):
+        raise DatasetFormatError(
+            f"{where}: {module}.{name} is not a dataset class (no BaseWebdatasetFactory)"
+        )
+    return cls
+
+
+def _sample_type(value: Any, where: str, trust: bool) -> type[Sample]:
+    if not isinstance(value, dict) or "__class__" not in value:
+        raise DatasetFormatError(
+            f"{where}, sample_type: {value!r} should be "
+            "{__module__: energon_lite, __class__: TextSample}, or another class"
+        )
+    if isinstance(value, YamlMap):
+        check_keys(value, _CLASS_KEYS, "sample_type")
+    module = value.get("__module__", "energon_lite")
+    cls = _named_class(value["__class__"], module, SAMPLE_TYPES, where, ", sample_type", trust)
+    if not issubclass(cls, Sample):
+        raise DatasetFormatError(f"{where}, sample_type: {cls.__name__} is no subclass of Sample")
+    return cls
+
+
+def _named_class(
+    name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
+) -> type:
+    """Finds a class by name; imports a module only if the user trusts the dataset."""
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise DatasetFormatError(f"{where}{key}: __module__ and __class__ must be text")
+    if module.split(".")[0] == "energon_lite" or module.startswith(_OWN_MODULES):
+        if name in own:
+            return own[name]
+        raise DatasetFormatError(
+            f"{where}{key}: {module} has no class {name!r}.{did_you_mean(name, own)}"
+        )
+    if module not in sys.modules:
+        if not trust:
+            raise DatasetFormatError(
+                f"{where}{key}: {module}.{name} would have to be imported. Import {module} "
+                "yourself first, or pass trust=True if you trust this dataset's authors"
+            )
+        importlib.import_module(module)
+    found = getattr(sys.modules[module], name, None)
+    if not isinstance(found, type):
+        raise DatasetFormatError(f"{where}{key}: module {module} has no class {name!r}")
+    return found
+
+
+def _file_function(root: Path, text: str, name: str, where: str, trust: bool) -> FileFunction:
+    file, _, function = text.partition(":")
+    if not trust:
+        raise DatasetFormatError(
+            f"{where}, {name}: {text!r} is code that lies in the dataset. Pass trust=True if you "
+            "trust its authors, or write a field_map"
+        )
+    found = FileFunction(root / META / file, function or name)
+    found.load()
+    return found

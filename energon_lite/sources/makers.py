@@ -1,0 +1,133 @@
+"""How a sample is made of decoded parts; all picklable, for any kind of worker process."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.storage.field_access import FieldMap
+
+
+class PartFilter:
+    """Tells which parts are read.
+
+    Args:
+        wanted: names, a function, or None for all.
+    """
+
+    def __init__(self, wanted: Callable[[str], bool] | Collection[str] | None) -> None:
+        self._wanted = wanted
+
+    def __call__(self, part: str) -> bool:
+        """Tells whether `part` is read."""
+        if self._wanted is None:
+            return True
+        return bool(self._wanted(part)) if callable(self._wanted) else part in self._wanted
+
+
+class FieldMapMaker:
+    """Makes typed samples by a field map.
+
+    Attributes:
+        direct: where every field is one part as it is, the field of each part; the parts are then
+            expected under the names of their fields. None for other maps.
+    """
+
+    def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
+        self.sample_type = sample_type
+        self.direct = _direct_fields(field_map)
+        self._access = field_map.access
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+        """Makes one sample."""
+        if self.direct is None:
+            parts = self._access(parts)
+        elif len(parts) < len(self.direct):
+            # Some part is missing; this raises the error that names it.
+            self._access({part: parts[field] for part, field in self.direct.items()
+                          if field in parts})  # fmt: skip
+        service.update(parts)  # a field map may name __key__ too
+        return self.sample_type(**service)
+
+
+def _direct_fields(field_map: FieldMap) -> dict[str, str] | None:
+    mapping = field_map.to_mapping()
+    is_direct = set(mapping.values()) == field_map.parts and len(mapping) == len(field_map.parts)
+    return {part: field for field, part in mapping.items()} if is_direct else None
+
+
+class LoaderMaker:
+    """Makes typed samples by a function of the user, which gets the parts and gives the fields."""
+
+    def __init__(
+        self, sample_type: type[Sample], loader: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
+        self.sample_type = sample_type
+        self.loader = loader
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+        """Makes one sample; of the service fields the loader may set the key only."""
+        fields = self.loader({"__key__": service["__key__"], **parts})
+        if not isinstance(fields, dict):
+            raise DatasetFormatError(
+                f"sample_loader gave {type(fields).__name__}; return a dict of fields"
+            )
+        return self.sample_type(
+            **{**fields, **service, "__key__": fields.get("__key__", service["__key__"])}
+        )
+
+
+class CrudeMaker:
+    """Makes crude samples: dicts of the parts with the service fields."""
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
+        """Makes one sample."""
+        sources = service["__sources__"]
+        return CrudeSample({**service, "__shard__": sources[0].shard_name, **parts})
+
+
+class FileFunction:
+    """A function of a Python file that lies beside a dataset; loaded on first use.
+
+    Args:
+        path: the file.
+        name: the function.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        self._function: Callable[[Any], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the function behind: another process loads the file itself."""
+        return {**self.__dict__, "_function": None}
+
+    def __call__(self, argument: Any) -> Any:
+        """Calls the function."""
+        if self._function is None:
+            self._function = self.load()
+        return self._function(argument)
+
+    def load(self) -> Callable[[Any], Any]:
+        """Runs the file and gives the function.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            DatasetFormatError: It has no such function.
+        """
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{self.path}: named by dataset.yaml but not there")
+        spec = importlib.util.spec_from_file_location(self.path.stem, self.path)
+        if spec is None or spec.loader is None:
+            raise DatasetFormatError(f"{self.path} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function = getattr(module, self.name, None)
+        if not callable(function):
+            raise DatasetFormatError(f"{self.path} has no function {self.name!r}")
+        return function  # type: ignore[no-any-return]

@@ -1,0 +1,318 @@
+"""A leaf of the pipeline: the samples of some tar shards, in their order, decoded and typed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.errors import StateError, add_note
+from energon_lite.core.samples import SourceInfo
+from energon_lite.core.seeds import key_of
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import FunctionRun, UserFunction
+from energon_lite.order.source_order import SourceOrder
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.shards import Block, ShardReader
+from energon_lite.storage.tar import TarError, split_name
+
+T = TypeVar("T")
+
+# Samples that are ordered and read together: few at first, so that the first comes at once and a
+# short pass costs little, then twice as many each time.
+_FIRST_BLOCK, _LARGEST_BLOCK = 32, 1024
+
+# Makes a sample of its decoded parts and the service fields.
+SampleMaker = Callable[[dict[str, Any], dict[str, Any]], T]
+
+
+class SampleLoader:
+    """Makes samples of tar bytes: finds the parts, decodes those wanted, and types them.
+
+    Args:
+        root: folder of the dataset.
+        wants: whether a part is read.
+        decoder: how parts become values; None leaves bytes.
+        maker: makes the sample.
+        subflavors: the tag of all samples.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        wants: Callable[[str], bool],
+        decoder: SampleDecoder | None,
+        maker: SampleMaker[Any],
+        subflavors: dict[str, Any],
+        loss_weight: float = 1.0,
+    ) -> None:
+        self.root = root
+        self.decoder = decoder
+        self.subflavors = subflavors
+        self.loss_weight = loss_weight
+        self._path = str(root)
+        self._wants = wants
+        self._maker = maker
+        self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the plans behind: they are made again as parts come."""
+        return {**self.__dict__, "_plans": {}}
+
+    def __call__(self, block: Block, i: int, key: RestoreKey) -> Any:
+        """Makes the i-th sample of a block.
+
+        Raises:
+            Exception: What reading, decoding or the user's loader raised, with shard and sample
+                named in its notes.
+        """
+        sample_key = lead = ""
+        try:
+            members = block.members[i]
+            if isinstance(members, Exception):
+                raise members
+            data = block.data
+            values: dict[str, Any] = {}
+            files: list[str] = []
+            for name, first, last in members:
+                if sample_key and name.startswith(lead) and "/" not in name[len(lead) :]:
+                    part = name[len(lead) :]
+                else:
+                    found = split_name(name)
+                    if found is None:
+                        continue
+                    if sample_key:
+                        raise TarError(f"holds parts of two samples, {sample_key!r}, {found[0]!r}")
+                    sample_key, part = found
+                    lead = sample_key + "."
+                try:
+                    target, decode = self._plans[part]
+                except KeyError:
+                    target, decode = self._plans[part] = self._plan(part)
+                if target is not None:
+                    raw = data[first:last].tobytes()
+                    values[target] = raw if decode is None else decode(raw)
+                    files.append(name)
+            if not sample_key:
+                raise TarError("holds no part of a sample")
+            return self._maker(
+                values,
+                {
+                    "__key__": sample_key,
+                    "__restore_key__": key,
+                    "__subflavors__": dict(self.subflavors),
+                    "__sources__": (
+                        SourceInfo(self._path, key[2], block.shards[i], tuple(files)),
+                    ),
+                    "__loss_weight__": self.loss_weight,
+                },
+            )
+        except Exception as error:
+            name = repr(sample_key) if sample_key else str(block.places[i])
+            add_note(error, f"{self.root / block.shards[i]}, sample {name}")
+            raise
+
+    def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
+        """Gives under which name a part's value goes (None: it is not read), and its decoder."""
+        if not self._wants(part):
+            return None, None
+        fields = getattr(self._maker, "direct", None)
+        target = part if fields is None else fields[part]
+        return target, None if self.decoder is None else self.decoder.decoder_of(part)
+
+
+class WebdatasetSource(SavableDataset[T]):
+    """The samples of some tar shards.
+
+    State: one integer, the position in the stream.
+    Length: the stream's share of an epoch.
+    Keys: `(source, epoch, index, sample_index)`; the last is the number of the draw in the run.
+
+    Args:
+        order: how the samples are ordered; carries the source's id.
+        reader: the shards.
+        loader: makes samples.
+        data: hash of what the data is, to notice that it changed.
+        settings: what the user set, by its public names, for messages about checkpoints.
+        training: whether this is training data.
+        worker_config: where error handlers come from.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: SourceOrder,
+        reader: ShardReader,
+        loader: SampleLoader,
+        data: str,
+        settings: dict[str, JSON],
+        training: bool,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        self.order = order
+        self.reader = reader
+        self.loader = loader
+        self.worker_config = worker_config
+        self._data = data
+        self._settings = settings
+        self._training = training
+        self._function = UserFunction(loader.__call__, name="load", config=worker_config)
+
+    @property
+    def name(self) -> str:
+        """The source's id."""
+        return self.order.source
+
+    @property
+    def training(self) -> bool:
+        """Whether this is training data."""
+        return self._training
+
+    @property
+    def endless(self) -> bool:
+        """Whether epoch follows epoch."""
+        return self.order.endless
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _SourceCursor(self, stream)
+
+    def num_items(self, stream: Stream) -> int:
+        """Counts the samples of the stream's share."""
+        length = self.order.stream(stream).length
+        if length is None:
+            own, rest = divmod(self.order.num_samples, stream.num_streams)
+            return own + (stream.index < rest)
+        return length
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Reads the sample of a key again."""
+        if len(restore_key) != 4 or restore_key[0] != self.name:
+            raise ValueError(f"{restore_key!r} is not a restore key of source {self.name!r}")
+        index = restore_key[2]
+        if not isinstance(index, int) or not 0 <= index < self.order.num_samples:
+            raise ValueError(
+                f"{restore_key!r}: source {self.name!r} has samples "
+                f"0..{self.order.num_samples - 1}"
+            )
+        block = self.reader.read(np.array([index], dtype=np.int64))
+        sample: T = self.loader(block, 0, restore_key)
+        return sample
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the settings of the order, and a hash of the data."""
+        return {
+            "stage": "source",
+            "name": self.name,
+            "samples": self.order.num_samples,
+            "data": self._data,
+            "seed_offset": self.order.seed,
+            **self._settings,
+        }
+
+
+class _SourceCursor(Cursor[T]):
+    def __init__(self, source: WebdatasetSource[T], stream: Stream) -> None:
+        self._source = source
+        self._stream = stream
+        self._order = source.order.stream(stream)
+        self._run = FunctionRun(source._function)
+        self._position = 0
+        self._samples = self._generate()
+
+    def __next__(self) -> T:
+        try:
+            return next(self._samples)
+        except StopIteration:
+            raise
+        except BaseException:
+            # The generator is over; whoever goes on after the error gets the next sample.
+            self._samples = self._generate()
+            raise
+
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        items: list[T] = []
+        try:
+            items.extend(islice(self._samples, n))
+        except BaseException:
+            self._samples = self._generate()
+            raise
+        # Samples are dataclasses with the key as attribute, or crude ones, dicts.
+        if items and isinstance(items[0], dict):
+            return items, [item["__restore_key__"] for item in items]  # type: ignore[index]
+        return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
+
+    def _generate(self) -> Iterator[T]:
+        name = self._source.name
+        num_streams, stream = self._stream.num_streams, self._stream.index
+        load, run, read = self._source.loader, self._run, self._source.reader.read
+        size = _FIRST_BLOCK
+        while True:
+            epochs, indices = self._order.block(self._position, size)
+            if not len(indices):
+                return
+            size = min(2 * size, _LARGEST_BLOCK)
+            draws = range(self._position * num_streams + stream, sys.maxsize, num_streams)
+            keys = list(zip(repeat(name), epochs.tolist(), indices.tolist(), draws))
+            at = 0
+            while at < len(keys):
+                block = read(indices[at:])
+                for i in range(len(block.places)):
+                    self._position += 1
+                    self.key = key = keys[at + i]
+                    try:
+                        sample = load(block, i, key)
+                    except Exception as error:
+                        self._left_out(error, key, block, i)
+                        continue
+                    if run.failures:
+                        run.failures = 0
+                    yield sample
+                at += len(block.places)
+
+    def _left_out(self, error: Exception, key: RestoreKey, block: Block, i: int) -> None:
+        """Counts a sample that could not be read, under its key if that could be."""
+        source, shard, members = self._source, block.shards[i], block.members[i]
+        names = [] if isinstance(members, Exception) else [split_name(m[0]) for m in members]
+        sample_key = next((name[0] for name in names if name), f"{shard}[{block.places[i]}]")
+        info = SourceInfo(str(source.reader.root), key[2], shard, ())
+        self._run.left_out(error, key, {"__key__": sample_key, "__sources__": (info,)})
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("source", {"name": self._source.name, "position": self._position})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("source", 0)
+        name = snapshot.field("name")
+        if name != self._source.name:
+            raise StateError(
+                f"The checkpoint stands in source {name!r} where this pipeline has "
+                f"{self._source.name!r}. Build the pipeline with the sources it was saved with."
+            )
+        self._position = snapshot.count("position")
+        self._samples = self._generate()
+
+
+def fingerprint(root: Path, shards: tuple[str, ...], counts: tuple[int, ...], rest: object) -> str:
+    """Hashes what a source's data is: shard names, sample counts, sizes in bytes.
+
+    Raises:
+        FileNotFoundError: A shard is missing.
+    """
+    sizes = []
+    for shard in shards:
+        path = root / shard
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{path}: listed in {root / '.nv-meta'} but not there ({error.strerror}); restore "
+                "the file, or prepare the dataset again"
+            ) from None
+    return f"{key_of('data', shards, counts, tuple(sizes), rest) & (2**64 - 1):016x}"

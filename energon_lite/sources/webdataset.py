@@ -1,0 +1,328 @@
+"""Prepared WebDataset folders as sources: Energon's dataset classes, under its names.
+
+A factory knows which folder, which split and how samples are made of parts; `build` makes the
+source. Users subclass `DefaultDecoderWebdatasetFactory` and set `__sample_type__`, or write
+`dataset.yaml` and never see a factory.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.state import JSON
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.order.source_order import SourceOrder
+from energon_lite.prepare.energon_api import prepare_like_energon
+from energon_lite.sources.makers import CrudeMaker, FieldMapMaker, LoaderMaker, PartFilter
+from energon_lite.sources.source import SampleLoader, WebdatasetSource, fingerprint
+from energon_lite.storage import nvmeta
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.field_access import FieldMap, check_fields
+from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.sqlite import sample_indices
+from energon_lite.storage.tar import iter_tar, split_name
+
+logger = logging.getLogger(__name__)
+
+T_sample = TypeVar("T_sample")
+
+_TRAIN_PARALLEL = 16
+_DECODER = SampleDecoder()
+
+
+class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
+    """Anything that a source can be built of."""
+
+    paths: list[Path]
+    subflavors: dict[str, Any]
+
+    @abstractmethod
+    def build(
+        self, *, shuffle_buffer_size: int = 0, repeat: bool = False, block: int = 1
+    ) -> SavableDataset[T_sample]:
+        """Makes the dataset."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Counts the samples."""
+
+
+class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
+    """One split part of a prepared folder.
+
+    Args:
+        path: the folder.
+        split_part: which part; "train", "val", ...
+        training: whether the order is shuffled.
+        worker_config: seed and error handlers.
+        shuffle_over_epochs: 1 permutes each epoch; n > 1 permutes n copies as one epoch; -1 draws
+            slices with replacement; None keeps the file order.
+        parallel_shard_iters: slices that are read side by side; by default 16 in training.
+        max_samples_per_sequence: longest slice of samples that stay together; by default the mean
+            size of a shard.
+        split_config: name of the split file in `.nv-meta`.
+        subflavors: tags; they go over those of `dataset.yaml`.
+        decoder: how parts become values; None leaves bytes.
+        name: id of the source in states and keys; by default folder name and split part.
+
+    Raises:
+        FileNotFoundError: The folder, or a shard of the split, is missing.
+        DatasetFormatError: A file of the dataset is not as it should be.
+        EmptyDatasetError: The split part has no sample.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        split_part: str = "train",
+        training: bool = True,
+        worker_config: WorkerConfig | None = None,
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        split_config: str | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        decoder: SampleDecoder | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.paths = [self.path]
+        self.split_part = split_part
+        self.training = training
+        self.worker_config = worker_config
+        self.subflavors = dict(subflavors or {})
+        self.decoder = decoder
+        self.name = name or f"{self.path.resolve().name}/{split_part}"
+        self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)
+        default_parallel = _TRAIN_PARALLEL if training else 1
+        self.parallel_shard_iters = _at_least_one(
+            "parallel_shard_iters", parallel_shard_iters, default_parallel
+        )
+        self.max_samples_per_sequence = max_samples_per_sequence
+        info = nvmeta.read_info(self.path)
+        self._part = nvmeta.read_split_part(self.path, info, split_part, split_config)
+        excluded = _excluded_positions(self.path, info, self._part)
+        self._reader = ShardReader(self.path, self._part.shards, self._part.counts, excluded)
+        if self._reader.num_samples == 0:
+            raise EmptyDatasetError(
+                f"{self.path}: every sample of split part {split_part!r} is excluded"
+            )
+        mean_shard = -(-sum(self._part.counts) // len(self._part.counts))
+        self._max_slice = _at_least_one(
+            "max_samples_per_sequence", max_samples_per_sequence, mean_shard
+        )
+
+    prepare_dataset = staticmethod(prepare_like_energon)
+
+    def __len__(self) -> int:
+        """Counts the samples of the split part, without the excluded ones."""
+        return self._reader.num_samples
+
+    @abstractmethod
+    def sample_loader(self) -> SampleLoader:
+        """Makes what turns tar bytes into samples."""
+
+    def build(
+        self, *, shuffle_buffer_size: int = 0, repeat: bool = False, block: int = 1
+    ) -> WebdatasetSource[T_sample]:
+        """Makes the source.
+
+        Args:
+            shuffle_buffer_size: samples of a stream's shuffle window; 0 and 1 for none.
+            repeat: whether epoch follows epoch for ever.
+            block: samples that file order deals to a stream at a time.
+        """
+        if shuffle_buffer_size < 0:
+            raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
+        seed = self.worker_config.seed_offset if self.worker_config else 0
+        multiplier = self.shuffle_over_epochs if self.training else None
+        order = SourceOrder(
+            source=self.name,
+            num_samples=len(self),
+            seed=seed,
+            endless=repeat,
+            multiplier=multiplier,
+            max_slice=self._max_slice,
+            interleave=self.parallel_shard_iters,
+            window=shuffle_buffer_size,
+            block=block,
+        )
+        settings: dict[str, JSON] = {
+            "split_part": self.split_part,
+            "training": self.training,
+            "repeat": repeat,
+            "shuffle_over_epochs_multiplier": multiplier,
+            "shuffle_buffer_size": shuffle_buffer_size,
+        }
+        if multiplier is None:
+            settings["block"] = block
+        else:
+            settings["max_samples_per_sequence"] = self._max_slice
+            settings["parallel_shard_iters"] = self.parallel_shard_iters
+        excluded = tuple(sorted(self._part.excluded.items()))
+        return WebdatasetSource(
+            order=order,
+            reader=self._reader,
+            loader=self.sample_loader(),
+            data=fingerprint(self.path, self._part.shards, self._part.counts, excluded),
+            settings=settings,
+            training=self.training,
+            worker_config=self.worker_config,
+        )
+
+
+class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
+    """Typed samples by a field map, or by a function of the user.
+
+    Args:
+        path: the folder.
+        sample_type: class of the samples.
+        field_map: which part, or JSON entry, goes into which field.
+        sample_loader: makes a dict of fields of a dict of decoded parts.
+        part_filter: which parts are read, as names or as a function; goes with `sample_loader`.
+        kwargs: as in `BaseWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        sample_type: type[Sample],
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        part_filter: Callable[[str], bool] | Collection[str] | None = None,
+        decoder: SampleDecoder | None = _DECODER,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, decoder=decoder, **kwargs)
+        where = f"{self.path}: dataset of {sample_type.__name__}"
+        if (field_map is None) == (sample_loader is None):
+            raise DatasetFormatError(
+                f"{where} needs exactly one of field_map and sample_loader, "
+                f"and has {'both' if field_map else 'neither'}"
+            )
+        if sample_loader is not None and part_filter is None:
+            raise DatasetFormatError(
+                f"{where}: sample_loader needs part_filter, the parts that it reads"
+            )
+        if field_map is not None and part_filter is not None:
+            raise DatasetFormatError(
+                f"{where}: part_filter goes with sample_loader only; field_map names its parts"
+            )
+        self.sample_type = sample_type
+        self._maker: FieldMapMaker | LoaderMaker
+        if field_map is not None:
+            fields = FieldMap.parse(field_map, where)
+            check_fields(fields, sample_type, where)
+            self._maker = FieldMapMaker(sample_type, fields)
+            self._wants = PartFilter(fields.parts)
+        else:
+            assert sample_loader is not None
+            self._maker = LoaderMaker(sample_type, sample_loader)
+            self._wants = PartFilter(part_filter)
+
+    def sample_loader(self) -> SampleLoader:
+        """Makes what turns tar bytes into samples."""
+        return SampleLoader(self.path, self._wants, self.decoder, self._maker, self.subflavors)
+
+
+class DefaultDecoderWebdatasetFactory(StandardWebdatasetFactory[T_sample]):
+    """A base for the user's dataset classes: set `__sample_type__` and name it in dataset.yaml."""
+
+    __sample_type__: ClassVar[type[Sample]]
+
+    def __init__(self, path: str | PathLike[str], **kwargs: Any) -> None:
+        sample_type = kwargs.pop("sample_type", None) or getattr(self, "__sample_type__", None)
+        if sample_type is None:
+            raise TypeError(f"{type(self).__name__} must set __sample_type__ to its sample class")
+        super().__init__(path, sample_type=sample_type, **kwargs)
+
+
+class CrudeWebdataset(BaseWebdatasetFactory[CrudeSample]):
+    """Untyped samples, dicts of decoded parts, for cookers.
+
+    Args:
+        path: the folder.
+        part_filter: which parts are read, as names or as a function; all by default.
+        kwargs: as in `BaseWebdatasetFactory`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        part_filter: Callable[[str], bool] | Sequence[str] | None = None,
+        decoder: SampleDecoder | None = _DECODER,
+        **kwargs: Any,
+    ) -> None:
+        if "sample_loader" in kwargs or "field_map" in kwargs:
+            raise ValueError(
+                f"{path}: a crude dataset has no sample_loader or field_map; "
+                "cook its samples in the task encoder, or name a sample_type"
+            )
+        super().__init__(path, decoder=decoder, **kwargs)
+        self._wants = PartFilter(part_filter)
+
+    def sample_loader(self) -> SampleLoader:
+        """Makes what turns tar bytes into crude samples."""
+        return SampleLoader(self.path, self._wants, self.decoder, CrudeMaker(), self.subflavors)
+
+
+def _at_least_one(name: str, value: int | None, default: int) -> int:
+    if value is None:
+        return max(1, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
+    return value
+
+
+def _checked_multiplier(value: int | None) -> int | None:
+    if value is None or value == -1 or (isinstance(value, int) and value >= 1):
+        return value
+    raise ValueError(
+        f"shuffle_over_epochs_multiplier={value!r} must be at least 1, -1 (with replacement), "
+        "or None (no shuffling)"
+    )
+
+
+def _excluded_positions(
+    root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart
+) -> list[int]:
+    """Finds where the excluded samples lie in the concatenated shards of a split part."""
+    wanted = {key for keys in part.excluded.values() for key in keys}
+    if not wanted:
+        return []
+    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
+    found = sample_indices(root, sorted(wanted))
+    positions, start = [], 0
+    for shard, count in zip(part.shards, part.counts, strict=True):
+        keys = part.excluded.get(shard, ())
+        places = _places_in_shard(root / shard) if keys and found is None else {}
+        for key in keys:
+            if found is not None and found.get(key, (-1, 0))[0] == numbers[shard]:
+                places[key] = found[key][1]
+            if key in places:
+                positions.append(start + places[key])
+            else:  # Energon passes over such entries, so this is no error
+                logger.warning(
+                    "%s: split part %r excludes sample %r of %s, which has no such sample; correct "
+                    "`exclude` in the split file", root, part.name, key, shard,
+                )
+        start += count
+    return sorted(set(positions))
+
+
+def _places_in_shard(shard: Path) -> dict[str, int]:
+    """Reads the sample keys of a shard that has no usable `index.sqlite`."""
+    names = (split_name(header.name) for header in iter_tar(shard) if header.is_file)
+    keys = dict.fromkeys(name[0] for name in names if name is not None)
+    return {key: place for place, key in enumerate(keys)}

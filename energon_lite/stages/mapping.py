@@ -1,0 +1,130 @@
+"""A function of the user on each item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from energon_lite.core.activity import current_activity
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+
+T = TypeVar("T")
+
+
+class MapDataset(WrapperDataset[T]):
+    """Calls a function on each item; a generator function may give any number of items for one.
+
+    Items for which it raises `SkipSample`, or fails within its tolerance, are left out and counted.
+
+    State: for a generator function how many items of the current input were given, and the place
+    before that input; for others none of its own.
+    Length: as below; skips and expansion are not foreseen.
+    Keys: a generator function's j-th item has `(name, j, key of the input)`; others keep the key.
+
+    Args:
+        dataset: the items.
+        map_fn: a function of one argument.
+    """
+
+    def __init__(self, dataset: SavableDataset[Any], map_fn: Callable[[Any], T] | UserFunction):
+        super().__init__(dataset)
+        if not isinstance(map_fn, UserFunction):
+            map_fn = UserFunction(map_fn, name="map", config=dataset.worker_config)
+        self.function = map_fn
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        inner = self.dataset.cursor(stream)
+        if self.function.is_generator:
+            return _ExpandCursor(inner, self.function)
+        return _MapCursor(inner, self.function)
+
+    def can_restore_sample(self) -> bool:
+        """Whether the function is stateless and the items below can be made again."""
+        return self.function.is_stateless and self.dataset.can_restore_sample()
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the input again and calls the function on it."""
+        result: T = self.function.again(restore_key, self.dataset.restore_sample)
+        return result
+
+    def config(self) -> dict[str, JSON]:
+        """Gives what decides the content; the function itself cannot be compared."""
+        function = self.function
+        return {
+            "stage": function.name,
+            "seeded": function.restore_seeds,
+            "expands": function.is_generator,
+            "of": self.dataset.config(),
+        }
+
+
+class _MapCursor(Cursor[T]):
+    def __init__(self, inner: Cursor[Any], function: UserFunction) -> None:
+        self._inner = inner
+        self._call = FunctionRun(function).call
+
+    def __next__(self) -> T:
+        inner = self._inner
+        while True:
+            item = next(inner)
+            result = self._call(inner.key, item)
+            if result is not LEFT_OUT:
+                self.key = inner.key
+                return result  # type: ignore[no-any-return]
+
+    def snapshot(self) -> Snapshot:
+        return self._inner.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._inner.restore(snapshot)
+
+
+class _ExpandCursor(Cursor[T]):
+    def __init__(self, inner: Cursor[Any], function: UserFunction) -> None:
+        self._inner = inner
+        self._run = FunctionRun(function)
+        self._name = function.name
+        self._items: Iterator[tuple[RestoreKey, T]] | None = None
+        self._before = inner.snapshot()
+        self._slot = 0
+        self._given = 0
+
+    def __next__(self) -> T:
+        while True:
+            if self._items is None:
+                self._before = self._inner.snapshot()
+                self._slot = current_activity().batch_index
+                self._given = 0
+                item = next(self._inner)
+                self._items = self._run.expand(self._inner.key, item)
+            found = next(self._items, None)
+            if found is None:
+                self._items = None
+                continue
+            self._given += 1
+            self.key, result = found
+            return result
+
+    def snapshot(self) -> Snapshot:
+        if self._items is None:
+            return Snapshot(self._name, {"given": 0}, (self._inner.snapshot(),))
+        fields = {"given": self._given, "slot": self._slot}
+        return Snapshot(self._name, fields, (self._before,))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect(self._name, 1)
+        given = snapshot.count("given")
+        self._inner.restore(snapshot.inner[0])
+        self._items = None
+        self._given = 0
+        if given:
+            # The input is read again, as of its slot, and its first items are passed over.
+            activity = current_activity()
+            slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
+            for _ in range(given):
+                next(self)
+            activity.batch_index = slot

@@ -1,0 +1,1 @@
+"""What the user's hooks do to samples and batches."""

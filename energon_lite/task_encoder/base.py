@@ -1,0 +1,207 @@
+"""The user's hooks: what happens to a sample, and to a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from energon_lite.core.activity import current_batch_index, current_sample_index
+from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
+from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.task_encoder.cooking import Cooker
+
+T_sample = TypeVar("T_sample")
+T_encoded_sample = TypeVar("T_encoded_sample")
+T_raw_batch = TypeVar("T_raw_batch")
+T_batch = TypeVar("T_batch")
+
+
+class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """What a task does to its samples. Override the hooks that you need.
+
+    Any hook may raise `SkipSample`. `encode_sample`, `preencode_sample`, `batch` and `encode_batch`
+    may be generator functions and give any number of items. Mark a hook `@stateless` if its result
+    depends on its input only: then its items can be made again, which `restore_sample` and batches
+    by group need. A hook that uses randomness takes it from `sample_rng()`, or is marked
+    `@stateless(restore_seeds=True)`; else a resumed run differs.
+
+    Attributes:
+        cookers: make typed samples of crude ones; the first that matches a dataset is used.
+        decoder: how the parts of samples become values; None leaves bytes.
+    """
+
+    cookers: ClassVar[Sequence[Cooker[Any]]] = ()
+    decoder: SampleDecoder | None = SampleDecoder()
+
+    __default_failure_tolerance__: ClassVar[int] = DEFAULT_FAILURE_TOLERANCE
+
+    @stateless
+    def cook_crude_sample(
+        self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, Any]
+    ) -> T_sample:
+        """Makes a typed sample of a crude one."""
+        cooked: T_sample = cooker.cook(sample, **aux)
+        return cooked
+
+    @stateless
+    def preencode_sample(self, sample: T_sample) -> Any:
+        """Does, instead of `encode_sample`, what is needed before samples are chosen for a pack."""
+        return sample
+
+    @stateless
+    def encode_sample(self, sample: T_sample) -> Any:
+        """Makes a sample that can be batched."""
+        return sample
+
+    @stateless
+    def postencode_sample(self, sample: Any) -> T_encoded_sample:
+        """Does the rest of the encoding, right before batching."""
+        return sample  # type: ignore[no-any-return]
+
+    @stateless
+    def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
+        """Gives the group of a sample, and the group's batch size or None."""
+        del sample
+        return None, None
+
+    @stateless
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Makes a batch: tensors are padded and stacked, the rest is listed."""
+        batched: T_raw_batch = generic_batch(samples)
+        return batched
+
+    @stateless
+    def encode_batch(self, batch: T_raw_batch) -> T_batch:
+        """Makes of a batch what the training loop gets."""
+        return batch  # type: ignore[return-value]
+
+    @property
+    def current_batch_index(self) -> int:
+        """The number of the batch being made, over the whole run; the same on any topology."""
+        return current_batch_index()
+
+    @property
+    def current_sample_index(self) -> int:
+        """The number of the current sample, over the whole run; the same on any topology."""
+        return current_sample_index()
+
+    def overrides(self, hook: str) -> bool:
+        """Whether a hook does more than the default."""
+        return getattr(type(self), hook) is not getattr(TaskEncoder, hook)
+
+
+class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """Passes samples on as they are, or as instances of the given types, by field names.
+
+    Args:
+        encoded_sample_type: dataclass, NamedTuple or `dict` for encoded samples.
+        raw_batch_type: the same for what `batch` gives.
+        batch_type: the same for what `encode_batch` gives; without `raw_batch_type` it serves for
+            that as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type[T_encoded_sample] | None = None,
+        raw_batch_type: type[T_raw_batch] | None = None,
+        batch_type: type[T_batch] | None = None,
+    ) -> None:
+        self._encoded_sample_type = encoded_sample_type
+        self._raw_batch_type: type[Any] | None = raw_batch_type or batch_type
+        self._batch_type = batch_type
+
+    @stateless
+    def encode_sample(self, sample: T_sample) -> Any:
+        """Makes an `encoded_sample_type` of a sample."""
+        return as_type(sample, self._encoded_sample_type)
+
+    @stateless
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Makes a batch of the samples' type, or a `raw_batch_type`."""
+        batched: T_raw_batch = as_type(generic_batch(samples), self._raw_batch_type)
+        return batched
+
+    @stateless
+    def encode_batch(self, batch: T_raw_batch) -> T_batch:
+        """Makes a `batch_type` of a batch."""
+        encoded: T_batch = as_type(batch, self._batch_type)
+        return encoded
+
+    def overrides(self, hook: str) -> bool:
+        """Whether a hook does more than the default: a subclass has its own, or a type is set."""
+        types = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
+        own = getattr(type(self), hook)
+        if hook in types and own is getattr(DefaultTaskEncoder, hook):
+            return types[hook] is not None
+        return super().overrides(hook)
+
+
+def as_type(value: Any, target: type[Any] | None) -> Any:
+    """Makes a `target` of the fields of `value`; the value itself for None, or if it is one.
+
+    Args:
+        value: dataclass, NamedTuple or dict.
+        target: dataclass, NamedTuple or `dict`; gets the fields that it has, or all if a dict.
+
+    Raises:
+        TypeError: `value` lacks a field that `target` needs; names it.
+    """
+    if target is None or type(value) is target:
+        return value
+    fields = _fields_of(value)
+    if issubclass(target, dict):
+        return target(fields)
+    names = _names_of(target)
+    wanted = {name: fields[name] for name in names if name in fields}
+    try:
+        return target(**wanted)
+    except TypeError as error:
+        missing = [name for name in names if name not in fields and name not in SERVICE_FIELDS]
+        raise TypeError(
+            f"{type(value).__name__} does not fill {target.__name__} ({error}); it has "
+            f"{', '.join(fields)}" + (f" and lacks {', '.join(missing)}" if missing else "")
+        ) from None
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"{type(value).__name__} has no fields; it must be dataclass, NamedTuple, dict")
+
+
+def _names_of(target: type[Any]) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(target):
+        return tuple(field.name for field in dataclasses.fields(target) if field.init)
+    if hasattr(target, "_fields"):
+        return tuple(target._fields)
+    raise TypeError(f"{target.__name__} must be a dataclass, a NamedTuple or dict")
+
+
+class CookFunction:
+    """A cooker bound to its task encoder, as a function of one crude sample."""
+
+    __stateless__ = True
+
+    def __init__(self, encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker[Any]) -> None:
+        self.encoder = encoder
+        self.cooker = cooker
+        self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
+        self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The user's function, for messages."""
+        return self.cooker.cook
+
+    def __call__(self, sample: CrudeSample) -> Sample:
+        """Cooks one sample."""
+        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, {})
+        return cooked
