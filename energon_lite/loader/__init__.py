@@ -1,0 +1,1 @@
+"""Worker processes, and the state of a run."""

@@ -1,0 +1,352 @@
+"""The loader: torch's worker processes over the streams of a rank, and the state of the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, SkipRecord
+from energon_lite.core.dataset import SavableDataset, count_rank_items
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot
+from energon_lite.core.topology import RankSlots, WorkerConfig
+from energon_lite.loader.resume import Place, resume
+from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
+from energon_lite.loader.watchdog import Watchdog
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def _as_it_is(delivery: Any) -> Any:
+    """Collates nothing: torch's default would turn restore keys into lists."""
+    return delivery
+
+
+class SavableDataLoader(Generic[T]):
+    """Gives the batches of this rank, and the state of the run at any moment between two of them.
+
+    In training each `iter` goes on after the last batch given; in validation it starts a new pass.
+
+    Args: those of `get_loader`.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        worker_config: WorkerConfig | None = None,
+        prefetch_factor: int = 2,
+        watchdog_timeout_seconds: float | None = 60,
+        watchdog_initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+        max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
+        skip_log: str | PathLike[str] | None = None,
+    ) -> None:
+        if not 0 <= max_skip_rate <= 1:
+            raise ValueError(f"max_skip_rate={max_skip_rate} must lie in 0..1")
+        if prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor={prefetch_factor} must be at least 1")
+        self.dataset = dataset
+        self.worker_config = _place_in_run(dataset, worker_config)
+        self.prefetch_factor = prefetch_factor
+        self.max_skip_rate = max_skip_rate
+        config = self.worker_config
+        self._skip_log = Path(str(skip_log).format(rank=config.rank)) if skip_log else None
+        slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
+        self._place = Place(PassStart(slots))
+        self._watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
+        waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
+        self._timeout_sec = max(waits) if fail_on_timeout else 0
+        self._config = dataset.config()
+        self._has_begun = False
+        self._snapshots: dict[int, Snapshot] = {}
+        self._torch_loader: DataLoader[Delivery] | None = None
+        self._turns: Turns | None = None
+        self._deliveries: Iterator[Delivery] | None = None
+
+    # ------------------------------------------------------------------------------ iteration
+
+    @property
+    def num_streams(self) -> int:
+        """How many streams the run consists of."""
+        return self._place.start.slots.num_streams
+
+    @property
+    def num_skipped(self) -> dict[str, int]:
+        """Counts, by source, the samples left out so far, of the batches given here."""
+        return dict(self._place.skipped)
+
+    def __len__(self) -> int:
+        """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
+        config = self.worker_config
+        return count_rank_items(
+            self.dataset,
+            WorkerConfig(
+                rank=config.rank,
+                world_size=config.world_size,
+                num_workers=config.num_workers,
+                num_streams=self.num_streams,
+            ),
+        )
+
+    def __iter__(self) -> Iterator[T]:
+        """Gives the rest of the pass in training; a new pass in validation."""
+        place, length = self._place, self.dataset.pass_length
+        if self.dataset.training and length is not None and place.items_in_pass >= length:
+            place.items_in_pass = 0  # the last `for` was left with its last item
+        if place.ended or (self._has_begun and not self.dataset.training):
+            self._begin_pass()
+        return self._batches()
+
+    def _batches(self) -> Iterator[T]:
+        length = self.dataset.pass_length
+        # A virtual epoch that begins where the data ends goes on with the next pass over them.
+        may_go_on = self.dataset.training and length is not None
+        while length is None or self._place.items_in_pass < length:
+            with self._watchdog:
+                delivery = self._next_delivery()
+            if delivery is None and may_go_on and self._place.items_in_pass == 0:
+                may_go_on = False
+                self._begin_pass()
+            elif delivery is None:
+                self._place.ended = True
+                break
+            else:
+                self._place.items_in_pass += 1
+                yield delivery.item
+        if not self.dataset.training:
+            self._place.ended = True
+        self._place.items_in_pass = 0
+
+    def _next_delivery(self) -> Delivery | None:
+        """Gives the next batch that is this rank's to give; None at the end of the pass."""
+        self._has_begun = True
+        if self._deliveries is None:
+            self._deliveries = self._start_deliveries()
+        place, slots = self._place, self._place.start.slots
+        try:
+            for delivery in self._deliveries:
+                item, slot, stream, snapshot, skipped = delivery
+                if item is Mark.PAD:
+                    continue
+                if snapshot is not None:
+                    self._snapshots[stream] = snapshot
+                if place.given and place.is_given(slot):
+                    continue
+                if skipped:
+                    self._count(skipped, slot)
+                if item is not Mark.END:
+                    place.count = (slot - slots.base - slots.rank) // slots.world_size + 1
+                    return delivery
+        except BaseException:
+            # What was computed ahead is lost with the workers; the state stands where it stood.
+            self._stop_workers()
+            raise
+        return None
+
+    def _begin_pass(self) -> None:
+        """Goes to the start of the next pass, with the same worker processes."""
+        place = self._place
+        self._place = Place(place.start.after(self.dataset.training), skipped=place.skipped)
+        self._snapshots = {}
+        self._has_begun = False
+        if self._torch_loader is not None:
+            self._deliveries = iter(self._torch_loader)
+        elif self._turns is not None:
+            self._deliveries = iter(self._turns)
+
+    def _start_deliveries(self) -> Iterator[Delivery]:
+        start = self._place_to_start_from()
+        self._turns = Turns(self.dataset, start, self.max_skip_rate)
+        config = self.worker_config
+        # A worker without a stream would only ever deliver marks.
+        num_workers = min(config.num_workers, start.slots.num_turns)
+        self._say_what_it_costs(start.slots)
+        if num_workers == 0:
+            return iter(self._turns)
+        generator = torch.Generator()  # its own: the user's global one is left alone
+        generator.manual_seed(config.seed_offset)
+        self._torch_loader = DataLoader(
+            self._turns,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=True,
+            pin_memory=torch.cuda.is_available(),
+            multiprocessing_context=config.start_method,
+            collate_fn=_as_it_is,
+            generator=generator,
+            timeout=self._timeout_sec,
+        )
+        return iter(self._torch_loader)
+
+    def _place_to_start_from(self) -> PassStart:
+        """Gives where workers begin: where the run stood when they were last stopped."""
+        place = self._place
+        if place.count or self._snapshots:
+            states = [json.loads(json.dumps(self.save_state_rank()))]
+            self._place = resumed = self._resumed(states)
+            resumed.items_in_pass = place.items_in_pass
+        return self._place.start
+
+    def _say_what_it_costs(self, slots: RankSlots) -> None:
+        if slots.stride > 1:
+            free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
+            near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
+            logger.warning(
+                "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
+                "would cost nothing extra; better, make num_streams a multiple of every world size "
+                "that you may use.",
+                slots.world_size, slots.num_streams, slots.stride, near,
+            )
+
+    def _stop_workers(self) -> None:
+        self._deliveries = None
+        self._torch_loader = None
+        self._turns = None
+
+    def _count(self, records: list[SkipRecord], slot: int) -> None:
+        skipped = self._place.skipped
+        for record in records:
+            skipped[record.source] = skipped.get(record.source, 0) + record.num_samples
+        if self._skip_log is not None:
+            with self._skip_log.open("a", encoding="utf-8") as file:
+                for record in records:
+                    file.write(json.dumps({**record._asdict(), "slot": slot}) + "\n")
+
+    # ---------------------------------------------------------------------------------- state
+
+    def save_state_rank(self) -> dict[str, Any]:
+        """Gives the state of this rank, as plain JSON; asks no worker and waits for nothing."""
+        place = self._place
+        slots = place.start.slots
+        snapshots = {
+            stream: start.snapshot
+            for stream, start in place.start.streams.items()
+            if start.snapshot is not None
+        }
+        snapshots.update(self._snapshots)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_streams": slots.num_streams,
+            "rank": slots.rank,
+            "world_size": slots.world_size,
+            "pass": place.start.pass_index,
+            "base": slots.base,
+            "count": place.count,
+            "ended": place.ended,
+            "given": [region.to_json() for region in place.given],
+            "items_in_pass": place.items_in_pass,
+            "skipped": dict(place.skipped),
+            "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
+            "config": self._config,
+        }
+
+    def restore_state_rank(self, state: dict[str, Any] | None) -> None:
+        """Goes to where this rank stood when it saved, on the same topology; None does nothing.
+
+        Raises:
+            StateError: The state does not fit.
+        """
+        if state is not None:
+            self.restore_state_global([state])
+
+    def save_state_global(self, global_dst_rank: int = 0) -> list[dict[str, Any]] | None:
+        """Gathers the states of all ranks on one; every rank must call it.
+
+        Args:
+            global_dst_rank: the rank, in the whole `torch.distributed` world, that gets the list.
+
+        Returns:
+            The list on that rank, None on the others.
+        """
+        state = self.save_state_rank()
+        config = self.worker_config
+        if config.world_size == 1 or not dist.is_initialized():
+            return [state]
+        is_target = config.global_rank() == global_dst_rank
+        gathered: list[Any] | None = [None] * config.world_size if is_target else None
+        dist.gather_object(state, gathered, global_dst_rank, group=config.data_parallel_group)
+        return gathered
+
+    def restore_state_global(
+        self, states: Sequence[dict[str, Any]] | None, *, src_rank: int | None = None
+    ) -> None:
+        """Goes to where a run stood, from the states of all its ranks, on any topology.
+
+        Args:
+            states: the states of all ranks that saved.
+            src_rank: the rank, inside the data-parallel group, that has the list; the others give
+                None. By default every rank gives it.
+
+        Raises:
+            StateError: The states do not fit each other or this pipeline; nothing was changed.
+        """
+        config = self.worker_config
+        if src_rank is not None and dist.is_initialized() and config.world_size > 1:
+            group = config.data_parallel_group
+            source = dist.get_global_rank(group, src_rank) if group is not None else src_rank
+            box: list[Any] = [states]
+            dist.broadcast_object_list(box, source, group=group)
+            states = box[0]
+        if states is None:
+            raise StateError("there are no states; give the list, or src_rank of the rank with it")
+        place = self._resumed(list(states))
+        self._stop_workers()
+        self._has_begun = False
+        self._snapshots = {}
+        self._place = place
+
+    def _resumed(self, states: list[dict[str, Any]]) -> Place:
+        config = self.worker_config
+        return resume(
+            states,
+            rank=config.rank,
+            world_size=config.world_size,
+            num_streams=config.num_streams,
+            config=self._config,
+            endless=self.dataset.endless,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives `save_state_rank()`, under the name that trainers look for."""
+        return self.save_state_rank()
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Restores the state of this rank, or a list of the states of all."""
+        self.restore_state_global([state] if isinstance(state, dict) else state)
+
+    # ---------------------------------------------------------------------------- inspection
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the settings that decide the content."""
+        return self._config
+
+    def can_restore_sample(self) -> bool:
+        """Whether every stage can be run again on one sample."""
+        return self.dataset.can_restore_sample()
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the item again that carried `restore_key`, in this process."""
+        return self.dataset.restore_sample(restore_key)
+
+
+def _place_in_run(dataset: SavableDataset[Any], given: WorkerConfig | None) -> WorkerConfig:
+    own = dataset.worker_config
+    if given is not None and own is not None and given.seed_offset != own.seed_offset:
+        raise ValueError(
+            f"The loader's worker_config has seed_offset={given.seed_offset}, the dataset's has "
+            f"{own.seed_offset}; give it to the dataset only"
+        )
+    return given or own or WorkerConfig.default_worker_config()

@@ -1,0 +1,214 @@
+"""From the states of all ranks of one topology to the start of a rank of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot, refuse_differences
+from energon_lite.core.topology import RankSlots
+from energon_lite.loader.turns import PassStart, StreamStart
+
+_FIELDS: dict[str, type] = {
+    "num_streams": int, "rank": int, "world_size": int, "pass": int, "base": int, "count": int,
+    "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
+    "skipped": dict,
+}  # fmt: skip
+
+
+@dataclass
+class Region:
+    """Slots from `base` on that the ranks of an earlier topology gave: the first `counts[r]` of r.
+
+    A count of -1 stands for all: that rank had come to the end of the pass.
+    """
+
+    base: int
+    counts: list[int]
+
+    def has(self, slot: int) -> bool:
+        """Tells whether a slot was given."""
+        turn, rank = divmod(slot - self.base, len(self.counts))
+        return turn >= 0 and (self.counts[rank] < 0 or turn < self.counts[rank])
+
+    def to_json(self) -> JSON:
+        """Gives the region as plain JSON."""
+        return {"base": self.base, "counts": list(self.counts)}
+
+
+@dataclass
+class Place:
+    """Where a rank of a running loader stands; what it saves and restores."""
+
+    start: PassStart
+    ended: bool = False
+    given: list[Region] = field(default_factory=list)
+    items_in_pass: int = 0
+    count: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def is_given(self, slot: int) -> bool:
+        """Tells whether another rank gave a slot before this run was resumed."""
+        return any(region.has(slot) for region in self.given)
+
+
+def check_state(state: Any) -> dict[str, Any]:
+    """Returns a rank's state, if it is one of this format.
+
+    Raises:
+        StateError: It is not; says what is missing or wrong.
+    """
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise StateError(
+            f"{type(state).__name__} is not a loader state of energon_lite "
+            "(what save_state_rank() gives)"
+        )
+    if state.get("version") != VERSION:
+        raise StateError(
+            f"the state has format version {state.get('version')!r}; this version of energon_lite "
+            f"reads version {VERSION}"
+        )
+    for name, kind in _FIELDS.items():
+        if not isinstance(state.get(name), kind):
+            raise StateError(f"the state's {name!r} is {state.get(name)!r}, not {kind.__name__}")
+    return state
+
+
+def resume(
+    states: Sequence[Any],
+    *,
+    rank: int,
+    world_size: int,
+    num_streams: int | None,
+    config: dict[str, JSON],
+    endless: bool,
+) -> Place:
+    """Works out where a rank goes on.
+
+    Args:
+        states: the states of all ranks that saved, in any order; or this rank's own alone, if
+            the topology is unchanged.
+        rank: this rank.
+        world_size: ranks now.
+        num_streams: the streams that the user asked for; None takes those of the states.
+        config: the configuration of the pipeline here.
+        endless: whether the pass never ends; then ranks must stand at the same step.
+
+    Raises:
+        StateError: The states do not fit each other, the pipeline, or the topology.
+    """
+    checked = [check_state(state) for state in states]
+    if not checked:
+        raise StateError("there is no state in the list; give the states of all ranks")
+    refuse_differences(checked[0]["config"], config)
+    _check_same(checked, "config", show=False)
+    for name in ("num_streams", "world_size", "base", "given"):
+        _check_same(checked, name)
+    old_streams, old_world = checked[0]["num_streams"], checked[0]["world_size"]
+    if num_streams not in (None, old_streams):
+        raise StateError(
+            f"the run has {old_streams} streams, and WorkerConfig asks for "
+            f"num_streams={num_streams}; the number of streams cannot change in a run. Leave it "
+            f"out, or set num_streams={old_streams}"
+        )
+    ranks = [state["rank"] for state in checked]
+    is_own = ranks == [rank] and old_world == world_size
+    if sorted(ranks) != list(range(old_world)) and not is_own:
+        raise StateError(
+            f"the states are of ranks {sorted(ranks)} where the run had {old_world} ranks "
+            f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
+            "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
+        )
+    place = _position(checked, endless)
+    place.start.slots = RankSlots(place.start.slots.base, rank, world_size, old_streams)
+    place.start.streams = _stream_starts(checked, place)
+    # Skips of all ranks were counted apart; rank 0 goes on with the sum, so that none is lost.
+    for state in checked:
+        if is_own or rank == 0:
+            for source, number in state["skipped"].items():
+                place.skipped[source] = place.skipped.get(source, 0) + number
+    return place
+
+
+def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> None:
+    for state in states[1:]:
+        if state[name] != states[0][name]:
+            detail = f" ({states[0][name]} and {state[name]})" if show else ""
+            raise StateError(
+                f"rank {states[0]['rank']} and rank {state['rank']} have different {name!r}"
+                f"{detail}: these are states of different runs or moments. Give the states that "
+                "all ranks saved at the same time"
+            )
+
+
+def _position(states: list[dict[str, Any]], endless: bool) -> Place:
+    """Finds the lowest slot that is not given, and what faster ranks gave beyond it."""
+    # A rank that has begun the next pass without giving anything stands at the end of this one.
+    passes = {
+        s["rank"]: (s["pass"] - 1, 0, True)
+        if s["pass"] > 0 and s["count"] == 0 and s["base"] == 0 and not s["ended"]
+        else (s["pass"], s["count"], s["ended"])
+        for s in states
+    }
+    first_pass = min(number for number, _, _ in passes.values())
+    ahead = [rank for rank, (number, _, _) in passes.items() if number > first_pass]
+    if ahead:
+        raise StateError(
+            f"ranks {ahead} had begun another pass over the data than the others; save the state "
+            "at the same step on all ranks"
+        )
+    world_size, base = states[0]["world_size"], states[0]["base"]
+    given = [Region(entry["base"], entry["counts"]) for entry in states[0]["given"]]
+    items = min(s["items_in_pass"] for s in states)
+    start = PassStart(RankSlots(base, 0, world_size, states[0]["num_streams"]), first_pass)
+    if all(ended for _, _, ended in passes.values()):
+        return Place(start, ended=True, given=given)
+    counts = {rank: -1 if ended else count for rank, (_, count, ended) in passes.items()}
+    if len(set(counts.values())) == 1:
+        base += next(iter(counts.values())) * world_size
+        start.slots = start.slots._replace(base=base)
+        return Place(start, given=given, items_in_pass=items)
+    if endless:
+        steps = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(counts.items()))
+        raise StateError(
+            f"the ranks stand at different steps ({steps}); in endless training all ranks must "
+            "save at the same step. Give each rank its own state only, on an unchanged topology, "
+            "or the states of one step"
+        )
+    given.append(Region(base, [counts[rank] for rank in range(world_size)]))
+    base = min(base + count * world_size + rank for rank, count in counts.items() if count >= 0)
+    start.slots = start.slots._replace(base=base)
+    return Place(start, given=given, items_in_pass=items)
+
+
+def _stream_starts(states: list[dict[str, Any]], place: Place) -> dict[int, StreamStart]:
+    """Picks, for each stream of the rank, the furthest snapshot that is not too far."""
+    slots = place.start.slots
+    starts = {}
+    for turn, index in enumerate(slots.streams()):
+        slot = slots.slot(turn)
+        region_end = _end_of(place.given)
+        while place.is_given(slot) and slot < region_end:
+            slot += slots.num_turns * slots.world_size
+        first = slot // slots.num_streams
+        best: Snapshot | None = None
+        for state in states:
+            value = state["streams"].get(str(index))
+            if value is None:
+                continue
+            snapshot = Snapshot.from_json(value).expect("stream", 1)
+            items = int(snapshot.field("items"))
+            if items <= first and (best is None or items > int(best.field("items"))):
+                best = snapshot
+        starts[index] = StreamStart(first, best)
+    return starts
+
+
+def _end_of(regions: list[Region]) -> int:
+    """Gives a slot behind the last one given by a rank that had not come to the end."""
+    return max(
+        (region.base + (max(region.counts) + 1) * len(region.counts) for region in regions),
+        default=0,
+    )

@@ -1,0 +1,135 @@
+"""What a worker process does: computes the batches of its streams, turn by turn.
+
+A rank's turns go round its streams; the j-th of T streams belongs to worker j mod W. torch asks its
+workers in turn, so each cycle of T turns is padded to a multiple of W with marks, and a worker
+whose stream has ended delivers marks until all of its streams have; then it stops, and torch asks
+the others. So what arrives is in the order of slots, and no process is ever told anything.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from energon_lite.core.activity import SkipRecord
+from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import RankSlots, Stream
+
+
+class Mark(enum.Enum):
+    """Takes the place of a batch; an enum, since only those keep their identity over processes."""
+
+    PAD = "no batch in this turn"
+    END = "the stream has ended"
+
+
+class Delivery(NamedTuple):
+    """A batch on its way to the training loop, with all that is known once it is given."""
+
+    item: Any
+    slot: int
+    stream: int
+    snapshot: Snapshot | None
+    skipped: list[SkipRecord]
+
+
+class StreamStart(NamedTuple):
+    """Where a stream goes on: from `snapshot`, with batch `first` as the next to be given."""
+
+    first: int = 0
+    snapshot: Snapshot | None = None
+
+
+@dataclass
+class PassStart:
+    """Where a rank begins to give: slots, pass, and the place of each of its streams."""
+
+    slots: RankSlots
+    pass_index: int = 0
+    streams: dict[int, StreamStart] = field(default_factory=dict)
+
+    def after(self, training: bool) -> PassStart:
+        """Gives the start of the pass after this one; validation passes are all alike."""
+        return PassStart(self.slots._replace(base=0), self.pass_index + 1 if training else 0)
+
+
+PAD = Delivery(Mark.PAD, -1, -1, None, [])
+
+
+class Turns(IterableDataset[Delivery]):
+    """The deliveries of one rank; each `iter` is one pass.
+
+    Args:
+        dataset: the pipeline.
+        start: where the first pass begins.
+        max_skip_rate: failures per sample that a stream may have.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], start: PassStart, max_skip_rate: float
+    ) -> None:
+        self.dataset = dataset
+        self.max_skip_rate = max_skip_rate
+        self._next_start = start
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Runs one pass; in a worker process, that worker's turns of it."""
+        start = self._next_start
+        self._next_start = start.after(self.dataset.training)
+        worker = get_worker_info()
+        if worker is None:
+            return self._pass(start, 0, 1)
+        return self._pass(start, worker.id, worker.num_workers)
+
+    def _pass(self, start: PassStart, worker: int, num_workers: int) -> Iterator[Delivery]:
+        slots = start.slots
+        num_turns = slots.num_turns
+        streams = slots.streams()
+        own = range(worker, -(-num_turns // num_workers) * num_workers, num_workers)
+        runs: dict[int, StreamRun[Any]] = {}
+        ended: set[int] = set()
+        first_turn = 0
+        while len(ended) < len(range(worker, num_turns, num_workers)):
+            for turn in own:
+                if turn >= num_turns or turn in ended:
+                    yield PAD
+                    continue
+                run = runs.get(turn)
+                if run is None:
+                    run = runs[turn] = self._run(start, streams[turn])
+                delivery = self._deliver(start, run, slots.slot(first_turn + turn))
+                if delivery.item is Mark.END:
+                    ended.add(turn)
+                yield delivery
+            first_turn += num_turns
+
+    def _run(self, start: PassStart, index: int) -> StreamRun[Any]:
+        stream = Stream(index, start.slots.num_streams, start.pass_index)
+        run = StreamRun(self.dataset, stream, self.max_skip_rate)
+        snapshot = start.streams.get(index, StreamStart()).snapshot
+        if snapshot is not None:
+            run.restore(snapshot)
+        return run
+
+    def _deliver(self, start: PassStart, run: StreamRun[Any], slot: int) -> Delivery:
+        index = run.stream.index
+        batch_index = slot // run.stream.num_streams
+        if batch_index < start.streams.get(index, StreamStart()).first:
+            return PAD
+        item: Any
+        try:
+            # Batches between are other ranks' to give (and to count what they skip).
+            run.skip(batch_index - run.num_given)
+            item = next(run)
+        except StopIteration:
+            item = Mark.END
+            if run.num_given < batch_index:
+                # What was skipped at the end is counted by the rank whose slot it would fill.
+                run.activity.take_records()
+        skipped = run.activity.take_records()
+        return Delivery(item, slot, index, run.snapshot(), skipped)

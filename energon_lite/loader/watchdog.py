@@ -1,0 +1,75 @@
+"""Says when a batch takes too long, and what the process is doing meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+
+logger = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Watches the waits for a batch; used as a context manager around each.
+
+    After too long a wait it logs, once for that wait, the stack of every thread (file and line, no
+    values: these may hold data).
+
+    Args:
+        timeout_sec: longest silent wait; None watches nothing.
+        initial_timeout_sec: the same for the first batch; None for `timeout_sec`.
+    """
+
+    def __init__(self, timeout_sec: float | None, initial_timeout_sec: float | None) -> None:
+        for name, value in (
+            ("watchdog_timeout_seconds", timeout_sec),
+            ("watchdog_initial_timeout_seconds", initial_timeout_sec),
+        ):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}={value} must be above 0, or None")
+        self.timeout_sec = timeout_sec
+        self._limit_sec = initial_timeout_sec or timeout_sec
+        self._since: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        """Begins a wait."""
+        if self._limit_sec is None:
+            return
+        self._since = time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Ends a wait."""
+        self._since = None
+        self._limit_sec = self.timeout_sec
+
+    def _watch(self) -> None:
+        reported: float | None = None
+        while True:
+            since, limit = self._since, self._limit_sec
+            time.sleep(min(1.0, (limit or 1.0) / 4))
+            if since is None or limit is None or since in (reported, None) or self._since != since:
+                continue
+            waited = time.monotonic() - since
+            if waited > limit:
+                reported = since
+                logger.warning(
+                    "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
+                    "process do (worker processes: `py-spy dump --pid`):\n%s",
+                    waited, limit, _stacks(),
+                )
+
+
+def _stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+        if ident != own
+    )
