@@ -1,0 +1,120 @@
+"""What a prepared folder has, from its `.nv-meta` alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.storage.nvmeta import (
+    DatasetInfo,
+    read_dataset_config,
+    read_info,
+    read_split_part,
+    split_part_names,
+)
+from energon_lite.storage.sqlite import IndexDatabase
+
+
+def dataset_info(
+    path: str | os.PathLike[str],
+    *,
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+) -> dict[str, Any]:
+    """Describes a prepared folder in plain values, ready for JSON.
+
+    Args:
+        path: the folder.
+        split_config: file name in `.nv-meta`, by default `split.yaml`.
+        dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
+
+    Returns:
+        `name`, `path`, `energon_version`, `samples`, `shards`, `size_bytes` (of the tars; None
+        where one is missing), `dataset` (class, module and fields of the samples, or None without
+        a config), `parts` (members and bytes by part name, or None without an index of them),
+        and `splits` (shards, samples, excluded samples and share of all samples by split part).
+
+    Raises:
+        FileNotFoundError: The folder is not prepared.
+        DatasetFormatError: A file of `.nv-meta` is not as it must be.
+    """
+    root = Path(path)
+    info = read_info(root)
+    return {
+        "name": root.resolve().name,
+        "path": str(root),
+        "energon_version": info.energon_version,
+        "samples": sum(info.shard_counts.values()),
+        "shards": len(info.shard_counts),
+        "size_bytes": _size(root, info),
+        "dataset": _dataset(root, dataset_config),
+        "parts": _parts(root),
+        "splits": _splits(root, info, split_config),
+    }
+
+
+def _size(root: Path, info: DatasetInfo) -> int | None:
+    try:
+        return sum((root / shard).stat().st_size for shard in info.shard_counts)
+    except FileNotFoundError:
+        return None
+
+
+def _dataset(root: Path, config: str | None) -> dict[str, Any] | None:
+    try:
+        value = read_dataset_config(root, config)
+    except FileNotFoundError:
+        if config is not None:
+            raise
+        return None
+    sample_type = value.get("sample_type")
+    reference = sample_type if isinstance(sample_type, dict) else value
+    return {
+        "kind": "samples" if isinstance(sample_type, dict) else "class",
+        "module": reference.get("__module__"),
+        "class": reference.get("__class__"),
+        "field_map": value.get("field_map"),
+        "sample_loader": value.get("sample_loader"),
+        "subflavors": value.get("subflavors"),
+    }
+
+
+def _parts(root: Path) -> dict[str, dict[str, int]] | None:
+    try:
+        with IndexDatabase(root) as index:
+            sizes = index.part_sizes()
+    except FileNotFoundError:
+        return None
+    if sizes is None:
+        return None
+    return {name: {"count": count, "size_bytes": size} for name, (count, size) in sizes.items()}
+
+
+def _splits(root: Path, info: DatasetInfo, config: str | None) -> dict[str, dict[str, Any]]:
+    total = sum(info.shard_counts.values())
+    splits: dict[str, dict[str, Any]] = {}
+    try:
+        names = split_part_names(root, config)
+    except FileNotFoundError:
+        if config is not None:
+            raise
+        names = ()
+    for name in names:
+        try:
+            part = read_split_part(root, info, name, config)
+        except EmptyDatasetError:
+            splits[name] = {"shards": 0, "samples": 0, "excluded_samples": 0, "share": 0.0}
+            continue
+        except DatasetFormatError as error:
+            splits[name] = {"error": str(error)}
+            continue
+        samples = sum(part.counts)
+        splits[name] = {
+            "shards": len(part.shards),
+            "samples": samples,
+            "excluded_samples": sum(len(keys) for keys in part.excluded.values()),
+            "share": samples / total if total else 0.0,
+        }
+    return splits
