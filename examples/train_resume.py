@@ -1,0 +1,343 @@
+"""Trains a tiny model on pictures and texts, stops in mid-epoch, and resumes with other workers.
+
+    python examples/train_resume.py --num-workers 2 --steps 120
+
+What to look at: `DemoTaskEncoder` says how a sample becomes model input, `make_loader` builds a
+resumable loader, and `main` saves its state as JSON and shows that loaders with 1 and with 0 worker
+processes go on with exactly the batches that the first loader, with 2, would have given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from draw_data import caption_samples, text_samples, write_shards
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from energon_lite import (
+    Batch,
+    CaptioningSample,
+    DefaultTaskEncoder,
+    Sample,
+    TextSample,
+    WorkerConfig,
+    batch_pad_stack,
+    batch_stack,
+    edataclass,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    prepare_dataset,
+    stateless,
+)
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "coco_captions"
+IMAGE_SIZE = 32
+MAX_TOKENS = 96
+BATCH_SIZE = 16
+SETS = ("captions", "text")
+
+console = Console()
+
+
+# ---------------------------------------------------------------------------------------------
+# Data: tar shards, prepared once. `energon-lite prepare FOLDER` does the same from a shell.
+# ---------------------------------------------------------------------------------------------
+
+
+def make_data(folder: Path, num_samples: int) -> None:
+    """Draws and prepares the two sets, unless an earlier run did."""
+    if (folder / "complete").exists():
+        console.print(f"Data: found in {folder}")
+        return
+    start = time.perf_counter()
+    photographs = PHOTOGRAPHS if (PHOTOGRAPHS / "captions.json").is_file() else None
+    captions = caption_samples(num_samples, photographs)
+    write_shards(folder / "captions", captions, math.ceil(len(captions) / 10))
+    write_shards(folder / "text", text_samples(4 * num_samples), math.ceil(num_samples / 2.5))
+    prepare_dataset(
+        folder / "captions",
+        split_ratio="8,1,1",
+        sample_type="CaptioningSample",
+        field_map={"image": "jpg", "caption": "txt"},
+    )
+    prepare_dataset(
+        folder / "text",
+        split_ratio="8,1,1",
+        sample_type="TextSample",
+        field_map={"text": "txt"},
+    )
+    (folder / "complete").touch()
+    console.print(
+        f"Data: {len(captions)} pictures with captions ({len(captions) - num_samples} photographs) "
+        f"and {4 * num_samples} texts written to {folder} and prepared "
+        f"in {time.perf_counter() - start:.1f} s",
+        soft_wrap=True,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Task encoder: from a typed sample to model input.
+# ---------------------------------------------------------------------------------------------
+
+
+@edataclass
+class EncodedSample(Sample):
+    """Model input: an image (3, 32, 32), black for a text, and tokens (T,)."""
+
+    image: Tensor
+    tokens: Tensor
+
+
+@edataclass
+class TrainBatch(Batch):
+    """Images (B, 3, 32, 32) and tokens (B, T), padded with 0."""
+
+    image: Tensor
+    tokens: Tensor
+
+
+class DemoTaskEncoder(DefaultTaskEncoder):
+    """Resizes pictures, mirrors every other one, and takes the bytes of a text as tokens."""
+
+    @stateless(restore_seeds=True)  # torch.rand gives the same for this sample in any process
+    def encode_sample(self, sample: CaptioningSample | TextSample) -> EncodedSample:
+        if isinstance(sample, CaptioningSample):
+            size = (IMAGE_SIZE, IMAGE_SIZE)
+            image = F.interpolate(sample.image[None], size, mode="bilinear", antialias=True)[0]
+            image = image.flip(-1) if torch.rand(()) < 0.5 else image
+            text = sample.caption
+        else:
+            image = torch.zeros(3, IMAGE_SIZE, IMAGE_SIZE)
+            text = sample.text
+        tokens = torch.tensor(list(text.encode()[:MAX_TOKENS]))
+        return EncodedSample.derive_from(sample, image=image, tokens=tokens)
+
+    @stateless
+    def batch(self, samples: list[EncodedSample]) -> TrainBatch:
+        return TrainBatch.from_samples(
+            samples,
+            image=batch_stack([sample.image for sample in samples]),
+            tokens=batch_pad_stack([sample.tokens for sample in samples]),
+        )
+
+
+# ---------------------------------------------------------------------------------------------
+# Loaders: one per set, taken in turns.
+# ---------------------------------------------------------------------------------------------
+
+
+def make_loader(path: Path, num_workers: int, start_method: str) -> Any:
+    """A resumable loader. `num_streams` fixes the order of samples, whatever `num_workers` is."""
+    dataset = get_train_dataset(
+        path,
+        batch_size=BATCH_SIZE,
+        shuffle_buffer_size=200,
+        max_samples_per_sequence=50,
+        task_encoder=DemoTaskEncoder(),
+        worker_config=WorkerConfig(
+            rank=0,
+            world_size=1,
+            num_workers=num_workers,
+            num_streams=4,
+            start_method=start_method,
+        ),
+    )
+    return get_savable_loader(dataset)
+
+
+class AlternatingLoaders:
+    """Batches of all sets in turns: pictures, texts, pictures, and so on."""
+
+    def __init__(self, data: Path, num_workers: int, start_method: str) -> None:
+        self.loaders = {name: make_loader(data / name, num_workers, start_method) for name in SETS}
+        self.next_set = 0
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        iterators = [iter(self.loaders[name]) for name in SETS]
+        while True:
+            current = self.next_set
+            self.next_set = (current + 1) % len(SETS)
+            yield next(iterators[current])
+
+    def save(self, path: Path) -> None:
+        """Writes where all loaders stand, as JSON."""
+        states = {name: loader.save_state_rank() for name, loader in self.loaders.items()}
+        path.write_text(json.dumps({"next_set": self.next_set, "loaders": states}))
+
+    def restore(self, path: Path) -> None:
+        """Goes on where the loaders that wrote the file stood."""
+        saved = json.loads(path.read_text())
+        self.next_set = saved["next_set"]
+        for name, loader in self.loaders.items():
+            # The list has the states of all ranks that saved; here it was one.
+            loader.restore_state_global([saved["loaders"][name]], src_rank=None)
+
+
+# ---------------------------------------------------------------------------------------------
+# Model and training.
+# ---------------------------------------------------------------------------------------------
+
+
+class TinyCaptioner(nn.Module):
+    """Predicts the next byte of a text from the bytes before it and the picture, if any."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.see = nn.Sequential(
+            nn.Conv2d(3, 16, 5, stride=4, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * (IMAGE_SIZE // 8) ** 2, width),
+        )
+        self.embed = nn.Embedding(256, width)
+        self.read = nn.GRU(width, width, batch_first=True)
+        self.predict = nn.Linear(width, 256)
+
+    def forward(self, batch: TrainBatch) -> Tensor:
+        """Mean loss in nats per byte."""
+        seen = self.see(batch.image)[None]
+        hidden, _ = self.read(self.embed(batch.tokens[:, :-1]), torch.tanh(seen))
+        logits = self.predict(hidden)
+        return F.cross_entropy(logits.transpose(1, 2), batch.tokens[:, 1:], ignore_index=0)
+
+
+@dataclass
+class Trainer:
+    """A model with its optimizer."""
+
+    model: TinyCaptioner
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def new(cls) -> Trainer:
+        torch.manual_seed(0)
+        model = TinyCaptioner()
+        return cls(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+
+    def step(self, batch: TrainBatch) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        torch.save([self.model.state_dict(), self.optimizer.state_dict()], path)
+
+    def restore(self, path: Path) -> None:
+        model, optimizer = torch.load(path)
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+
+
+def train(trainer: Trainer, loaders: AlternatingLoaders, num_steps: int, title: str) -> list[str]:
+    """Trains for some steps; returns a digest of each batch."""
+    digests = []
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.2f}, {task.fields[speed]:6,.0f} samples/s"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    with progress:
+        task = progress.add_task(f"{title:<17}", total=num_steps, loss=float("nan"), speed=0.0)
+        start, num_samples = time.perf_counter(), 0
+        # The range first: zip then takes no batch too many.
+        for _, batch in zip(range(num_steps), loaders, strict=False):
+            loss = trainer.step(batch)
+            digests.append(digest(batch))
+            num_samples += len(batch.__key__)
+            speed = num_samples / (time.perf_counter() - start)
+            progress.update(task, advance=1, loss=loss, speed=speed)
+    return digests
+
+
+def digest(batch: TrainBatch) -> str:
+    """Changes if any key or any value of any tensor does."""
+    parts = [json.dumps(batch.__key__).encode(), batch.image.numpy(), batch.tokens.numpy()]
+    return blake2b(b"".join(bytes(part) for part in parts), digest_size=16).hexdigest()
+
+
+@torch.no_grad()
+def validate(trainer: Trainer, path: Path) -> float:
+    """Mean loss over one pass of the validation part."""
+    dataset = get_val_dataset(
+        path,
+        batch_size=BATCH_SIZE,
+        task_encoder=DemoTaskEncoder(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    losses = [trainer.model(batch).item() for batch in get_loader(dataset)]
+    return sum(losses) / len(losses)
+
+
+def main() -> None:
+    """Runs the demo."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("demo_data"), help="folder for the data")
+    parser.add_argument("--num-samples", type=int, default=1500, help="pictures to draw")
+    parser.add_argument("--steps", type=int, default=120, help="steps before and after the stop")
+    parser.add_argument("--num-workers", type=int, default=2, help="processes of the first loader")
+    parser.add_argument("--start-method", default="fork", choices=("fork", "forkserver", "spawn"))
+    args = parser.parse_args()
+
+    # This model is too small to gain from threads, and on a busy machine they wait for each other.
+    torch.set_num_threads(1)
+    make_data(args.data, args.num_samples)
+    trainer = Trainer.new()
+    num_left, num_right = args.steps // 2, args.steps - args.steps // 2
+    model_file, state_file = args.data / "model.pt", args.data / "state.json"
+
+    loaders = AlternatingLoaders(args.data, args.num_workers, args.start_method)
+    train(trainer, loaders, args.steps, f"Train, {args.num_workers} workers")
+    trainer.save(model_file)
+    loaders.save(state_file)
+    epochs = [args.steps / len(SETS) / len(loaders.loaders[name]) for name in SETS]
+    console.print(
+        f"Saved after step {args.steps}, at epoch {epochs[0]:.2f} of the pictures "
+        f"and {epochs[1]:.2f} of the texts: {state_file.stat().st_size:,} bytes of JSON",
+        soft_wrap=True,
+    )
+    expected = train(trainer, loaders, args.steps, f"Go on, {args.num_workers} workers")
+
+    # As after a crash: nothing but the two files is left.
+    trainer = Trainer.new()
+    trainer.restore(model_file)
+    resumed = AlternatingLoaders(args.data, num_workers=1, start_method=args.start_method)
+    resumed.restore(state_file)
+    actual = train(trainer, resumed, num_left, "Resume, 1 worker")
+    resumed.save(state_file)
+
+    resumed = AlternatingLoaders(args.data, num_workers=0, start_method=args.start_method)
+    resumed.restore(state_file)
+    actual += train(trainer, resumed, num_right, "Resume, 0 workers")
+
+    num_equal = sum(a == b for a, b in zip(actual, expected, strict=True))
+    console.print(f"Validation loss: {validate(trainer, args.data / 'captions'):.2f}")
+    if num_equal < args.steps:
+        raise SystemExit(f"Only {num_equal} of the {args.steps} remaining batches are identical.")
+    console.print(
+        f"[bold green]The remaining {num_equal} batches are identical[/]: same keys, same tensors"
+    )
+
+
+if __name__ == "__main__":
+    main()
