@@ -105,7 +105,7 @@ class Snapshot:
         inner = value.get("inner", [])
         if not isinstance(inner, list):
             raise StateError(f"'inner' of stage {value['stage']!r} is not a list")
-        fields = {k: _keyed(v) for k, v in value.items() if k not in ("stage", "inner")}
+        fields = {k: as_key(v) for k, v in value.items() if k not in ("stage", "inner")}
         return cls(value["stage"], fields, tuple(cls.from_json(entry) for entry in inner))
 
 
@@ -119,10 +119,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _keyed(value: Any) -> Any:
-    """Turns lists into tuples: restore keys are tuples and JSON knows lists only."""
+def as_key(value: Any) -> Any:
+    """Turns lists into tuples, at every depth: restore keys are tuples, and JSON has lists only."""
     if isinstance(value, list):
-        return tuple(_keyed(entry) for entry in value)
+        return tuple(as_key(entry) for entry in value)
     return value
 
 

@@ -30,7 +30,7 @@ class Stream:
 
 
 class RankSlots(NamedTuple):
-    """The slots that one rank gives, counted from where its loader started.
+    """The slots that one rank gives; `first` of its turns since `base` are done already.
 
     Example:
         With 8 streams, rank 1 of 2 runs streams 1, 3, 5, 7 in turn, `stride` 1: every batch of
@@ -41,10 +41,15 @@ class RankSlots(NamedTuple):
     rank: int
     world_size: int
     num_streams: int
+    first: int = 0
 
     def slot(self, n: int) -> int:
-        """Gives the slot of this rank's n-th turn."""
-        return self.base + n * self.world_size + self.rank
+        """Gives the slot of this rank's n-th turn from here."""
+        return self.base + (self.first + n) * self.world_size + self.rank
+
+    def turn_of(self, slot: int) -> int:
+        """Gives which of the rank's turns since `base` a slot is."""
+        return (slot - self.base - self.rank) // self.world_size
 
     @property
     def num_turns(self) -> int:

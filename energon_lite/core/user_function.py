@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
-from energon_lite.core.activity import Activity, SkipRecord, current_activity, leaves, set_activity
+from energon_lite.core.activity import SkipRecord, current_activity, leaves, replaying
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     ErrorHandler,
@@ -27,7 +28,7 @@ from energon_lite.core.errors import (
 )
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.topology import WorkerConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -199,32 +200,30 @@ class UserFunction:
         Raises:
             ValueError: The function leaves the sample out now, or the key is not one of its own.
         """
-        before = set_activity(None)
-        set_activity(before or Activity(Stream(0, 1)))
-        inner_key, number = restore_key, 0
-        if self.is_generator:
-            if len(restore_key) != 3 or restore_key[0] != self.name:
-                raise ValueError(f"{restore_key!r} is not a restore key of {self.name}")
-            _, number, inner_key = restore_key
-        try:
-            argument = make(inner_key)
-            if not self.is_generator:
-                return self.call(inner_key, argument)
-            for j, (_, item) in enumerate(self.expand(inner_key, argument)):
-                if j == number:
-                    return item
+        with replaying():
+            try:
+                return self._again(restore_key, make)
+            except SkipSample as error:
+                raise ValueError(
+                    f"{self.where} skips {restore_key!r} now, though it gave it before; "
+                    "a hook that may be run again must not depend on anything but its input"
+                ) from error
+            except Exception as error:
+                add_note(error, f"while {restore_key!r} was made again")
+                self.on_restore_error(error, None, None)
+                raise
+
+    def _again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
+        if not self.is_generator:
+            return self.call(restore_key, make(restore_key))
+        if len(restore_key) != 3 or restore_key[0] != self.name:
+            raise ValueError(f"{restore_key!r} is not a restore key of {self.name}")
+        _, number, inner_key = restore_key
+        items = self.expand(inner_key, make(inner_key))
+        found = next(islice(items, number, None), None)
+        if found is None:
             raise ValueError(f"{self.where} gives no item {number} for {inner_key!r} any more")
-        except SkipSample as error:
-            raise ValueError(
-                f"{self.where} skips {restore_key!r} now, though it gave it before; "
-                "a hook that may be run again must not depend on anything but its input"
-            ) from error
-        except Exception as error:
-            add_note(error, f"while {restore_key!r} was made again")
-            self.on_restore_error(error, None, None)
-            raise
-        finally:
-            set_activity(before)
+        return found[1]
 
 
 class FunctionRun:

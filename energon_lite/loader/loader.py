@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, SkipRecord
 from energon_lite.core.dataset import SavableDataset, count_rank_items
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot
+from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot, as_key
 from energon_lite.core.topology import RankSlots, WorkerConfig
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
@@ -146,7 +146,7 @@ class SavableDataLoader(Generic[T]):
                 if skipped:
                     self._count(skipped, slot)
                 if item is not Mark.END:
-                    place.count = (slot - slots.base - slots.rank) // slots.world_size + 1
+                    place.count = slots.turn_of(slot) + 1
                     return delivery
         except BaseException:
             # What was computed ahead is lost with the workers; the state stands where it stood.
@@ -338,8 +338,8 @@ class SavableDataLoader(Generic[T]):
         return self.dataset.can_restore_sample()
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again that carried `restore_key`, in this process."""
-        return self.dataset.restore_sample(restore_key)
+        """Makes the item again that carried `restore_key` (also as JSON), in this process."""
+        return self.dataset.restore_sample(as_key(restore_key))
 
 
 def _place_in_run(dataset: SavableDataset[Any], given: WorkerConfig | None) -> WorkerConfig:

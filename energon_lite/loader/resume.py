@@ -121,14 +121,19 @@ def resume(
             f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
             "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
         )
-    place = _position(checked, endless)
-    place.start.slots = RankSlots(place.start.slots.base, rank, world_size, old_streams)
+    if endless:
+        _check_steps(checked)
+    if old_world == world_size:
+        place = _own_place(next(state for state in checked if state["rank"] == rank))
+        counted = [state for state in checked if state["rank"] == rank]
+    else:
+        place = _common_place(checked, world_size)
+        counted = checked if rank == 0 else []  # so that none is lost and none counts twice
+    place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
     place.start.streams = _stream_starts(checked, place)
-    # Skips of all ranks were counted apart; rank 0 goes on with the sum, so that none is lost.
-    for state in checked:
-        if is_own or rank == 0:
-            for source, number in state["skipped"].items():
-                place.skipped[source] = place.skipped.get(source, 0) + number
+    for state in counted:
+        for source, number in state["skipped"].items():
+            place.skipped[source] = place.skipped.get(source, 0) + number
     return place
 
 
@@ -143,7 +148,31 @@ def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> N
             )
 
 
-def _position(states: list[dict[str, Any]], endless: bool) -> Place:
+def _check_steps(states: list[dict[str, Any]]) -> None:
+    if len({state["count"] for state in states}) > 1:
+        steps = ", ".join(f"rank {s['rank']}: {s['count']}" for s in states)
+        raise StateError(
+            f"the ranks stand at different steps ({steps}); in endless training all ranks must "
+            "save at the same step. Give each rank its own state only, on an unchanged topology, "
+            "or the states of one step"
+        )
+
+
+def _own_place(state: dict[str, Any]) -> Place:
+    """Goes on exactly where this rank stood, on an unchanged topology."""
+    slots = RankSlots(
+        state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
+    )
+    return Place(
+        PassStart(slots, state["pass"]),
+        ended=state["ended"],
+        given=_regions(state),
+        items_in_pass=state["items_in_pass"],
+        count=state["count"],
+    )
+
+
+def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
     """Finds the lowest slot that is not given, and what faster ranks gave beyond it."""
     # A rank that has begun the next pass without giving anything stands at the end of this one.
     passes = {
@@ -153,62 +182,51 @@ def _position(states: list[dict[str, Any]], endless: bool) -> Place:
         for s in states
     }
     first_pass = min(number for number, _, _ in passes.values())
-    ahead = [rank for rank, (number, _, _) in passes.items() if number > first_pass]
+    ahead = sorted(rank for rank, (number, _, _) in passes.items() if number > first_pass)
     if ahead:
         raise StateError(
             f"ranks {ahead} had begun another pass over the data than the others; save the state "
             "at the same step on all ranks"
         )
-    world_size, base = states[0]["world_size"], states[0]["base"]
-    given = [Region(entry["base"], entry["counts"]) for entry in states[0]["given"]]
-    items = min(s["items_in_pass"] for s in states)
-    start = PassStart(RankSlots(base, 0, world_size, states[0]["num_streams"]), first_pass)
+    old_world, base = states[0]["world_size"], states[0]["base"]
+    start = PassStart(RankSlots(base, 0, old_world, states[0]["num_streams"]), first_pass)
     if all(ended for _, _, ended in passes.values()):
-        return Place(start, ended=True, given=given)
-    counts = {rank: -1 if ended else count for rank, (_, count, ended) in passes.items()}
-    if len(set(counts.values())) == 1:
-        base += next(iter(counts.values())) * world_size
-        start.slots = start.slots._replace(base=base)
-        return Place(start, given=given, items_in_pass=items)
-    if endless:
-        steps = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(counts.items()))
-        raise StateError(
-            f"the ranks stand at different steps ({steps}); in endless training all ranks must "
-            "save at the same step. Give each rank its own state only, on an unchanged topology, "
-            "or the states of one step"
-        )
-    given.append(Region(base, [counts[rank] for rank in range(world_size)]))
-    base = min(base + count * world_size + rank for rank, count in counts.items() if count >= 0)
+        return Place(start, ended=True)
+    items = min(s["items_in_pass"] for s in states) * old_world // world_size
+    place = Place(start, given=_regions(states[0]), items_in_pass=items)
+    counts = [-1 if ended else count for _, (_, count, ended) in sorted(passes.items())]
+    if len(set(counts)) == 1:
+        base += counts[0] * old_world
+    else:
+        place.given.append(Region(base, counts))
+        base = min(base + c * old_world + rank for rank, c in enumerate(counts) if c >= 0)
     start.slots = start.slots._replace(base=base)
-    return Place(start, given=given, items_in_pass=items)
+    return place
+
+
+def _regions(state: dict[str, Any]) -> list[Region]:
+    return [Region(entry["base"], entry["counts"]) for entry in state["given"]]
 
 
 def _stream_starts(states: list[dict[str, Any]], place: Place) -> dict[int, StreamStart]:
-    """Picks, for each stream of the rank, the furthest snapshot that is not too far."""
+    """Picks, for each stream of the rank, the furthest snapshot that passes over nothing."""
     slots = place.start.slots
+    step = slots.num_turns * slots.world_size  # slots between two own turns on one stream
     starts = {}
     for turn, index in enumerate(slots.streams()):
         slot = slots.slot(turn)
-        region_end = _end_of(place.given)
-        while place.is_given(slot) and slot < region_end:
-            slot += slots.num_turns * slots.world_size
-        first = slot // slots.num_streams
-        best: Snapshot | None = None
-        for state in states:
-            value = state["streams"].get(str(index))
-            if value is None:
-                continue
-            snapshot = Snapshot.from_json(value).expect("stream", 1)
-            items = int(snapshot.field("items"))
-            if items <= first and (best is None or items > int(best.field("items"))):
-                best = snapshot
-        starts[index] = StreamStart(first, best)
+        snapshots = [
+            Snapshot.from_json(state["streams"][str(index)]).expect("stream", 1)
+            for state in states
+            if str(index) in state["streams"] and state["pass"] == place.start.pass_index
+        ]
+        snapshots.sort(key=lambda snapshot: int(snapshot.field("items")), reverse=True)
+        found = None
+        for snapshot in snapshots:
+            behind = range(slot, int(snapshot.field("items")) * slots.num_streams + index, step)
+            if all(place.is_given(own) for own in behind):
+                found = snapshot
+                slot += len(behind) * step
+                break
+        starts[index] = StreamStart(slot // slots.num_streams, found)
     return starts
-
-
-def _end_of(regions: list[Region]) -> int:
-    """Gives a slot behind the last one given by a rank that had not come to the end."""
-    return max(
-        (region.base + (max(region.counts) + 1) * len(region.counts) for region in regions),
-        default=0,
-    )

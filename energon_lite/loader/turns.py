@@ -55,7 +55,8 @@ class PassStart:
 
     def after(self, training: bool) -> PassStart:
         """Gives the start of the pass after this one; validation passes are all alike."""
-        return PassStart(self.slots._replace(base=0), self.pass_index + 1 if training else 0)
+        slots = self.slots._replace(base=0, first=0)
+        return PassStart(slots, self.pass_index + 1 if training else 0)
 
 
 PAD = Delivery(Mark.PAD, -1, -1, None, [])

@@ -52,10 +52,12 @@ class EpochOrder:
         """
         if self.multiplier == WITH_REPLACEMENT:
             slots, offsets = self._slots(places, self._num_slices - 1)
-            words = random_words(self._key, epoch, size=self._num_slices)
+            # Each slot has a word of its own; those of neighbouring places lie close together.
+            skip = int(slots.min()) // 4 * 4
+            words = random_words(self._key, epoch, size=int(slots.max()) + 1 - skip, skip=skip)
             starts = (words % np.uint64(self.num_samples)).astype(np.int64)
             labels = epoch * self._num_slices + slots
-            return labels, (starts[slots] + offsets) % self.num_samples
+            return labels, (starts[slots - skip] + offsets) % self.num_samples
         if self.slice_length == 1:
             # Slices of one sample: nothing is cut short, and interleaving them changes nothing.
             copies, indices = np.divmod(self._whole(epoch)(places), self.num_samples)

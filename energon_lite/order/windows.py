@@ -46,7 +46,7 @@ class WindowShuffle:
         edges = np.clip(edges, 0, length)
         lows = edges[windows - first]
         if self.window <= TABLE_LIMIT:
-            table = self._table(number, segment.number, first, edges)
+            table = self._table(number, segment.number, length, first, edges)
             moved: Int64Array = lows + table[windows - first, local - lows]
             return moved
         result = np.empty_like(local)
@@ -56,19 +56,22 @@ class WindowShuffle:
             result[chosen] = lows[chosen] + permutation(local[chosen] - lows[chosen])
         return result
 
-    def _table(self, number: int, segment: int, first: int, edges: Int64Array) -> Int64Array:
+    def _table(
+        self, number: int, segment: int, length: int | None, first: int, edges: Int64Array
+    ) -> Int64Array:
         """Gives a permutation of each window's size in a row; shape (windows, window)."""
         name = (segment, first, *edges[[0, -1]].tolist())
         found = self._tables.get(number)
         if found is None or found[0] != name:
             # Each window has words of its own, so that any of them can be had alone.
-            width = -(-self.window // 4) * 4
+            longest = self.window if length is None else min(self.window, length)
+            width = -(-longest // 4) * 4
             rows = len(edges) - 1
             words = random_words(
                 self.key, segment, number, size=rows * width, skip=first * width
-            ).reshape(rows, width)[:, : self.window]
+            ).reshape(rows, width)[:, :longest]
             # What lies behind the end of a shorter window sorts behind it.
-            words[np.arange(self.window) >= np.diff(edges)[:, None]] = np.iinfo(np.uint64).max
+            words[np.arange(longest) >= np.diff(edges)[:, None]] = np.iinfo(np.uint64).max
             found = (name, np.argsort(words, axis=1, kind="stable"))
             self._tables[number] = found
         return found[1]

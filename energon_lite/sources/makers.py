@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from energon_lite.core.activity import current_activity
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
+from energon_lite.core.state import RestoreKey
 from energon_lite.storage.field_access import FieldMap
 
 
@@ -42,16 +44,29 @@ class FieldMapMaker:
         self.direct = _direct_fields(field_map)
         self._access = field_map.access
 
-    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+    def __call__(
+        self,
+        parts: dict[str, Any],
+        key: str,
+        restore_key: RestoreKey,
+        subflavors: dict[str, Any],
+        sources: tuple[SourceInfo, ...],
+        loss_weight: float,
+    ) -> Sample:
         """Makes one sample."""
         if self.direct is None:
             parts = self._access(parts)
         elif len(parts) < len(self.direct):
             # Some part is missing; this raises the error that names it.
-            self._access({part: parts[field] for part, field in self.direct.items()
-                          if field in parts})  # fmt: skip
-        service.update(parts)  # a field map may name __key__ too
-        return self.sample_type(**service)
+            self._access({p: parts[field] for p, field in self.direct.items() if field in parts})
+        return self.sample_type(
+            __key__=parts.pop("__key__", key),  # a field map may name it too
+            __restore_key__=restore_key,
+            __subflavors__=subflavors,
+            __sources__=sources,
+            __loss_weight__=loss_weight,
+            **parts,
+        )
 
 
 def _direct_fields(field_map: FieldMap) -> dict[str, str] | None:
@@ -64,30 +79,65 @@ class LoaderMaker:
     """Makes typed samples by a function of the user, which gets the parts and gives the fields."""
 
     def __init__(
-        self, sample_type: type[Sample], loader: Callable[[dict[str, Any]], dict[str, Any]]
+        self,
+        sample_type: type[Sample],
+        loader: Callable[[dict[str, Any]], dict[str, Any]],
+        seed: int,
     ) -> None:
         self.sample_type = sample_type
         self.loader = loader
+        self.seed = seed
 
-    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+    def __call__(
+        self,
+        parts: dict[str, Any],
+        key: str,
+        restore_key: RestoreKey,
+        subflavors: dict[str, Any],
+        sources: tuple[SourceInfo, ...],
+        loss_weight: float,
+    ) -> Sample:
         """Makes one sample; of the service fields the loader may set the key only."""
-        fields = self.loader({"__key__": service["__key__"], **parts})
+        current_activity().enter("sample_loader", self.seed, restore_key)
+        fields = self.loader({"__key__": key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
                 f"sample_loader gave {type(fields).__name__}; return a dict of fields"
             )
         return self.sample_type(
-            **{**fields, **service, "__key__": fields.get("__key__", service["__key__"])}
+            **{
+                **fields,
+                "__key__": fields.get("__key__", key),
+                "__restore_key__": restore_key,
+                "__subflavors__": subflavors,
+                "__sources__": sources,
+                "__loss_weight__": loss_weight,
+            }
         )
 
 
 class CrudeMaker:
     """Makes crude samples: dicts of the parts with the service fields."""
 
-    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
+    def __call__(
+        self,
+        parts: dict[str, Any],
+        key: str,
+        restore_key: RestoreKey,
+        subflavors: dict[str, Any],
+        sources: tuple[SourceInfo, ...],
+        loss_weight: float,
+    ) -> CrudeSample:
         """Makes one sample."""
-        sources = service["__sources__"]
-        return CrudeSample({**service, "__shard__": sources[0].shard_name, **parts})
+        return CrudeSample(
+            __key__=key,
+            __restore_key__=restore_key,
+            __subflavors__=subflavors,
+            __sources__=sources,
+            __loss_weight__=loss_weight,
+            __shard__=sources[0].shard_name,
+            **parts,
+        )
 
 
 class FileFunction:

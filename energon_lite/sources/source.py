@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from energon_lite.core.activity import replaying
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError, add_note
 from energon_lite.core.samples import SourceInfo
@@ -19,7 +20,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.shards import Block, ShardReader
+from energon_lite.storage.shards import ShardReader
 from energon_lite.storage.tar import TarError, split_name
 
 T = TypeVar("T")
@@ -28,8 +29,11 @@ T = TypeVar("T")
 # short pass costs little, then twice as many each time.
 _FIRST_BLOCK, _LARGEST_BLOCK = 32, 1024
 
-# Makes a sample of its decoded parts and the service fields.
-SampleMaker = Callable[[dict[str, Any], dict[str, Any]], T]
+# Makes a sample of its decoded parts, and of its service fields: key, restore key, subflavors,
+# sources and loss weight.
+SampleMaker = Callable[
+    [dict[str, Any], str, RestoreKey, dict[str, Any], tuple[SourceInfo, ...], float], T
+]
 
 
 class SampleLoader:
@@ -65,8 +69,10 @@ class SampleLoader:
         """Leaves the plans behind: they are made again as parts come."""
         return {**self.__dict__, "_plans": {}}
 
-    def __call__(self, block: Block, i: int, key: RestoreKey) -> Any:
-        """Makes the i-th sample of a block.
+    def __call__(
+        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
+    ) -> Any:
+        """Makes one sample of a block; see `storage.shards.Block`.
 
         Raises:
             Exception: What reading, decoding or the user's loader raised, with shard and sample
@@ -74,12 +80,10 @@ class SampleLoader:
         """
         sample_key = lead = ""
         try:
-            members = block.members[i]
             if isinstance(members, Exception):
                 raise members
-            data = block.data
             values: dict[str, Any] = {}
-            files: list[str] = []
+            files: tuple[str, ...] = ()
             for name, first, last in members:
                 if sample_key and name.startswith(lead) and "/" not in name[len(lead) :]:
                     part = name[len(lead) :]
@@ -98,24 +102,20 @@ class SampleLoader:
                 if target is not None:
                     raw = data[first:last].tobytes()
                     values[target] = raw if decode is None else decode(raw)
-                    files.append(name)
+                    files += (name,)
             if not sample_key:
                 raise TarError("holds no part of a sample")
             return self._maker(
                 values,
-                {
-                    "__key__": sample_key,
-                    "__restore_key__": key,
-                    "__subflavors__": dict(self.subflavors),
-                    "__sources__": (
-                        SourceInfo(self._path, key[2], block.shards[i], tuple(files)),
-                    ),
-                    "__loss_weight__": self.loss_weight,
-                },
+                sample_key,
+                key,
+                self.subflavors.copy(),
+                (SourceInfo(self._path, key[2], shard, files),),
+                self.loss_weight,
             )
         except Exception as error:
-            name = repr(sample_key) if sample_key else str(block.places[i])
-            add_note(error, f"{self.root / block.shards[i]}, sample {name}")
+            name = repr(sample_key) if sample_key else str(place)
+            add_note(error, f"{self.root / shard}, sample {name}")
             raise
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
@@ -202,7 +202,10 @@ class WebdatasetSource(SavableDataset[T]):
                 f"0..{self.order.num_samples - 1}"
             )
         block = self.reader.read(np.array([index], dtype=np.int64))
-        sample: T = self.loader(block, 0, restore_key)
+        with replaying():
+            sample: T = self.loader(
+                block.data, block.members[0], block.shards[0], block.places[0], restore_key
+            )
         return sample
 
     def config(self) -> dict[str, JSON]:
@@ -262,25 +265,27 @@ class _SourceCursor(Cursor[T]):
             keys = list(zip(repeat(name), epochs.tolist(), indices.tolist(), draws))
             at = 0
             while at < len(keys):
-                block = read(indices[at:])
-                for i in range(len(block.places)):
+                data, members, shards, places = read(indices[at:])
+                for found in zip(members, shards, places, keys[at : at + len(places)], strict=True):
                     self._position += 1
-                    self.key = key = keys[at + i]
+                    self.key = found[3]
                     try:
-                        sample = load(block, i, key)
+                        sample = load(data, *found)
                     except Exception as error:
-                        self._left_out(error, key, block, i)
+                        self._left_out(error, *found)
                         continue
                     if run.failures:
                         run.failures = 0
                     yield sample
-                at += len(block.places)
+                at += len(places)
 
-    def _left_out(self, error: Exception, key: RestoreKey, block: Block, i: int) -> None:
+    def _left_out(
+        self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
+    ) -> None:
         """Counts a sample that could not be read, under its key if that could be."""
-        source, shard, members = self._source, block.shards[i], block.members[i]
+        source = self._source
         names = [] if isinstance(members, Exception) else [split_name(m[0]) for m in members]
-        sample_key = next((name[0] for name in names if name), f"{shard}[{block.places[i]}]")
+        sample_key = next((name[0] for name in names if name), f"{shard}[{place}]")
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
         self._run.left_out(error, key, {"__key__": sample_key, "__sources__": (info,)})
 

@@ -99,6 +99,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.split_part = split_part
         self.training = training
         self.worker_config = worker_config
+        self.seed = worker_config.seed_offset if worker_config else 0
         self.subflavors = dict(subflavors or {})
         self.decoder = decoder
         self.name = name or f"{self.path.resolve().name}/{split_part}"
@@ -143,12 +144,11 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         """
         if shuffle_buffer_size < 0:
             raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
-        seed = self.worker_config.seed_offset if self.worker_config else 0
         multiplier = self.shuffle_over_epochs if self.training else None
         order = SourceOrder(
             source=self.name,
             num_samples=len(self),
-            seed=seed,
+            seed=self.seed,
             endless=repeat,
             multiplier=multiplier,
             max_slice=self._max_slice,
@@ -227,7 +227,7 @@ class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             self._wants = PartFilter(fields.parts)
         else:
             assert sample_loader is not None
-            self._maker = LoaderMaker(sample_type, sample_loader)
+            self._maker = LoaderMaker(sample_type, sample_loader, self.seed)
             self._wants = PartFilter(part_filter)
 
     def sample_loader(self) -> SampleLoader:

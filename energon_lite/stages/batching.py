@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from energon_lite.core.activity import current_activity
+from energon_lite.core.activity import current_activity, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
@@ -36,8 +36,9 @@ class _Collected(WrapperDataset[list[Any]]):
         """Makes the samples of a list again."""
         if len(restore_key) < 3 or restore_key[0] != "batch":
             raise ValueError(f"{restore_key!r} is not the restore key of a batch")
-        current_activity().batch_index = restore_key[1]
-        return [self.dataset.restore_sample(key) for key in restore_key[2:]]
+        with replaying() as activity:
+            activity.batch_index = restore_key[1]
+            return [self.dataset.restore_sample(key) for key in restore_key[2:]]
 
 
 class BatchLists(_Collected):

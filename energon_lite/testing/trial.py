@@ -1,0 +1,122 @@
+"""What an unbroken run of a stream gives, and the comparison of other runs with it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from energon_lite.core.compare import first_difference
+from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.errors import add_note
+from energon_lite.core.state import RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+
+
+class LawError(AssertionError):
+    """A dataset breaks a law; the text names law, class, stream, position and difference."""
+
+
+class Entry(NamedTuple):
+    """An item and the restore key that it came with."""
+
+    key: RestoreKey
+    item: Any
+
+
+END = object()
+
+
+class Trial:
+    """One stream, with what an unbroken run of it gives first."""
+
+    def __init__(self, dataset: SavableDataset[Any], stream: Stream, max_items: int) -> None:
+        self.dataset = dataset
+        self.stream = stream
+        self.name = type(dataset).__name__
+        self.entries: list[Entry] = []
+        self.has_ended = False
+        run = self.run()
+        while len(self.entries) < max_items and not self.has_ended:
+            try:
+                item = next(run)
+            except StopIteration:
+                self.has_ended = True
+            else:
+                # A copy: whoever gives one object again and again changes what was given before.
+                self.entries.append(Entry(run.key, _copied(item)))
+
+    def run(self, dataset: SavableDataset[Any] | None = None) -> StreamRun[Any]:
+        """Starts the stream, of this dataset or of a copy."""
+        return StreamRun(dataset or self.dataset, self.stream, max_skip_rate=1.0)
+
+    def restored(self, state: str) -> StreamRun[Any]:
+        """Starts the stream at a saved state."""
+        run = self.run()
+        run.restore(Snapshot.from_json(json.loads(state)))
+        return run
+
+    def error(self, law: str, where: str, what: str) -> LawError:
+        """Makes the error of a broken law."""
+        place = f"stream {self.stream.index} of {self.stream.num_streams}"
+        return LawError(f"{law}: {self.name}, {place}, {where}: {what}")
+
+    @contextmanager
+    def during(self, law: str, where: str) -> Iterator[None]:
+        """Turns whatever goes wrong into an error of the law."""
+        try:
+            yield
+        except LawError:
+            raise
+        except Exception as error:
+            raise self.error(law, where, f"raised {type(error).__name__}: {error}") from error
+
+    def expect(
+        self, law: str, where: str, run: StreamRun[Any], first: int, stop: int | None = None
+    ) -> None:
+        """Raises unless a run gives items `first` to `stop` of this stream, or all of the rest."""
+        with self.during(law, where):
+            for i in range(first, len(self.entries) if stop is None else stop):
+                item = next(run, END)
+                if item is END:
+                    raise self.error(law, where, f"the stream ends before item {i}")
+                difference = first_difference(self.entries[i], Entry(run.key, item))
+                if difference:
+                    raise self.error(law, where, f"item {i} differs at {difference}")
+            if stop is None and self.has_ended:
+                for _ in range(2):
+                    if next(run, END) is not END:
+                        raise self.error(law, where, f"item {len(self.entries)} is one too many")
+
+
+@contextmanager
+def global_seeds(seed: int) -> Iterator[Callable[[], tuple[Any, Any, Any]]]:
+    """Seeds the global generators for a `with` block; gives a function that reads their states."""
+
+    def read() -> tuple[Any, Any, Any]:
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    of_torch, of_numpy, of_random = read()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield read
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_random)
+
+
+def _copied(item: Any) -> Any:
+    try:
+        return copy.deepcopy(item)
+    except Exception as error:
+        add_note(error, "check_dataset copies items to see whether they change later")
+        raise
