@@ -252,8 +252,16 @@ class FunctionRun:
         except Exception as error:
             self.left_out(error, key, argument)
 
-    def left_out(self, error: Exception, key: RestoreKey, argument: Any) -> None:
+    def left_out(
+        self, error: Exception, key: RestoreKey, argument: Any, is_noted: bool = False
+    ) -> None:
         """Counts a skip or a failure.
+
+        Args:
+            error: what was raised.
+            key: restore key of the input.
+            argument: the input.
+            is_noted: whether the error's notes say already where it came from.
 
         Raises:
             FatalSampleError: The error says that the code is wrong, or there were too many.
@@ -263,7 +271,8 @@ class FunctionRun:
         name, sources = describe_input(argument)
         name = name or str(key)
         if not on_purpose:
-            add_note(error, f"stage {spec.name}, {spec.where}, sample {name}")
+            if not is_noted:
+                add_note(error, f"stage {spec.name}, {spec.where}, sample {name}")
             if isinstance(error, FATAL_EXCEPTIONS):
                 raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
         lost = list(leaves(key))

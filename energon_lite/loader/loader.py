@@ -148,9 +148,17 @@ class SavableDataLoader(Generic[T]):
                 if item is not Mark.END:
                     place.count = slots.turn_of(slot) + 1
                     return delivery
-        except BaseException:
+        except BaseException as error:
+            dead = _dead_workers(self._deliveries)
             # What was computed ahead is lost with the workers; the state stands where it stood.
             self._stop_workers()
+            if dead and isinstance(error, Exception):
+                raise RuntimeError(
+                    f"Worker process {dead} of rank {slots.rank} died after batch "
+                    f"{place.count - 1} of the rank (a kill by signal 9 is often a lack of "
+                    "memory). Nothing is lost: iterate the loader again to go on with the next "
+                    "batch, or resume from a saved state."
+                ) from error
             raise
         return None
 
@@ -340,6 +348,15 @@ class SavableDataLoader(Generic[T]):
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again that carried `restore_key` (also as JSON), in this process."""
         return self.dataset.restore_sample(as_key(restore_key))
+
+
+def _dead_workers(deliveries: Any) -> str:
+    """Names the worker processes that ended by themselves; empty if there are none."""
+    workers = getattr(deliveries, "_workers", ())
+    codes = [(w.pid, w.exitcode) for w in workers if w.exitcode not in (None, 0)]
+    return ", ".join(
+        f"{pid} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for pid, code in codes
+    )
 
 
 def _place_in_run(dataset: SavableDataset[Any], given: WorkerConfig | None) -> WorkerConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat
@@ -20,6 +21,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.shards import ShardReader
 from energon_lite.storage.tar import TarError, split_name
 
@@ -81,7 +83,7 @@ class SampleLoader:
         sample_key = lead = ""
         try:
             if isinstance(members, Exception):
-                raise members
+                raise copy.copy(members)  # one error may stand for all samples of a shard
             values: dict[str, Any] = {}
             files: tuple[str, ...] = ()
             for name, first, last in members:
@@ -114,7 +116,7 @@ class SampleLoader:
                 self.loss_weight,
             )
         except Exception as error:
-            name = repr(sample_key) if sample_key else str(place)
+            name = repr(sample_key) if sample_key else f"number {place}"
             add_note(error, f"{self.root / shard}, sample {name}")
             raise
 
@@ -287,7 +289,8 @@ class _SourceCursor(Cursor[T]):
         names = [] if isinstance(members, Exception) else [split_name(m[0]) for m in members]
         sample_key = next((name[0] for name in names if name), f"{shard}[{place}]")
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
-        self._run.left_out(error, key, {"__key__": sample_key, "__sources__": (info,)})
+        described = {"__key__": sample_key, "__sources__": (info,)}
+        self._run.left_out(error, key, described, is_noted=True)
 
     def snapshot(self) -> Snapshot:
         return Snapshot("source", {"name": self._source.name, "position": self._position})
@@ -308,10 +311,11 @@ def fingerprint(root: Path, shards: tuple[str, ...], counts: tuple[int, ...], re
     """Hashes what a source's data is: shard names, sample counts, sizes in bytes.
 
     Raises:
-        FileNotFoundError: A shard is missing.
+        FileNotFoundError: A shard, or its index, is missing.
+        DatasetFormatError: An index has not the size that the sample count asks for.
     """
     sizes = []
-    for shard in shards:
+    for shard, count in zip(shards, counts, strict=True):
         path = root / shard
         try:
             sizes.append(path.stat().st_size)
@@ -320,4 +324,5 @@ def fingerprint(root: Path, shards: tuple[str, ...], counts: tuple[int, ...], re
                 f"{path}: listed in {root / '.nv-meta'} but not there ({error.strerror}); restore "
                 "the file, or prepare the dataset again"
             ) from None
+        check_index_size(path, count)
     return f"{key_of('data', shards, counts, tuple(sizes), rest) & (2**64 - 1):016x}"

@@ -39,6 +39,21 @@ def index_path(shard: Path) -> Path:
     return shard.with_suffix(".tar.idx")
 
 
+def check_index_size(shard: Path, count: int) -> None:
+    """Checks, without reading it, that a shard has an index of `count` samples.
+
+    Raises:
+        FileNotFoundError: There is no index.
+        DatasetFormatError: The index is one of another number of samples.
+    """
+    try:
+        size = index_path(shard).stat().st_size
+    except OSError:
+        size = -1
+    if size != 8 * (count + 1):
+        read_index(shard, count)  # says what is wrong
+
+
 def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
     """Reads where the samples of a shard begin.
 
