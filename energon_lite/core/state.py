@@ -57,6 +57,22 @@ class Snapshot:
             )
         return self
 
+    def expect_like(self, fresh: Snapshot) -> Snapshot:
+        """Returns the snapshot itself, if it has stages and fields of a `fresh` one.
+
+        Raises:
+            StateError: It is of another pipeline, or damaged.
+        """
+        self.expect(fresh.kind, len(fresh.inner))
+        for name, value in fresh.fields.items():
+            if isinstance(value, int):
+                self.count(name)
+            else:
+                self.field(name)
+        for own, other in zip(self.inner, fresh.inner, strict=True):
+            own.expect_like(other)
+        return self
+
     def field(self, name: str) -> Any:
         """Gives one field.
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, SkipRecord
-from energon_lite.core.dataset import SavableDataset, count_rank_items
+from energon_lite.core.dataset import SavableDataset, StreamRun, count_rank_items
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot, as_key
-from energon_lite.core.topology import RankSlots, WorkerConfig
+from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
@@ -308,8 +308,11 @@ class SavableDataLoader(Generic[T]):
             box: list[Any] = [states]
             dist.broadcast_object_list(box, source, group=group)
             states = box[0]
-        if states is None:
-            raise StateError("there are no states; give the list, or src_rank of the rank with it")
+        if not isinstance(states, (list, tuple)):
+            raise StateError(
+                f"{type(states).__name__} is no list of the states of all ranks; give the list, or "
+                "src_rank of the rank that has it"
+            )
         place = self._resumed(list(states))
         self._stop_workers()
         self._has_begun = False
@@ -325,6 +328,7 @@ class SavableDataLoader(Generic[T]):
             num_streams=config.num_streams,
             config=self._config,
             endless=self.dataset.endless,
+            fresh=StreamRun(self.dataset, Stream(0, 1)).snapshot(),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -71,9 +71,30 @@ def check_state(state: Any) -> dict[str, Any]:
             f"reads version {VERSION}"
         )
     for name, kind in _FIELDS.items():
-        if not isinstance(state.get(name), kind):
-            raise StateError(f"the state's {name!r} is {state.get(name)!r}, not {kind.__name__}")
+        value = state.get(name)
+        if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
+            raise StateError(f"the state's {name!r} is {value!r}, not {kind.__name__}")
+    num_streams, world_size = state["num_streams"], state["world_size"]
+    is_whole = (
+        0 < num_streams
+        and state["rank"] < world_size
+        and all(_is_region(entry) for entry in state["given"])
+        and all(isinstance(number, int) for number in state["skipped"].values())
+        and set(state["streams"]) <= {str(index) for index in range(num_streams)}
+    )
+    if not is_whole:
+        raise StateError("the state contradicts itself; it was edited or damaged")
     return state
+
+
+def _is_region(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("base"), int)
+        and isinstance(entry.get("counts"), list)
+        and len(entry["counts"]) > 0
+        and all(isinstance(count, int) for count in entry["counts"])
+    )
 
 
 def resume(
@@ -84,6 +105,7 @@ def resume(
     num_streams: int | None,
     config: dict[str, JSON],
     endless: bool,
+    fresh: Snapshot,
 ) -> Place:
     """Works out where a rank goes on.
 
@@ -95,6 +117,7 @@ def resume(
         num_streams: the streams that the user asked for; None takes those of the states.
         config: the configuration of the pipeline here.
         endless: whether the pass never ends; then ranks must stand at the same step.
+        fresh: a snapshot of a stream of this pipeline, which those of the states must be like.
 
     Raises:
         StateError: The states do not fit each other, the pipeline, or the topology.
@@ -130,7 +153,7 @@ def resume(
         place = _common_place(checked, world_size)
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
     place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
-    place.start.streams = _stream_starts(checked, place)
+    place.start.streams = _stream_starts(checked, place, fresh)
     for state in counted:
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number
@@ -208,7 +231,9 @@ def _regions(state: dict[str, Any]) -> list[Region]:
     return [Region(entry["base"], entry["counts"]) for entry in state["given"]]
 
 
-def _stream_starts(states: list[dict[str, Any]], place: Place) -> dict[int, StreamStart]:
+def _stream_starts(
+    states: list[dict[str, Any]], place: Place, fresh: Snapshot
+) -> dict[int, StreamStart]:
     """Picks, for each stream of the rank, the furthest snapshot that passes over nothing."""
     slots = place.start.slots
     step = slots.num_turns * slots.world_size  # slots between two own turns on one stream
@@ -216,14 +241,14 @@ def _stream_starts(states: list[dict[str, Any]], place: Place) -> dict[int, Stre
     for turn, index in enumerate(slots.streams()):
         slot = slots.slot(turn)
         snapshots = [
-            Snapshot.from_json(state["streams"][str(index)]).expect("stream", 1)
+            Snapshot.from_json(state["streams"][str(index)]).expect_like(fresh)
             for state in states
             if str(index) in state["streams"] and state["pass"] == place.start.pass_index
         ]
-        snapshots.sort(key=lambda snapshot: int(snapshot.field("items")), reverse=True)
+        snapshots.sort(key=lambda snapshot: snapshot.count("items"), reverse=True)
         found = None
         for snapshot in snapshots:
-            behind = range(slot, int(snapshot.field("items")) * slots.num_streams + index, step)
+            behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
             if all(place.is_given(own) for own in behind):
                 found = snapshot
                 slot += len(behind) * step

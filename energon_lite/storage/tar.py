@@ -212,7 +212,8 @@ def sample_members(buffer: bytes | memoryview, start: int, stop: int) -> list[Me
 def block_members(buffer: UInt8Array, starts: Int64Array, stops: Int64Array) -> list[Any]:
     """Does what `sample_members` does for many samples at once, by numpy.
 
-    Nearly all headers are plain: a regular file, ustar or GNU, one block. Samples that have others
+    Nearly all headers are plain: a regular file, ustar or GNU, in one block, or after a PAX header
+    that holds nothing but the file's time, as Python's tarfile writes it. Samples that have others
     are read one by one.
 
     Args:
@@ -225,47 +226,64 @@ def block_members(buffer: UInt8Array, starts: Int64Array, stops: Int64Array) -> 
     """
     blocks = buffer.reshape(-1, BLOCK)
     found: list[Any] = [[] for _ in range(len(starts))]
+    is_whole = np.zeros(len(starts), dtype=bool)
     active = np.flatnonzero((starts % BLOCK == 0) & (stops > starts))
     pos = starts[active]
-    is_whole = np.zeros(len(starts), dtype=bool)
     while len(active):
         heads = blocks[pos // BLOCK]
-        digits = heads[:, 124:135] - np.uint8(ord("0"))  # below 8, or wrapped around
-        sizes = digits @ _OCTAL
-        ends = pos + BLOCK + (sizes + BLOCK - 1) // BLOCK * BLOCK
-        magic = heads[:, 257:263].view("S6")[:, 0]
-        names = np.ascontiguousarray(heads[:, :100])
-        is_plain = (
-            (heads[:, 156] == ord("0"))
-            & (heads[:, 345] == 0)
-            & ((magic == b"ustar") | (magic == _GNU_MAGIC))
-            & (digits < 8).all(axis=1)
-            & (ends <= stops[active])
-            # Nothing behind the end of the name.
-            & ~((names[:, :-1] == 0) & (names[:, 1:] != 0)).any(axis=1)
-        )
-        if not is_plain.all():
-            active, pos, sizes, ends = (x[is_plain] for x in (active, pos, sizes, ends))
-            names = names[is_plain]
+        names, sizes, is_plain = _plain_headers(heads)
+        is_time = heads[:, 156] == ord("x")
+        if is_time.any():
+            after = np.minimum(pos // BLOCK + 1, len(blocks) - 1)
+            is_time &= (sizes < 100) & _holds_time_only(blocks[after], sizes)
         firsts = pos + BLOCK
-        rows = zip(
-            active.tolist(),
-            names.view("S100")[:, 0].tolist(),
-            firsts.tolist(),
-            (firsts + sizes).tolist(),
+        ends = firsts + (sizes + BLOCK - 1) // BLOCK * BLOCK
+        is_file = (heads[:, 156] == ord("0")) & is_plain & (ends <= stops[active])
+        is_time &= is_plain & (ends < stops[active])
+        rows = np.flatnonzero(is_file)
+        for i, name, first, last in zip(
+            active[rows].tolist(),
+            names[rows].tolist(),
+            firsts[rows].tolist(),
+            (firsts + sizes)[rows].tolist(),
             strict=True,
-        )
-        for i, name, first, last in rows:
+        ):
             found[i].append((name.decode("utf-8", "surrogateescape"), first, last))
-        is_last = ends == stops[active]
+        is_last = is_file & (ends == stops[active])
         is_whole[active[is_last]] = True
-        active, pos = active[~is_last], ends[~is_last]
+        goes_on = (is_file | is_time) & ~is_last
+        active, pos = active[goes_on], ends[goes_on]
     for i in np.flatnonzero(~is_whole).tolist():
         try:
             found[i] = sample_members(buffer.data, int(starts[i]), int(stops[i]))
         except TarError as error:
             found[i] = error
     return found
+
+
+def _plain_headers(
+    heads: UInt8Array,
+) -> tuple[npt.NDArray[np.bytes_], Int64Array, npt.NDArray[np.bool_]]:
+    """Reads headers, shape (K, 512): names, sizes, and whether there is nothing special in them."""
+    digits = heads[:, 124:135] - np.uint8(ord("0"))  # below 8, or wrapped around
+    magic = heads[:, 257:263].view("S6")[:, 0]
+    names = np.ascontiguousarray(heads[:, :100])
+    is_plain = (
+        (heads[:, 345] == 0)
+        & ((magic == b"ustar") | (magic == _GNU_MAGIC))
+        & (digits < 8).all(axis=1)
+        # Nothing behind the end of the name.
+        & ~((names[:, :-1] == 0) & (names[:, 1:] != 0)).any(axis=1)
+    )
+    return names.view("S100")[:, 0], digits @ _OCTAL, is_plain
+
+
+def _holds_time_only(content: UInt8Array, sizes: Int64Array) -> npt.NDArray[np.bool_]:
+    """Tells which PAX headers, shape (K, 512), are just like `28 mtime=1700000000.1234567`."""
+    lengths = (content[:, 0] - ord("0")).astype(np.int64) * 10 + (content[:, 1] - ord("0"))
+    keys = np.ascontiguousarray(content[:, 2:9]).view("S7")[:, 0]
+    is_time: npt.NDArray[np.bool_] = (keys == b" mtime=") & (lengths == sizes)
+    return is_time
 
 
 def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str, list[Member]]:
