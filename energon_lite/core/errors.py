@@ -78,7 +78,7 @@ def add_note(error: BaseException, note: str) -> None:
     notes = getattr(error, "__notes__", None)
     if notes is None:
         notes = []
-        error.__notes__ = notes
+        error.__dict__["__notes__"] = notes
     notes.append(note)
 
 

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.nvmeta import read_index
 from energon_lite.storage.tar import BLOCK as TAR_BLOCK
-from energon_lite.storage.tar import block_members, read_into
+from energon_lite.storage.tar import read_into
+from energon_lite.storage.tar_blocks import block_members
 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
