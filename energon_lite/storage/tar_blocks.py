@@ -50,14 +50,10 @@ def block_members(buffer: UInt8Array, starts: Int64Array, stops: Int64Array) -> 
         is_file = (heads[:, 156] == ord("0")) & is_plain & (ends <= stops[active])
         is_time &= is_plain & (ends < stops[active])
         rows = np.flatnonzero(is_file)
-        for i, name, first, last in zip(
-            active[rows].tolist(),
-            names[rows].tolist(),
-            firsts[rows].tolist(),
-            (firsts + sizes)[rows].tolist(),
-            strict=True,
-        ):
-            found[i].append((name.decode("utf-8", "surrogateescape"), first, last))
+        texts = [name.decode("utf-8", "surrogateescape") for name in names[rows].tolist()]
+        members = zip(texts, firsts[rows].tolist(), (firsts + sizes)[rows].tolist(), strict=True)
+        for i, member in zip(active[rows].tolist(), members, strict=True):
+            found[i].append(member)
         is_last = is_file & (ends == stops[active])
         is_whole[active[is_last]] = True
         goes_on = (is_file | is_time) & ~is_last

@@ -1,0 +1,1 @@
+"""Speed of the package, each figure beside a hand-written loop of the same run."""
