@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from energon_lite.core.samples import SourceInfo
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
-ErrorHandler = Callable[[Exception, Any, "Sequence[SourceInfo] | None"], None]
+# Takes the exception, the sample or samples, and the list of their `SourceInfo`.
+ErrorHandler = Callable[[Exception, Any, "Sequence[Any] | None"], None]
 
 
 class DatasetFormatError(ValueError):
@@ -102,7 +100,7 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def log_exception(
-    error: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None
+    error: Exception, sample: Any, sources: Sequence[Any] | None = None
 ) -> None:
     """Logs an error with the sample's key and sources; the sample is then skipped."""
     del sample, sources  # named in the notes already; payloads do not belong into logs
@@ -110,7 +108,7 @@ def log_exception(
 
 
 def reraise_exception(
-    error: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None
+    error: Exception, sample: Any, sources: Sequence[Any] | None = None
 ) -> None:
     """Raises the error again."""
     del sample, sources

@@ -67,8 +67,11 @@ class Snapshot:
         for name, value in fresh.fields.items():
             if isinstance(value, int):
                 self.count(name)
-            else:
-                self.field(name)
+            elif type(self.field(name)) is not type(value):
+                raise StateError(
+                    f"The checkpoint's state of stage {self.kind!r} has {name}="
+                    f"{self.field(name)!r} where this pipeline has {value!r}"
+                )
         for own, other in zip(self.inner, fresh.inner, strict=True):
             own.expect_like(other)
         return self

@@ -11,6 +11,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import ErrorHandler, log_exception, reraise_exception
 
@@ -147,6 +148,16 @@ class WorkerConfig:
             num_workers=num_workers,
             data_parallel_group=data_parallel_group,
         )
+
+    def rank_worker_id(self) -> int:
+        """Gives the number of this loader process in its rank; 0 outside of one."""
+        info = get_worker_info()
+        return 0 if info is None else info.id
+
+    def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
+        """Gives a number of this loader process in the run, for logs; no content depends on it."""
+        local = override_local_worker_id
+        return self.rank * self.num_workers + (self.rank_worker_id() if local is None else local)
 
     def global_rank(self) -> int:
         """Gives this process's rank in the whole `torch.distributed` world."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,8 +166,7 @@ class UserFunction:
         items = self.function(argument)
         inner: _GlobalSeeds | None = None
         rng: Generator | None = None
-        given: list[Any] = [argument]
-        while True:
+        for number in itertools.count():
             activity.enter(self.name, self.seed, key)
             activity.rng = rng
             outer = _GlobalSeeds() if self.restore_seeds else None
@@ -187,12 +187,10 @@ class UserFunction:
                 return
             if item is None:
                 raise _bad_result(self, item)
-            if any(item is other for other in given):
-                # One object given twice would carry one key; the earlier may still be in a buffer.
-                item = copy.copy(item)
-            own_key = (self.name, len(given) - 1, key)
-            given.append(item)
-            yield own_key, _stamped(item, own_key)
+            own_key = (self.name, number, key)
+            # A copy: a generator may change its object and give it again, while a batch holds it.
+            is_sample = isinstance(item, (dict, list)) or hasattr(item, "__restore_key__")
+            yield own_key, _stamped(copy.copy(item), own_key) if is_sample else item
 
     def again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
         """Makes the item of `restore_key` again; `make` does the same for the input.

@@ -71,12 +71,13 @@ def check_state(state: Any) -> dict[str, Any]:
             f"reads version {VERSION}"
         )
     for name, kind in _FIELDS.items():
-        value = state.get(name)
-        if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
+        value: Any = state.get(name)
+        is_negative = kind is int and isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_negative:
             raise StateError(f"the state's {name!r} is {value!r}, not {kind.__name__}")
     num_streams, world_size = state["num_streams"], state["world_size"]
     is_whole = (
-        0 < num_streams
+        num_streams > 0
         and state["rank"] < world_size
         and all(_is_region(entry) for entry in state["given"])
         and all(isinstance(number, int) for number in state["skipped"].values())
@@ -127,8 +128,9 @@ def resume(
         raise StateError("there is no state in the list; give the states of all ranks")
     refuse_differences(checked[0]["config"], config)
     _check_same(checked, "config", show=False)
+    aligned = _aligned(checked)
     for name in ("num_streams", "world_size", "base", "given"):
-        _check_same(checked, name)
+        _check_same(aligned, name)
     old_streams, old_world = checked[0]["num_streams"], checked[0]["world_size"]
     if num_streams not in (None, old_streams):
         raise StateError(
@@ -147,13 +149,14 @@ def resume(
     if endless:
         _check_steps(checked)
     if old_world == world_size:
+        aligned = checked
         place = _own_place(next(state for state in checked if state["rank"] == rank))
         counted = [state for state in checked if state["rank"] == rank]
     else:
-        place = _common_place(checked, world_size)
+        place = _common_place(aligned, world_size)
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
     place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
-    place.start.streams = _stream_starts(checked, place, fresh)
+    place.start.streams = _stream_starts(aligned, place, fresh)
     for state in counted:
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number
@@ -169,6 +172,19 @@ def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> N
                 f"{detail}: these are states of different runs or moments. Give the states that "
                 "all ranks saved at the same time"
             )
+
+
+def _aligned(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Puts ranks that stand at the end of a pass to the start of the next, if others are in it."""
+    last_pass = max(state["pass"] for state in states)
+    start = {
+        "pass": last_pass, "base": 0, "count": 0, "ended": False, "given": [], "items_in_pass": 0,
+        "streams": {},
+    }  # fmt: skip
+    return [
+        {**state, **start} if state["ended"] and state["pass"] == last_pass - 1 else state
+        for state in states
+    ]
 
 
 def _check_steps(states: list[dict[str, Any]]) -> None:
@@ -197,15 +213,8 @@ def _own_place(state: dict[str, Any]) -> Place:
 
 def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
     """Finds the lowest slot that is not given, and what faster ranks gave beyond it."""
-    # A rank that has begun the next pass without giving anything stands at the end of this one.
-    passes = {
-        s["rank"]: (s["pass"] - 1, 0, True)
-        if s["pass"] > 0 and s["count"] == 0 and s["base"] == 0 and not s["ended"]
-        else (s["pass"], s["count"], s["ended"])
-        for s in states
-    }
-    first_pass = min(number for number, _, _ in passes.values())
-    ahead = sorted(rank for rank, (number, _, _) in passes.items() if number > first_pass)
+    first_pass = min(s["pass"] for s in states)
+    ahead = sorted(s["rank"] for s in states if s["pass"] > first_pass)
     if ahead:
         raise StateError(
             f"ranks {ahead} had begun another pass over the data than the others; save the state "
@@ -213,11 +222,12 @@ def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
         )
     old_world, base = states[0]["world_size"], states[0]["base"]
     start = PassStart(RankSlots(base, 0, old_world, states[0]["num_streams"]), first_pass)
-    if all(ended for _, _, ended in passes.values()):
+    if all(s["ended"] for s in states):
         return Place(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
     place = Place(start, given=_regions(states[0]), items_in_pass=items)
-    counts = [-1 if ended else count for _, (_, count, ended) in sorted(passes.items())]
+    by_rank = sorted(states, key=lambda state: int(state["rank"]))
+    counts = [-1 if s["ended"] else s["count"] for s in by_rank]
     if len(set(counts)) == 1:
         base += counts[0] * old_world
     else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,144 +12,22 @@ import numpy as np
 
 from energon_lite.core.activity import replaying
 from energon_lite.core.dataset import Cursor, SavableDataset
-from energon_lite.core.errors import StateError, add_note
+from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.sources.sample_loader import SampleLoader, sample_key_of
 from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.shards import ShardReader
-from energon_lite.storage.tar import TarError, split_name
 
 T = TypeVar("T")
 
 # Samples that are ordered and read together: few at first, so that the first comes at once and a
 # short pass costs little, then twice as many each time.
 _FIRST_BLOCK, _LARGEST_BLOCK = 32, 1024
-
-# Twice as quick as calling the class, which goes through a Python function.
-_new_source = tuple.__new__
-
-# Makes a sample of its decoded parts, and of its service fields: key, restore key, subflavors,
-# sources and loss weight.
-SampleMaker = Callable[
-    [dict[str, Any], str, RestoreKey, dict[str, Any], tuple[SourceInfo, ...], float], T
-]
-
-
-class SampleLoader:
-    """Makes samples of tar bytes: finds the parts, decodes those wanted, and types them.
-
-    Args:
-        root: folder of the dataset.
-        wants: whether a part is read.
-        decoder: how parts become values; None leaves bytes.
-        maker: makes the sample.
-        subflavors: the tag of all samples.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        wants: Callable[[str], bool],
-        decoder: SampleDecoder | None,
-        maker: SampleMaker[Any],
-        subflavors: dict[str, Any],
-        loss_weight: float = 1.0,
-    ) -> None:
-        self.root = root
-        self.decoder = decoder
-        self.subflavors = subflavors
-        self.loss_weight = loss_weight
-        self._path = str(root)
-        self._wants = wants
-        self._maker = maker
-        fields = list((getattr(maker, "direct", None) or {}).values())
-        self._is_single = len(fields) == 1 and fields != ["__key__"]
-        self._sample_type: Any = getattr(maker, "sample_type", None)
-        self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the plans behind: they are made again as parts come."""
-        return {**self.__dict__, "_plans": {}}
-
-    def __call__(
-        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> Any:
-        """Makes one sample of a block; see `storage.shards.Block`.
-
-        Raises:
-            Exception: What reading, decoding or the user's loader raised, with shard and sample
-                named in its notes.
-        """
-        sample_key = lead = ""
-        try:
-            if self._is_single and type(members) is list and len(members) == 1:
-                ((name, first, last),) = members
-                sample_key, _, part = name.partition(".")
-                plan = self._plans.get(part)
-                if plan is not None and plan[0] and sample_key and "/" not in name:
-                    # One file that fills the one field, as in most texts: no detours.
-                    field, decode = plan[0], plan[1]
-                    raw = data[first:last].tobytes()
-                    source = _new_source(SourceInfo, (self._path, key[2], shard, (name,)))
-                    return self._sample_type(
-                        __key__=sample_key,
-                        __restore_key__=key,
-                        __subflavors__=self.subflavors.copy(),
-                        __sources__=(source,),
-                        __loss_weight__=self.loss_weight,
-                        **{field: raw if decode is None else decode(raw)},
-                    )
-                sample_key = ""
-            if isinstance(members, Exception):
-                raise copy.copy(members)  # one error may stand for all samples of a shard
-            values: dict[str, Any] = {}
-            files: tuple[str, ...] = ()
-            for name, first, last in members:
-                if sample_key and name.startswith(lead) and "/" not in name[len(lead) :]:
-                    part = name[len(lead) :]
-                else:
-                    found = split_name(name)
-                    if found is None:
-                        continue
-                    if sample_key:
-                        raise TarError(f"holds parts of two samples, {sample_key!r}, {found[0]!r}")
-                    sample_key, part = found
-                    lead = sample_key + "."
-                try:
-                    target, decode = self._plans[part]
-                except KeyError:
-                    target, decode = self._plans[part] = self._plan(part)
-                if target is not None:
-                    raw = data[first:last].tobytes()
-                    values[target] = raw if decode is None else decode(raw)
-                    files += (name,)
-            if not sample_key:
-                raise TarError("holds no part of a sample")
-            return self._maker(
-                values,
-                sample_key,
-                key,
-                self.subflavors.copy(),
-                (SourceInfo(self._path, key[2], shard, files),),
-                self.loss_weight,
-            )
-        except Exception as error:
-            name = repr(sample_key) if sample_key else f"number {place}"
-            add_note(error, f"{self.root / shard}, sample {name}")
-            raise
-
-    def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
-        """Gives under which name a part's value goes (None: it is not read), and its decoder."""
-        if not self._wants(part):
-            return None, None
-        fields = getattr(self._maker, "direct", None)
-        target = part if fields is None else fields[part]
-        return target, None if self.decoder is None else self.decoder.decoder_of(part)
 
 
 class WebdatasetSource(SavableDataset[T]):
@@ -312,8 +189,7 @@ class _SourceCursor(Cursor[T]):
     ) -> None:
         """Counts a sample that could not be read, under its key if that could be."""
         source = self._source
-        names = [] if isinstance(members, Exception) else [split_name(m[0]) for m in members]
-        sample_key = next((name[0] for name in names if name), f"{shard}[{place}]")
+        sample_key = sample_key_of(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
         described = {"__key__": sample_key, "__sources__": (info,)}
         self._run.left_out(error, key, described, is_noted=True)

@@ -22,7 +22,8 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.prepare.energon_api import prepare_like_energon
 from energon_lite.sources.makers import CrudeMaker, FieldMapMaker, LoaderMaker, PartFilter
-from energon_lite.sources.source import SampleLoader, WebdatasetSource, fingerprint
+from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import nvmeta
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.field_access import FieldMap, check_fields
