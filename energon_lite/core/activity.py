@@ -92,12 +92,13 @@ class Activity:
         """
         self.records.append(record)
         if record.on_purpose:
+            before = self._num_quiet
             self._num_quiet += record.num_samples
-            if self._num_quiet == _QUIET_SKIPS:
+            if before < _QUIET_SKIPS <= self._num_quiet:
                 logger.warning(
                     "Stream %d left out %d samples in a row on purpose (last: %s in %s) and gave "
                     "no item; check what raises SkipSample.",
-                    self.stream.index, _QUIET_SKIPS, record.sample_key, record.stage,
+                    self.stream.index, self._num_quiet, record.sample_key, record.stage,
                 )
             return
         draws = [leaf[-1] for leaf in leaves(record.restore_key) if leaf]

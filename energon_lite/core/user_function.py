@@ -126,7 +126,7 @@ class UserFunction:
         self.function = function
         self.name = name
         self.seed = seed
-        self.is_generator = inspect.isgeneratorfunction(function)
+        self.is_generator = inspect.isgeneratorfunction(inspect.unwrap(function))
         if is_stateless is None:
             is_stateless = bool(getattr(function, "__stateless__", False))
         self.is_stateless = is_stateless
@@ -163,7 +163,7 @@ class UserFunction:
         """Runs a generator function; gives each item with its own restore key."""
         activity = current_activity()
         seed = key_of("restore_seeds", self.seed, key, self.name)
-        items = self.function(argument)
+        items = iter(self.function(argument))
         inner: _GlobalSeeds | None = None
         rng: Generator | None = None
         for number in itertools.count():

@@ -25,6 +25,10 @@ _REGULAR = (b"0", b"\0", b"7")
 GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
 _WINDOW = 1 << 20
+_MISFIT = (
+    "the tar is damaged, or its index does not fit it. Restore the tar, or run "
+    "`energon-lite prepare FOLDER --tar-index-only`"
+)
 
 
 class Header(NamedTuple):
@@ -186,11 +190,10 @@ def sample_members(buffer: bytes | memoryview, start: int, stop: int) -> list[Me
             header = read_header(buffer, pos)
         except TarError as error:
             message = str(error).replace(f"at byte {pos}", f"at byte {pos - start} of the sample")
-            raise TarError(f"{message}; the index does not fit the tar") from None
+            raise TarError(f"{message}; {_MISFIT}") from None
         if header is None:
             raise TarError(
-                f"zeros at byte {pos - start} of the sample, where a header should be; the index "
-                "does not fit the tar"
+                f"zeros at byte {pos - start} of the sample, where a header should be; {_MISFIT}"
             )
         if header.is_file:
             found.append(Member(header.name, header.data, header.data + header.size))
