@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
+# What `repr` writes of objects without one of their own; it differs from run to run.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 # Takes the exception, the sample or samples, and the list of their `SourceInfo`.
 ErrorHandler = Callable[[Exception, Any, "Sequence[Any] | None"], None]
@@ -81,13 +85,13 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Gives an exception and its notes in one line."""
+    """Gives an exception and its notes in one line, the same in every run."""
     parts = [f"{type(error).__name__}: {error}" if str(error) else type(error).__name__]
     cause = error.__cause__
     if cause is not None and str(cause) not in parts[0]:
         parts.append(f"caused by {type(cause).__name__}: {cause}")
     parts.extend(getattr(error, "__notes__", ()))
-    return "; ".join(parts)
+    return _ADDRESS.sub("", "; ".join(parts))
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

@@ -158,7 +158,9 @@ def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
             elif key not in here:
                 found.append(f"{lead}{key}: {saved[key]!r} in the checkpoint, not here")
             else:
-                found += config_differences(saved[key], here[key], f"{lead}{key}")
+                # Stages lie "of" one another; their settings have names of their own.
+                place = path if key == "of" else f"{lead}{key}"
+                found += config_differences(saved[key], here[key], place)
         return [f"{line} (source {name})" for line in found] if name else found
     if isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here):
         return [

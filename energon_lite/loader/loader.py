@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import weakref
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -30,6 +32,12 @@ logger = logging.getLogger(__name__)
 def _as_it_is(delivery: Any) -> Any:
     """Collates nothing: torch's default would turn restore keys into lists."""
     return delivery
+
+
+def _end_workers(deliveries: Any, pid: int) -> None:
+    """Ends worker processes; left to the garbage collector, torch may wait 5 s for each."""
+    if os.getpid() == pid:  # not in a fork, which has a copy of the loader
+        deliveries._shutdown_workers()
 
 
 class SavableDataLoader(Generic[T]):
@@ -73,6 +81,7 @@ class SavableDataLoader(Generic[T]):
         self._torch_loader: DataLoader[Delivery] | None = None
         self._turns: Turns | None = None
         self._deliveries: Iterator[Delivery] | None = None
+        self._end_workers: weakref.finalize[..., Any] | None = None
 
     # ------------------------------------------------------------------------------ iteration
 
@@ -196,7 +205,9 @@ class SavableDataLoader(Generic[T]):
             generator=generator,
             timeout=self._timeout_sec,
         )
-        return iter(self._torch_loader)
+        deliveries: Any = iter(self._torch_loader)
+        self._end_workers = weakref.finalize(self, _end_workers, deliveries, os.getpid())
+        return deliveries  # type: ignore[no-any-return]
 
     def _place_to_start_from(self) -> PassStart:
         """Gives where workers begin: where the run stood when they were last stopped."""
@@ -219,6 +230,9 @@ class SavableDataLoader(Generic[T]):
             )
 
     def _stop_workers(self) -> None:
+        if self._end_workers is not None:
+            self._end_workers()
+        self._end_workers = None
         self._deliveries = None
         self._torch_loader = None
         self._turns = None

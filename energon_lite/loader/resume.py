@@ -138,14 +138,7 @@ def resume(
             f"num_streams={num_streams}; the number of streams cannot change in a run. Leave it "
             f"out, or set num_streams={old_streams}"
         )
-    ranks = [state["rank"] for state in checked]
-    is_own = ranks == [rank] and old_world == world_size
-    if sorted(ranks) != list(range(old_world)) and not is_own:
-        raise StateError(
-            f"the states are of ranks {sorted(ranks)} where the run had {old_world} ranks "
-            f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
-            "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
-        )
+    _check_ranks([state["rank"] for state in checked], old_world, rank, world_size)
     if endless:
         _check_steps(checked)
     if old_world == world_size:
@@ -161,6 +154,16 @@ def resume(
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number
     return place
+
+
+def _check_ranks(ranks: list[int], old_world: int, rank: int, world_size: int) -> None:
+    is_own = ranks == [rank] and old_world == world_size
+    if sorted(ranks) != list(range(old_world)) and not is_own:
+        raise StateError(
+            f"the states are of ranks {sorted(ranks)} where the run had {old_world} ranks "
+            f"(0..{old_world - 1}); this is rank {rank} of {world_size}. Give the state of every "
+            "rank once: restore_state_global([state of rank 0, state of rank 1, ...])"
+        )
 
 
 def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class Watchdog:
             return
         self._since = time.monotonic()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread = threading.Thread(
+                target=_watch, args=(weakref.ref(self),), name="watchdog", daemon=True
+            )
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -48,21 +51,30 @@ class Watchdog:
         self._since = None
         self._limit_sec = self.timeout_sec
 
-    def _watch(self) -> None:
-        reported: float | None = None
-        while True:
-            since, limit = self._since, self._limit_sec
-            time.sleep(min(1.0, (limit or 1.0) / 4))
-            if since is None or limit is None or since in (reported, None) or self._since != since:
-                continue
-            waited = time.monotonic() - since
-            if waited > limit:
-                reported = since
-                logger.warning(
-                    "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
-                    "process do (worker processes: `py-spy dump --pid`):\n%s",
-                    waited, limit, _stacks(),
-                )
+    def check(self, reported: float | None) -> float | None:
+        """Warns if the wait under way is too long; gives when the wait told of last began."""
+        since, limit = self._since, self._limit_sec
+        if since is None or limit is None or since == reported:
+            return reported
+        waited = time.monotonic() - since
+        if waited <= limit:
+            return reported
+        logger.warning(
+            "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
+            "process do (worker processes: `py-spy dump --pid`):\n%s",
+            waited, limit, _stacks(),
+        )
+        return since
+
+
+def _watch(reference: weakref.ref[Watchdog]) -> None:
+    """Checks until the watchdog is gone with its loader; keeps neither alive."""
+    reported: float | None = None
+    while (watchdog := reference()) is not None:
+        reported = watchdog.check(reported)
+        pause = min(1.0, (watchdog._limit_sec or 1.0) / 4)
+        del watchdog
+        time.sleep(pause)
 
 
 def _stacks() -> str:

@@ -1,8 +1,9 @@
 """Which places of a source each stream takes: every sample once per epoch, over all streams.
 
 Shuffled: in each epoch a stream takes a run of consecutive places. The runs' lengths differ by at
-most one, follow each other without gap, and move from epoch to epoch, so that a source with fewer
-samples than streams serves each stream equally often, and samples change streams.
+most one and follow each other without gap. Where S does not divide N they move from epoch to epoch,
+so that a source with fewer samples than streams serves each stream equally often; which samples lie
+at those places changes in every epoch.
 
 Unshuffled: the endless line of epochs is dealt in blocks of one batch, stream by stream, so that
 slots read in order give the file order.

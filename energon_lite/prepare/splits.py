@@ -26,7 +26,7 @@ def _glob_hint(pattern: str) -> str:
     # A star after a character, not after a dot, a group, a set or a class: `train-*.tar`.
     if re.search(r"(?<![.)\]}])(?<!\\[a-zA-Z])\*", pattern):
         fixed = pattern.replace(".", r"\.").replace("*", ".*")
-        return f" It is a regular expression and looks like a glob; try {fixed!r}"
+        return f" It is a regular expression and looks like a glob; try '{fixed}'"
     return " It is a regular expression, matched from the start of the shard's relative path"
 
 

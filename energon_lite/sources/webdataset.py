@@ -7,6 +7,7 @@ source. Users subclass `DefaultDecoderWebdatasetFactory` and set `__sample_type_
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -133,6 +134,10 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     def sample_loader(self) -> SampleLoader:
         """Makes what turns tar bytes into samples."""
 
+    def sample_settings(self) -> dict[str, JSON]:
+        """Gives what decides how samples are made of parts, for the comparison with checkpoints."""
+        return {}
+
     def build(
         self, *, shuffle_buffer_size: int = 0, repeat: bool = False, block: int = 1
     ) -> WebdatasetSource[T_sample]:
@@ -169,6 +174,9 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         else:
             settings["max_samples_per_sequence"] = self._max_slice
             settings["parallel_shard_iters"] = self.parallel_shard_iters
+        settings["subflavors"] = _plain(self.subflavors)
+        settings["decoder"] = None if self.decoder is None else _plain(self.decoder.config())
+        settings.update(self.sample_settings())
         excluded = tuple(sorted(self._part.excluded.items()))
         return WebdatasetSource(
             order=order,
@@ -220,6 +228,7 @@ class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
         self.sample_type = sample_type
+        self._field_map = None if field_map is None else _plain(field_map)
         self._maker: FieldMapMaker | LoaderMaker
         if field_map is not None:
             fields = FieldMap.parse(field_map, where)
@@ -234,6 +243,10 @@ class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
     def sample_loader(self) -> SampleLoader:
         """Makes what turns tar bytes into samples."""
         return SampleLoader(self.path, self._wants, self.decoder, self._maker, self.subflavors)
+
+    def sample_settings(self) -> dict[str, JSON]:
+        """Gives sample type and field map; a `sample_loader` cannot be compared."""
+        return {"sample_type": self.sample_type.__name__, "field_map": self._field_map}
 
 
 class DefaultDecoderWebdatasetFactory(StandardWebdatasetFactory[T_sample]):
@@ -293,6 +306,12 @@ def _checked_multiplier(value: int | None) -> int | None:
         f"shuffle_over_epochs_multiplier={value!r} must be at least 1, -1 (with replacement), "
         "or None (no shuffling)"
     )
+
+
+def _plain(value: Any) -> JSON:
+    """Gives a value as JSON; what JSON does not know, as its text."""
+    plain: JSON = json.loads(json.dumps(value, default=str))
+    return plain
 
 
 def _excluded_positions(

@@ -19,7 +19,7 @@ from energon_lite.core.samples import (
     TextSample,
     edataclass,
 )
-from energon_lite.task_encoder.batching import (
+from energon_lite.task_encoder import (
     batch_list,
     batch_pad_stack,
     batch_stack,
