@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from energon_lite import WorkerConfig
+from energon_lite.core.errors import log_exception, reraise_exception
+
+
+def config_of(**more: object) -> WorkerConfig:
+    return WorkerConfig(**{"rank": 0, "world_size": 2, "num_workers": 3, **more})  # type: ignore[arg-type]
+
+
+def test_worker_configs_are_equal_by_their_place_and_never_equal_to_others() -> None:
+    assert config_of() == config_of(seed_offset=4)
+    assert config_of() != config_of(rank=1)
+    assert config_of() != config_of(num_workers=1)
+    assert (config_of() == "config") is False
+    assert (config_of() == None) is False  # noqa: E711
+    assert config_of() != {"rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rank": 2}, "rank=2 does not lie in 0..world_size-1"),
+        ({"rank": -1}, "rank=-1"),
+        ({"world_size": 0}, "world_size=0"),
+        ({"num_workers": -1}, "num_workers=-1 is negative; 0 loads in this process"),
+        ({"num_streams": 0}, "num_streams=0 must be at least 1"),
+        ({"start_method": "thread"}, "start_method='thread' is not one of fork, forkserver, spawn"),
+    ],
+)
+def test_place_that_cannot_be_is_refused(wrong, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(**wrong)
+
+
+def test_default_config_without_torch_distributed_is_the_only_rank() -> None:
+    config = WorkerConfig.default_worker_config()
+    assert (config.rank, config.world_size, config.num_workers) == (0, 1, 4)
+    assert config.global_rank() == 0
+    assert (config.global_error_handler, config.restore_error_handler) == (
+        log_exception,
+        reraise_exception,
+    )
+
+
+def test_default_config_and_states_come_from_torch_distributed(tmp_path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
+    )
+    try:
+        config = WorkerConfig.default_worker_config(2)
+        assert (config.rank, config.world_size, config.num_workers) == (0, 1, 2)
+        assert WorkerConfig.default_worker_config(2, dist.group.WORLD).global_rank() == 0
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,472 @@
+"""Every dataset class against all laws; and the laws against datasets that break them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    BatchDataset,
+    EpochizeDataset,
+    GroupBatchDataset,
+    LimitDataset,
+    MapDataset,
+    SavableDataset,
+    TextSample,
+    WorkerConfig,
+    stateless,
+)
+from energon_lite.core.dataset import Cursor, WrapperDataset
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import UserFunction
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.testing import LawError, check_dataset
+
+from ..helpers import ENCODERS, caption_set, ignore, number_of, text_set, train, validation
+
+NUM_SAMPLES = 23
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
+QUIET = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
+
+Case = Callable[[Path], SavableDataset[Any]]
+
+
+def texts(root: Path, *, repeat: bool = False, training: bool = True, **order: Any) -> Any:
+    """A source of 23 texts."""
+    built = {k: order.pop(k) for k in ("shuffle_buffer_size", "block") if k in order}
+    factory = load_factory(root, training=training, worker_config=CONFIG, **order)
+    return factory.build(repeat=repeat, **built)
+
+
+def parity(sample: TextSample) -> tuple[int, None]:
+    return number_of(sample) % 2, None
+
+
+@stateless
+def loud(sample: TextSample) -> TextSample:
+    return TextSample.derive_from(sample, text=sample.text.upper())
+
+
+@stateless
+def twice(sample: TextSample) -> Iterator[TextSample]:
+    yield sample
+    yield sample
+
+
+@stateless
+def listed(samples: list[TextSample]) -> dict[str, Any]:
+    return {"texts": [sample.text for sample in samples], "__restore_key__": ()}
+
+
+def stage(function: Callable[[Any], Any]) -> UserFunction:
+    return UserFunction(function, name=function.__name__, seed=5)
+
+
+SOURCE_CASES: list[Case] = [
+    lambda root: texts(root, repeat=True, shuffle_buffer_size=8, max_samples_per_sequence=4),
+    lambda root: texts(root, shuffle_buffer_size=8, max_samples_per_sequence=4),
+    lambda root: texts(root, parallel_shard_iters=3, max_samples_per_sequence=3),
+    lambda root: texts(root, repeat=True, shuffle_over_epochs=2, shuffle_buffer_size=5),
+    lambda root: texts(root, repeat=True, shuffle_over_epochs=-1),
+    lambda root: texts(root, repeat=True, shuffle_over_epochs=None, block=4),
+    lambda root: texts(root, training=False, block=4),
+]
+MAP_CASES: list[Case] = [
+    lambda root: MapDataset(texts(root, repeat=True), stage(loud)),
+    lambda root: MapDataset(texts(root), stage(twice)),
+    lambda root: MapDataset(MapDataset(texts(root), stage(twice)), stage(twice)),
+    *(lambda root, name=name: train(root, name, repeat=False)(QUIET) for name in ENCODERS),
+    lambda root: train(root, "skipping")(QUIET),
+    lambda root: train(root, "expanding batches", batch_size=4)(QUIET),
+    lambda root: validation(root, "expanding")(QUIET),
+]
+
+CASES: dict[type, list[Case]] = {
+    WebdatasetSource: SOURCE_CASES,
+    MapDataset: MAP_CASES,
+    BatchLists: [
+        lambda root: BatchLists(texts(root, block=4), 4),
+        lambda root: BatchLists(texts(root, repeat=True), 4),
+        lambda root: BatchLists(texts(root), 4, drop_last=True),
+    ],
+    GroupLists: [
+        lambda root: GroupLists(texts(root), stage(parity), 3),
+        lambda root: GroupLists(texts(root, repeat=True), stage(parity), 3),
+    ],
+    BatchDataset: [
+        lambda root: BatchDataset(texts(root), 4, stage(listed)),
+        lambda root: BatchDataset(texts(root, repeat=True), 4, stage(listed)),
+    ],
+    GroupBatchDataset: [
+        lambda root: GroupBatchDataset(texts(root), 3, stage(parity), stage(listed)),
+        lambda root: GroupBatchDataset(
+            MapDataset(texts(root, repeat=True), stage(twice)), 3, stage(parity), stage(listed)
+        ),
+        lambda root: GroupBatchDataset(
+            texts(root), 3, stage(parity), stage(listed), drop_last=True
+        ),
+    ],
+    EpochizeDataset: [lambda root: EpochizeDataset(texts(root, repeat=True), 7)],
+    LimitDataset: [lambda root: LimitDataset(texts(root, training=False), 7)],
+}
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("laws") / "texts", NUM_SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{kind.__name__}-{i}")
+        for kind, cases in CASES.items()
+        for i, case in enumerate(cases)
+    ],
+)
+def test_dataset_keeps_all_laws(case: Case, root: Path) -> None:
+    check_dataset(case(root), max_items=14)
+
+
+def test_dataset_of_pictures_keeps_all_laws(tmp_path: Path) -> None:
+    root = caption_set(tmp_path / "captions", 11)
+    check_dataset(train(root, batch_size=2, repeat=False)(CONFIG), max_items=8)
+
+
+def test_more_streams_than_samples_keep_all_laws(tmp_path: Path) -> None:
+    root = text_set(tmp_path / "few", 3)
+    check_dataset(train(root)(CONFIG), num_streams=(7,), max_items=5)
+    check_dataset(train(root, repeat=False)(CONFIG), num_streams=(7,), max_items=5)
+
+
+# A plain dataset of two numbers a stream, and what can be wrong with one. It is written as a user
+# would write it, from the public base classes alone.
+
+
+class Numbers(SavableDataset[Any]):
+    """The numbers below `stop`, dealt to the streams in turn, as `(number, text)`."""
+
+    text = "number {}"
+
+    def __init__(self, stop: int = 12) -> None:
+        self.stop = stop
+
+    def cursor(self, stream: Stream) -> Cursor[Any]:
+        return NumbersCursor(self, stream)
+
+    def config(self) -> dict[str, JSON]:
+        return {"stage": "numbers", "stop": self.stop}
+
+    def item(self, number: int) -> Any:
+        return {"number": number, "text": self.text.format(number)}
+
+    def restore_sample(self, restore_key: RestoreKey) -> Any:
+        if restore_key[0] != "numbers":
+            raise ValueError(f"{restore_key} is not of this dataset")
+        return self.item(restore_key[2])
+
+    def num_items(self, stream: Stream) -> int:
+        return len(range(stream.index, self.stop, stream.num_streams))
+
+    @property
+    def training(self) -> bool:
+        return True
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+
+class NumbersCursor(Cursor[Any]):
+    def __init__(self, numbers: Any, stream: Stream) -> None:
+        self.numbers = numbers
+        self.stream = stream
+        self.place = 0
+
+    def __next__(self) -> Any:
+        number = self.place * self.stream.num_streams + self.stream.index
+        if number >= self.numbers.stop:
+            raise StopIteration
+        self.place += 1
+        self.key = ("numbers", 0, number, number)
+        return self.numbers.item(number)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("numbers", {"place": self.place})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("numbers", 0)
+        self.place = snapshot.count("place")
+
+
+def broken(law: str, **overrides: Any) -> Any:
+    """A `Numbers` whose cursor has other methods; named after the law that it breaks."""
+    methods = {k: v for k, v in overrides.items() if not k.startswith("dataset_")}
+    cursor = type("BrokenCursor", (NumbersCursor,), methods)
+    of_dataset = {k.removeprefix("dataset_"): v for k, v in overrides.items() if k not in methods}
+    made = type("Broken", (Numbers,), {"cursor": lambda self, s: cursor(self, s), **of_dataset})
+    return pytest.param(made, law, id=overrides.get("__doc__", law))
+
+
+def _next_with(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    return lambda cursor: change(cursor, NumbersCursor.__next__(cursor))
+
+
+def _snapshot_with(**fields: Callable[[Any], Any]) -> Callable[[Any], Snapshot]:
+    def snapshot(self: Any) -> Snapshot:
+        more = {name: make(self) for name, make in fields.items()}
+        return Snapshot("numbers", {"place": self.place, **more})
+
+    return snapshot
+
+
+def _restore_off_by_one(self: Any, snapshot: Snapshot) -> None:
+    NumbersCursor.restore(self, snapshot)
+    self.place = max(0, self.place - 1)
+
+
+def _restore_forgets_to_check(self: Any, snapshot: Snapshot) -> None:
+    self.place = snapshot.fields.get("place", 0)
+
+
+def _restore_with_key_error(self: Any, snapshot: Snapshot) -> None:
+    snapshot.expect("numbers", 0)
+    self.place = snapshot.fields["place"]
+
+
+def _restore_that_counts(self: Any, snapshot: Snapshot) -> None:
+    NumbersCursor.restore(self, snapshot)
+    self.numbers.stop -= 1
+
+
+def _snapshot_that_draws(self: Any) -> Snapshot:
+    snapshot = NumbersCursor.snapshot(self)
+    self.place += self.place == 3
+    return snapshot
+
+
+def _forgets_the_end(self: Any, snapshot: Snapshot) -> None:
+    NumbersCursor.restore(self, snapshot)
+    if self.place * self.stream.num_streams + self.stream.index >= self.numbers.stop:
+        self.place = 0
+
+
+def _shared_place(self: Any) -> Any:
+    self.numbers.shared = getattr(self.numbers, "shared", 0) + 1
+    item = NumbersCursor.__next__(self)
+    return {**item, "number": item["number"] + (self.numbers.shared > 200)}
+
+
+def _noted(self: Any, item: Any) -> Any:
+    self.numbers.last = item["number"]
+    return item
+
+
+def _with_one_list(self: Any, item: Any) -> Any:
+    held = self.__dict__.setdefault("held", [])
+    held.append(item["number"])
+    return {**item, "all": held}
+
+
+def _random_item(self: Any, number: int) -> Any:
+    return {
+        "number": number,
+        "x": [random.random, np.random.rand, lambda: torch.rand(1)][number % 3](),
+    }
+
+
+def _wasteful_item(self: Any, number: int) -> Any:
+    random.random()
+    return Numbers.item(self, number)
+
+
+def _same_key(self: Any, item: Any) -> Any:
+    self.key = ("numbers", 0, item["number"] // 2, item["number"] // 2)
+    return item
+
+
+def _other_draw(self: Any, item: Any) -> Any:
+    self.key = ("numbers", 0, item["number"] // 2, item["number"])
+    return item
+
+
+def _skipping(self: Any) -> Any:
+    item = NumbersCursor.__next__(self)
+    return NumbersCursor.__next__(self) if item["number"] % 5 == 2 else item
+
+
+def _takes_any_key(self: Any, restore_key: RestoreKey) -> Any:
+    return self.item(int(restore_key[-1]))
+
+
+def _next_item(self: Any, restore_key: RestoreKey) -> Any:
+    return {**Numbers.restore_sample(self, restore_key), "again": True}
+
+
+def _moves_on_replay(self: Any, restore_key: RestoreKey) -> Any:
+    self.text = "seen {}"
+    return Numbers.restore_sample(self, restore_key)
+
+
+BROKEN = [
+    broken("Resume", __doc__="an item again", restore=_restore_off_by_one),
+    broken("Resume", __doc__="saving moves", snapshot=_snapshot_that_draws),
+    broken("Resume", __doc__="starts again after the end", restore=_forgets_the_end),
+    broken("Resume", __doc__="restore does nothing", restore=lambda self, snapshot: None),
+    broken(
+        "Resume", __doc__="saves another state than restored",
+        snapshot=_snapshot_with(visits=lambda self: id(self)),
+    ),
+    broken("Resume", __doc__="gives one list again and again", __next__=_next_with(_with_one_list)),
+    broken("", __doc__="restore changes the dataset", restore=_restore_that_counts),
+    broken("", __doc__="cursors share a place", __next__=_shared_place),
+    broken("Independence", __doc__="notes the last item", __next__=_next_with(_noted)),
+    broken(
+        "Independence", __doc__="config changes", __next__=_next_with(_noted),
+        dataset_config=lambda self: {"last": getattr(self, "last", 0)},
+        dataset___getstate__=lambda self: {"stop": self.stop},
+    ),
+    broken(
+        "Independence", __doc__="cannot be pickled",
+        dataset___init__=lambda self: self.__dict__.update(stop=12, f=lambda: 0),
+    ),
+    broken("Partition", __doc__="one key twice", __next__=_next_with(_same_key)),
+    broken("Partition", __doc__="one sample drawn twice", __next__=_next_with(_other_draw)),
+    broken("Partition", __doc__="drops without a word", __next__=_skipping),
+    broken("Replay", __doc__="another item", dataset_restore_sample=_next_item),
+    broken("Replay", __doc__="takes any key", dataset_restore_sample=_takes_any_key),
+    broken("Replay", __doc__="disturbs iteration", dataset_restore_sample=_moves_on_replay),
+    broken(
+        "Plain state", __doc__="a tuple as key",
+        snapshot=_snapshot_with(seen=lambda self: {1: "a"}),
+    ),
+    broken(
+        "Plain state", __doc__="payloads",
+        snapshot=_snapshot_with(cache=lambda self: "x" * 200 * self.place),
+    ),
+    broken(
+        "Plain state", __doc__="all that was given",
+        snapshot=_snapshot_with(given=lambda self: tuple(range(2 * self.place))),
+    ),
+    broken("Refusal", __doc__="takes any state", restore=_restore_forgets_to_check),
+    broken("Refusal", __doc__="KeyError", restore=_restore_with_key_error),
+    broken("", __doc__="random items", dataset_item=_random_item),
+    broken("Not random", __doc__="draws without need", dataset_item=_wasteful_item),
+]  # fmt: skip
+
+
+def test_dataset_that_keeps_the_laws_passes() -> None:
+    check_dataset(Numbers())
+
+
+@pytest.mark.parametrize(("made", "law"), BROKEN)
+def test_broken_dataset_is_found_out(
+    made: type[Numbers], law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Classes made here have no name that pickle finds, unless they are put where it looks.
+    monkeypatch.setattr(f"{__name__}.Broken", made, raising=False)
+    made.__module__, made.__qualname__ = __name__, "Broken"
+    with pytest.raises(LawError) as caught:
+        check_dataset(made(), max_items=14)
+    text = str(caught.value)
+    assert text.startswith(law)
+    assert "Broken, stream " in text or "Broken cannot be pickled" in text
+
+
+def test_error_names_law_class_stream_position_and_difference() -> None:
+    class Changing(Numbers):
+        calls = 0
+
+        def item(self, number: int) -> Any:
+            Changing.calls += 1
+            return {"numbers": [1, number + (Changing.calls == 20)]}
+
+    with pytest.raises(LawError) as caught:
+        check_dataset(Changing(8), num_streams=(2,), picklable=False)
+    assert str(caught.value) == (
+        "Resume: Changing, stream 0 of 2, restored after 0 items, then after 3: item 3 differs at "
+        ".item['numbers'][1]: 6 != 7"
+    )
+
+
+def test_dataset_without_items_is_no_vacuous_pass() -> None:
+    with pytest.raises(ValueError, match="gives no item"):
+        check_dataset(Numbers(0))
+
+
+class Doubling(WrapperDataset[Any]):
+    """Gives each item twice: a stage that forgets which of the two was given last."""
+
+    def cursor(self, stream: Stream) -> Cursor[Any]:
+        return DoublingCursor(self.dataset.cursor(stream))
+
+    def config(self) -> dict[str, JSON]:
+        return self.dataset.config()
+
+    def restore_sample(self, restore_key: RestoreKey) -> Any:
+        return self.dataset.restore_sample(restore_key[2])
+
+
+class DoublingCursor(Cursor[Any]):
+    def __init__(self, inner: Cursor[Any]) -> None:
+        self.inner = inner
+        self.item: Any = None
+        self.turn = 0
+
+    def __next__(self) -> Any:
+        if self.turn % 2 == 0:
+            self.item = next(self.inner)
+        self.key = ("doubled", self.turn % 2, self.inner.key)
+        self.turn += 1
+        return self.item
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("doubled", {"turn": self.turn}, (self.inner.snapshot(),))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("doubled", 1)
+        self.turn = snapshot.count("turn")
+        self.inner.restore(snapshot.inner[0])
+
+
+def test_stage_that_forgets_what_it_holds_is_found_out() -> None:
+    with pytest.raises(LawError, match="Resume: Doubling, stream 0 of 1, restored after"):
+        check_dataset(Doubling(Numbers()), num_streams=(1,))
+
+
+def test_half_applied_state_is_found_out() -> None:
+    class Half(Numbers):
+        def cursor(self, stream: Stream) -> Cursor[Any]:
+            return HalfCursor(self, stream)
+
+    class HalfCursor(NumbersCursor):
+        def restore(self, snapshot: Snapshot) -> None:
+            self.numbers.__dict__["text"] = "garbled {}"
+            super().restore(snapshot)
+            self.numbers.__dict__.pop("text")
+
+    with pytest.raises(LawError, match=r"Refusal: Half, .* refused; afterwards"):
+        check_dataset(Half(), picklable=False)
+
+
+def test_refused_state_leaves_the_stream_where_it_was() -> None:
+    from energon_lite.core.dataset import StreamRun
+
+    run = StreamRun(Numbers(), Stream(0, 1))
+    assert [next(run)["number"] for _ in range(3)] == [0, 1, 2]
+    state = run.snapshot().to_json()
+    assert isinstance(state, dict)
+    for garbage in ("x", -1, None, 1.5):
+        with pytest.raises(StateError):
+            run.restore(Snapshot.from_json({**state, "items": garbage}))
+    assert next(run)["number"] == 3

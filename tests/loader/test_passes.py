@@ -1,0 +1,456 @@
+"""Finite passes: where they end, what a new `iter` does, virtual epochs and limits."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import SavableDataLoader, WorkerConfig, get_loader, get_savable_loader
+from energon_lite.core.errors import StateError
+
+from ..helpers import Ranks, assert_same, keys_of, text_set, through_json, train, validation
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("passes") / "texts", 40)
+
+
+def loader_of(make: Any, num_workers: int = 0, **config: Any) -> SavableDataLoader[Any]:
+    place = {"rank": 0, "world_size": 1, "num_workers": num_workers, **config}
+    return get_savable_loader(make(WorkerConfig(**place)))
+
+
+def again(make: Any, loader: SavableDataLoader[Any], **config: Any) -> SavableDataLoader[Any]:
+    """A fresh loader that goes on where `loader` stands."""
+    resumed = loader_of(make, **config)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    return resumed
+
+
+def keys(batches: Any) -> list[list[str]]:
+    return [keys_of(batch) for batch in batches]
+
+
+EVERY_KEY = [f"{i:05d}" for i in range(40)]
+WORKERS = [0, pytest.param(2, marks=pytest.mark.processes)]
+
+
+# ------------------------------------------------------------------------------- training passes
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_each_pass_has_every_sample_once_in_another_order(texts, num_workers) -> None:
+    loader = loader_of(train(texts, repeat=False), num_workers, num_streams=2)
+    passes = [keys(loader) for _ in range(3)]
+    for found in passes:
+        assert sorted(key for batch in found for key in batch) == EVERY_KEY
+    assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_resume_anywhere_in_a_later_pass(texts, num_workers, world_size) -> None:
+    make = train(texts, "skipping", repeat=False)
+    whole = [loader_of(make, num_streams=2)]
+    passes = [list(whole[0]), list(whole[0]), list(whole[0])]
+    loader = loader_of(make, num_workers, num_streams=2)
+    assert_same(list(loader), passes[0])
+    assert_same(list(islice(iter(loader), 5)), passes[1][:5])
+    state = [through_json(loader.save_state_rank())]
+    run = Ranks(make, world_size, states=state)
+    assert_same(list(run.rest().values()), passes[1][5:])
+    run.iterators = [iter(one) for one in run.loaders]
+    assert_same(list(run.rest().values()), passes[2])
+
+
+@pytest.mark.parametrize("encoder", ["plain", "expanding", "grouping"])
+def test_training_goes_on_after_a_break_and_loses_nothing(texts, encoder) -> None:
+    make = train(texts, encoder)
+    expected = list(islice(iter(loader_of(make)), 20))
+    loader = loader_of(make)
+    found: list[Any] = []
+    for stop in (1, 4, 5, 12, 20):
+        for batch in loader:
+            found.append(batch)
+            if len(found) == stop:
+                break
+    assert_same(found, expected)
+
+
+@pytest.mark.processes
+def test_break_of_a_pass_of_get_loader_with_workers_loses_no_prefetched_batch(texts) -> None:
+    make = train(texts)
+    expected = list(islice(iter(loader_of(make, num_streams=3)), 30))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=3)
+    loader = get_loader(make(config), prefetch_factor=4)
+    found: list[Any] = []
+    while len(found) < 30:
+        for _, batch in zip(range(5), loader, strict=False):
+            found.append(batch)
+    assert keys(found[:5]) == keys(expected[:5])
+    # zip asks the loader once more than it gives; so each round after the first skips one.
+    found = list(islice(iter(get_loader(make(config))), 30))
+    assert_same(found, expected)
+    loader = get_loader(make(config))
+    found = []
+    while len(found) < 30:
+        for i, batch in enumerate(loader):
+            found.append(batch)
+            if i == 3:
+                break
+    assert_same(found[:30], expected)
+
+
+def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
+    make = train(texts, "skipping", repeat=False, batch_size=5)
+    loader = loader_of(make, num_streams=3)
+    passes = [list(loader), list(loader)]
+    assert len(passes[0]) > 4
+    loader = loader_of(make, num_streams=3)
+    iterator = iter(loader)
+    for at in range(len(passes[0]) + 1):
+        resumed = again(make, loader)
+        assert_same(list(resumed), passes[0][at:])
+        assert_same(list(resumed), passes[1])
+        if at < len(passes[0]):
+            next(iterator)
+    # After the last batch, but before the loader has seen the end; then after StopIteration.
+    assert next(iterator, None) is None
+    resumed = again(make, loader)
+    assert_same(list(resumed), passes[1])
+    # And after the next pass was begun without a batch.
+    iter(loader)
+    assert_same(list(again(make, loader)), passes[1])
+
+
+def test_save_before_the_first_batch_is_the_start(texts) -> None:
+    make = train(texts)
+    expected = list(islice(iter(loader_of(make)), 5))
+    fresh = loader_of(make)
+    chained = again(make, again(make, again(make, fresh)))
+    assert through_json(chained.save_state_rank()) == through_json(fresh.save_state_rank())
+    assert_same(list(islice(iter(chained), 5)), expected)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_save_after_fewer_batches_than_workers_is_exact(texts, num_workers) -> None:
+    make = train(texts, "skipping")
+    expected = list(islice(iter(loader_of(make, num_streams=5)), 12))
+    loader = loader_of(make, num_workers and 5, num_streams=5)
+    next(iter(loader))
+    assert_same(list(islice(iter(again(make, loader)), 11)), expected[1:])
+
+
+def test_save_of_a_restored_state_is_that_state(texts) -> None:
+    make = train(texts, "skipping")
+    loader = loader_of(make, num_streams=3)
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+        # The base moves; what comes is the same, and the next save of it is equal.
+        once = again(make, loader)
+        twice = again(make, once)
+        assert through_json(twice.save_state_rank()) == through_json(once.save_state_rank())
+
+
+def test_saving_does_not_move_the_loader(texts) -> None:
+    make = train(texts, "expanding")
+    expected = list(islice(iter(loader_of(make)), 15))
+    loader = loader_of(make)
+    found = []
+    for batch in islice(iter(loader), 15):
+        loader.save_state_rank()
+        found.append(batch)
+        loader.save_state_global()
+    assert_same(found, expected)
+
+
+# ------------------------------------------------------------------------------------ uneven ranks
+
+
+def uneven_run(texts: Path, counts: list[int], **settings: Any) -> tuple[Ranks, dict[int, Any]]:
+    """Three ranks of six streams, which have given `counts` batches, and what they gave."""
+    run = Ranks(train(texts, "skipping", repeat=False, batch_size=2), 3, num_streams=6)
+    given = {}
+    for rank, count in enumerate(counts):
+        for _ in range(count):
+            slot, item = run.next(rank)
+            given[slot] = item
+    return run, given
+
+
+@pytest.mark.parametrize("counts", [[1, 4, 2], [0, 5, 0], [6, 0, 1], [3, 3, 4]])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_slots_that_faster_ranks_gave_are_not_given_again(texts, counts, world_size) -> None:
+    make = train(texts, "skipping", repeat=False, batch_size=2)
+    whole = Ranks(make, 1, num_streams=6).rest()
+    run, given = uneven_run(texts, counts)
+    assert set(given) <= set(whole)
+    rest = Ranks(make, world_size, states=run.save()).rest()
+    assert not set(given) & set(rest)
+    assert_same(dict(sorted({**given, **rest}.items())), whole)
+
+
+def test_faster_ranks_twice_and_then_another_topology(texts) -> None:
+    make = train(texts, "skipping", repeat=False, batch_size=2)
+    whole = Ranks(make, 1, num_streams=6).rest()
+    run, given = uneven_run(texts, [1, 3, 0])
+    second = Ranks(make, 2, states=run.save())
+    for rank, count in ((0, 1), (1, 3)):
+        for _ in range(count):
+            slot, item = second.next(rank)
+            assert slot not in given
+            given[slot] = item
+    third = Ranks(make, 4, states=second.save())
+    rest = third.rest()
+    assert not set(given) & set(rest)
+    assert_same(dict(sorted({**given, **rest}.items())), whole)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize("ended", [[0], [1, 2], [0, 1, 2]])
+def test_ended_ranks_beside_running_ones(texts, ended, world_size) -> None:
+    make = train(texts, "skipping", repeat=False, batch_size=2)
+    one = loader_of(make, num_streams=6)
+    whole = Ranks(make, 1, num_streams=6).rest()
+    passes = [list(one), list(one)]
+    run, given = uneven_run(texts, [2, 2, 2])
+    for rank in ended:
+        for batch in run.iterators[rank]:
+            given[last(run, rank)] = batch
+    resumed = Ranks(make, world_size, states=run.save())
+    rest = resumed.rest()
+    if len(ended) == 3:
+        # The pass is over on all ranks: what comes is the next one.
+        assert_same(list(rest.values()), passes[1])
+    else:
+        assert not set(given) & set(rest)
+        assert_same(dict(sorted({**given, **rest}.items())), whole)
+        resumed.iterators = [iter(loader) for loader in resumed.loaders]
+        assert_same(list(resumed.rest().values()), passes[1])
+
+
+@pytest.mark.parametrize("ended", [[0], [1, 2]])
+def test_on_an_unchanged_topology_each_rank_goes_on_where_it_stood(texts, ended) -> None:
+    run, _ = uneven_run(texts, [2, 1, 3])
+    for rank in ended:
+        assert len(list(run.iterators[rank])) > 0
+    resumed = Ranks(train(texts, "skipping", repeat=False, batch_size=2), 3, states=run.save())
+    for rank in range(3):
+        # An ended rank begins its next pass, as it would have without the restart.
+        iterator = iter(run.loaders[rank]) if rank in ended else run.iterators[rank]
+        unbroken = list(iterator)
+        assert len(unbroken) > 0
+        assert_same(list(resumed.iterators[rank]), unbroken)
+
+
+def last(run: Ranks, rank: int) -> int:
+    state = run.loaders[rank].save_state_rank()
+    return int(state["base"] + (state["count"] - 1) * 3 + rank)
+
+
+def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -> None:
+    make = train(texts, "skipping", repeat=False)
+    one = loader_of(make, num_streams=2)
+    passes = [list(one), list(one)]
+    run = Ranks(make, 2, num_streams=2)
+    run.rest()
+    run.iterators[0] = iter(run.loaders[0])
+    for world_size in (1, 2, 3):
+        resumed = Ranks(make, world_size, states=run.save())
+        assert_same(list(resumed.rest().values()), passes[1])
+
+
+def test_ranks_have_begun_the_next_pass_and_only_one_has_given_of_it(texts) -> None:
+    make = train(texts, "skipping", repeat=False)
+    one = loader_of(make, num_streams=2)
+    passes = [list(one), list(one)]
+    run = Ranks(make, 2, num_streams=2)
+    run.steps(1)
+    run = Ranks(make, 3, states=run.save())
+    run.rest()
+    run.iterators[1] = iter(run.loaders[1])
+    slot, item = run.next(1)
+    assert (slot, keys_of(item)) == (1, keys_of(passes[1][1]))
+    for world_size in (1, 2):
+        rest = Ranks(make, world_size, states=run.save()).rest()
+        assert_same([rest[0], *list(rest.values())[1:]], [passes[1][0], *passes[1][2:]])
+
+
+def test_rank_in_the_next_pass_while_another_has_not_ended_is_refused(texts) -> None:
+    make = train(texts, repeat=False)
+    run = Ranks(make, 2, num_streams=2)
+    run.next(1)
+    for _ in run.iterators[0]:
+        pass
+    run.iterators[0] = iter(run.loaders[0])
+    run.next(0)
+    with pytest.raises(StateError, match=r"ranks \[0\] had begun another pass"):
+        Ranks(make, 3, states=run.save())
+
+
+def test_more_ranks_than_batches_end_without_a_batch(texts) -> None:
+    run = Ranks(train(texts, repeat=False, batch_size=20), 5)
+    counts = [len(list(iterator)) for iterator in run.iterators]
+    assert sum(counts) >= 2
+    for loader in run.loaders:
+        assert loader.save_state_rank()["ended"]
+
+
+# ---------------------------------------------------------------------------------- validation
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_validation_gives_every_sample_once_in_file_order_each_time(texts, num_workers) -> None:
+    loader = loader_of(validation(texts), num_workers, num_streams=3)
+    for _ in range(3):
+        assert [key for batch in loader for key in keys_of(batch)] == EVERY_KEY
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_validation_starts_again_after_a_break(texts, num_workers) -> None:
+    loader = loader_of(validation(texts), num_workers, num_streams=3)
+    expected = list(loader)
+    for stop in (1, 4, 2):
+        found = list(islice(iter(loader), stop))
+        assert_same(found, expected[:stop])
+    assert_same(list(loader), expected)
+
+
+def test_validation_goes_on_in_the_middle_only_after_a_restore(texts) -> None:
+    make = validation(texts)
+    loader = loader_of(make, num_streams=3)
+    expected = list(loader)
+    assert len(list(islice(iter(loader), 5))) == 5
+    resumed = again(make, loader)
+    assert_same(list(resumed), expected[5:])
+    assert_same(list(resumed), expected)
+
+
+def test_ended_validation_starts_a_new_pass_after_restore(texts) -> None:
+    make = validation(texts)
+    loader = loader_of(make)
+    expected = list(loader)
+    assert_same(list(again(make, loader)), expected)
+
+
+def test_limit_ends_validation_passes_early(texts) -> None:
+    expected = list(loader_of(validation(texts), num_streams=3))
+    make = validation(texts, limit=4)
+    loader = loader_of(make, num_streams=3)
+    assert len(loader) == 4
+    for _ in range(3):
+        assert_same(list(loader), expected[:4])
+    assert len(list(islice(iter(loader), 2))) == 2
+    resumed = again(make, loader)
+    assert_same(list(resumed), expected[2:4])
+    assert_same(list(resumed), expected[:4])
+    # Saved at the end of a pass, the next one starts from the beginning.
+    assert_same(list(again(make, resumed)), expected[:4])
+
+
+def test_limit_of_0_and_none_is_none_and_a_long_one_changes_nothing(texts) -> None:
+    expected = list(loader_of(validation(texts)))
+    for limit in (0, None, 1000):
+        assert_same(list(loader_of(validation(texts, limit=limit))), expected)
+    with pytest.raises(ValueError, match="limit=-1"):
+        validation(texts, limit=-1)(WorkerConfig(rank=0, world_size=1, num_workers=0))
+
+
+def test_limit_counts_items_of_each_rank(texts) -> None:
+    run = Ranks(validation(texts, limit=2), 3, num_streams=3)
+    assert sorted(run.rest()) == list(range(6))
+
+
+# ------------------------------------------------------------------------------- virtual epochs
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_virtual_epochs_follow_each_other_without_gap(texts, num_workers) -> None:
+    expected = list(islice(iter(loader_of(train(texts), num_streams=2)), 21))
+    loader = loader_of(train(texts, virtual_epoch_length=7), num_workers, num_streams=2)
+    assert len(loader) == 7
+    for epoch in range(3):
+        assert_same(list(loader), expected[7 * epoch : 7 * epoch + 7])
+
+
+def test_virtual_epoch_is_resumed_in_its_middle(texts) -> None:
+    make = train(texts, virtual_epoch_length=7)
+    expected = list(islice(iter(loader_of(train(texts))), 21))
+    loader = loader_of(make)
+    assert len(list(loader)) == 7
+    for at in range(7):
+        resumed = again(make, loader)
+        assert_same(list(resumed), expected[7 + at : 14])
+        assert_same(list(resumed), expected[14:21])
+        next(iter(loader))
+
+
+def test_leaving_a_virtual_epoch_with_its_last_item_does_not_leave_an_empty_one(texts) -> None:
+    make = train(texts, virtual_epoch_length=7)
+    expected = list(islice(iter(loader_of(train(texts))), 21))
+    loader = loader_of(make)
+    assert_same(list(islice(iter(loader), 7)), expected[:7])
+    resumed = again(make, loader)
+    assert_same(list(loader), expected[7:14])
+    assert_same(list(resumed), expected[7:14])
+
+
+@pytest.mark.parametrize("length", [3, 7, 14, 100])
+def test_virtual_epochs_without_repeat_are_never_empty(texts, length) -> None:
+    """40 samples are 14 batches a pass."""
+    one = loader_of(train(texts, repeat=False))
+    expected = [batch for _ in range(3) for batch in one]
+    assert len(expected) == 42
+    loader = loader_of(train(texts, repeat=False, virtual_epoch_length=length))
+    found: list[Any] = []
+    while len(found) < 42:
+        epoch = list(loader)
+        assert 0 < len(epoch) <= length
+        found += epoch
+    assert_same(found[:42], expected)
+
+
+def test_length_of_a_virtual_epoch_may_change_in_a_run(texts) -> None:
+    expected = list(islice(iter(loader_of(train(texts))), 12))
+    loader = loader_of(train(texts, virtual_epoch_length=7))
+    assert len(list(islice(iter(loader), 5))) == 5
+    resumed = loader_of(train(texts, virtual_epoch_length=3))
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    found: list[Any] = []
+    while len(found) < 7:
+        found += list(resumed)
+    assert_same(found[:7], expected[5:])
+
+
+# ------------------------------------------------------------------------------------- lengths
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40, 50])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_length_is_the_number_of_batches(texts, batch_size, drop_last) -> None:
+    for make_from, settings in ((train, {"repeat": False}), (validation, {})):
+        make = make_from(texts, batch_size=batch_size, batch_drop_last=drop_last, **settings)
+        for world_size, num_streams in ((1, 1), (2, 4), (3, 4)):
+            run = Ranks(make, world_size, num_streams=num_streams)
+            lengths = [len(loader) for loader in run.loaders]
+            assert lengths == [len(list(iterator)) for iterator in run.iterators]
+
+
+def test_length_of_single_samples_and_of_an_endless_run_is_an_epoch(texts) -> None:
+    assert len(loader_of(train(texts, batch_size=None))) == 40
+    assert len(loader_of(train(texts, batch_size=4))) == 10
+    dataset = train(texts, batch_size=4)(WorkerConfig(rank=0, world_size=2, num_workers=0))
+    assert len(dataset) == 5
+
+
+def test_dropped_last_batches_leave_the_rest_as_it_is(texts) -> None:
+    kept = Ranks(train(texts, repeat=False), 1, num_streams=4).rest()
+    dropped = Ranks(train(texts, repeat=False, batch_drop_last=True), 1, num_streams=4).rest()
+    full = {slot: batch for slot, batch in kept.items() if len(keys_of(batch)) == 3}
+    assert 0 < len(full) < len(kept)
+    assert_same(dropped, full)

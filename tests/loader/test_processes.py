@@ -1,0 +1,218 @@
+"""What only real processes show: dead parents, errors that travel, ranks that talk."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    FatalSampleError,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+from ..conftest import REPO
+from ..helpers import Ranks, assert_same, text_set, through_json, train
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("processes") / "texts", 40)
+
+
+RUN = """
+import json, multiprocessing, sys, time
+from pathlib import Path
+from tests.helpers import Ranks, train
+
+run = Ranks(train(Path(sys.argv[1]), "skipping"), 1, 2, num_streams=4)
+run.steps(7)
+pids = [child.pid for child in multiprocessing.active_children()]
+print(json.dumps({"state": run.save(), "pids": pids}), flush=True)
+time.sleep(600)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_killed_run_leaves_no_process_and_goes_on_at_once(texts) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(texts)],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        saved = json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    assert len(saved["pids"]) == 2
+    make = train(texts, "skipping")
+    whole = Ranks(make, 1, num_streams=4).slots(40)
+    resumed = Ranks(make, 1, 2, states=saved["state"])
+    assert_same(resumed.slots(20), {m: whole[m] for m in range(7, 27)})
+    deadline = time.monotonic() + 30
+    while any(map(is_running, saved["pids"])) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, saved["pids"]))
+
+
+class Fatal(DefaultTaskEncoder):
+    @stateless(failure_tolerance=2)
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) >= 20:
+            raise ValueError("too large")
+        return sample
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_fatal_error_has_its_type_and_text_and_leaves_an_exact_state(texts, num_workers) -> None:
+    def make(encoder: Any, workers: int) -> Any:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=2)
+        settings = {"shuffle_over_epochs_multiplier": None, "worker_config": config}
+        dataset = get_train_dataset(texts, batch_size=2, task_encoder=encoder, **settings)
+        return get_savable_loader(dataset)
+
+    loader = make(Fatal(), num_workers)
+    found: list[Any] = []
+    with pytest.raises(FatalSampleError, match=r"failed 2 times in a row .*too large"):
+        found.extend(loader)
+    assert [key for batch in found for key in batch.__key__] == [f"{i:05d}" for i in range(20)]
+    # The state stands after the last batch that was given, and asking again fails again.
+    state = through_json(loader.save_state_rank())
+    assert state["count"] == 10
+    with pytest.raises(FatalSampleError, match="too large"):
+        next(iter(loader))
+    assert through_json(loader.save_state_rank())["count"] == 10
+    mended = make(Mended(), 0)
+    mended.restore_state_rank(state)
+    assert next(iter(mended)).__key__ == ["00020", "00021"]
+
+
+class Mended(Fatal):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+def test_workers_end_at_once_after_an_error_though_its_traceback_is_kept(texts) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(texts, worker_config=config, batch_size=2, task_encoder=Fatal())
+    before = set(multiprocessing.active_children())
+    with pytest.raises(FatalSampleError) as caught:
+        list(get_savable_loader(dataset))
+    assert set(multiprocessing.active_children()) <= before
+    assert caught.value.__traceback__ is not None
+
+
+def test_workers_of_a_loader_in_a_circle_of_references_end_with_it(texts) -> None:
+    before = set(multiprocessing.active_children())
+    run: Any = Ranks(train(texts), 1, 2)
+    run.slots(2)
+    run.circle = run
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    del run
+    gc.collect()
+    # Sent away, not killed after a time-out.
+    assert {worker.exitcode for worker in workers} == {0}
+
+
+def test_global_seeds_of_the_user_are_left_alone_by_worker_processes(texts) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    run = Ranks(train(texts, "skipping"), 1, 2)
+    run.slots(4)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def _rank(rank: int, folder: str, texts: str, results: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        config = WorkerConfig.default_worker_config(0)
+        make = train(Path(texts), "plain")
+        loader = get_savable_loader(make(config))
+        iterator = iter(loader)
+        given = [next(iterator).__key__ for _ in range(3)]
+        states = loader.save_state_global(global_dst_rank=1)
+        after = [next(iterator).__key__ for _ in range(3)]
+        resumed = get_savable_loader(make(config))
+        # Only the rank that has the list gives it.
+        resumed.restore_state_global(through_json(states) if rank == 1 else None, src_rank=1)
+        again = [batch.__key__ for batch in islice(iter(resumed), 3)]
+        results.put((rank, states is not None, given, after, again))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_gather_and_share_their_states(texts, tmp_path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=_rank, args=(rank, str(tmp_path), str(texts), results))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    found = sorted(results.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert [has_states for _, has_states, *_ in found] == [False, True]
+    whole = [b.__key__ for b in Ranks(train(texts), 1, num_streams=2).slots(12).values()]
+    for rank, _, given, after, again in found:
+        assert given + after == whole[rank::2]
+        assert again == after
+
+
+def test_loader_without_a_batch_asked_for_starts_no_process(texts) -> None:
+    before = set(multiprocessing.active_children())
+    run = Ranks(train(texts), 2, 3)
+    run.save()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_prefetch_factor_changes_nothing(texts) -> None:
+    make = train(texts, "skipping")
+    expected = Ranks(make, 1, num_streams=3).slots(20)
+    for prefetch_factor in (1, 5):
+        run = Ranks(make, 1, 3, prefetch_factor=prefetch_factor)
+        assert_same(run.slots(20), expected)
+        state = run.save()
+        resumed = Ranks(make, 1, 0, states=state)
+        whole = Ranks(make, 1, num_streams=3).slots(30)
+        assert_same(resumed.slots(10), {m: whole[m] for m in range(20, 30)})
+
+
+def test_own_pid_is_no_worker() -> None:
+    assert is_running(os.getpid())

@@ -1,0 +1,225 @@
+"""The topology law: slot m holds the same batch whoever computes it, before and after a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.core.topology import RankSlots, WorkerConfig
+
+from ..helpers import ENCODERS, Ranks, assert_same, keys_of, text_set, train, validation
+
+# (ranks, workers): in one process a run of w workers is one of w streams a rank.
+OTHERS = [(2, 3), (1, 0), (8, 1), (3, 2)]
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    root = tmp_path_factory.mktemp("topology")
+    return {n: text_set(root / f"texts-{n}", n) for n in (3, 40, 65, 1000)}
+
+
+def from_start(make: Any, num_streams: int, num_slots: int, **loader: Any) -> dict[int, Any]:
+    """The first slots of a run, by one rank."""
+    return Ranks(make, 1, num_streams=num_streams, **loader).slots(num_slots)
+
+
+def part(slots: dict[int, Any], start: int, number: int) -> dict[int, Any]:
+    found = {m: item for m, item in slots.items() if start <= m < start + number}
+    assert len(found) == number
+    return found
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("steps", [1, 3, 7, 40])
+def test_run_of_4x2_goes_on_equally_anywhere(texts, encoder: str, steps: int) -> None:
+    make = train(texts[65], encoder, batch_size=2)
+    whole = from_start(make, 8, 4 * steps + 130)
+    first = Ranks(make, 4, num_streams=8)
+    assert_same(dict(sorted(first.steps(steps).items())), part(whole, 0, 4 * steps))
+    states = first.save()
+    others = OTHERS if encoder == "skipping" or steps == 7 else OTHERS[steps % 2 :: 2]
+    for world_size, _ in others:
+        resumed = Ranks(make, world_size, states=states)
+        assert_same(resumed.slots(100), part(whole, 4 * steps, 100))
+
+
+@pytest.mark.parametrize("third", [(4, 2), (1, 0), (5, 1)])
+@pytest.mark.parametrize("second", OTHERS)
+def test_second_resume_on_a_third_topology_is_exact(texts, second, third) -> None:
+    make = train(texts[40], "skipping")
+    whole = from_start(make, 8, 200)
+    states = Ranks(make, 4, num_streams=8)
+    states.steps(3)
+    run = Ranks(make, second[0], states=states.save())
+    steps = 5
+    assert_same(dict(sorted(run.steps(steps).items())), part(whole, 12, steps * second[0]))
+    run = Ranks(make, third[0], states=run.save())
+    assert_same(run.slots(100), part(whole, 12 + steps * second[0], 100))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_stream_is_shared_by_all_ranks(texts, steps: int) -> None:
+    make = train(texts[40], "expanding")
+    whole = from_start(make, 1, 60)
+    run = Ranks(make, 3, num_streams=1)
+    assert_same(dict(sorted(run.steps(steps).items())), part(whole, 0, 3 * steps))
+    for world_size in (1, 2, 4):
+        resumed = Ranks(make, world_size, states=run.save())
+        assert_same(resumed.slots(30), part(whole, 3 * steps, 30))
+
+
+@pytest.mark.parametrize("num_samples", [3, 65, 1000])
+def test_sixty_four_streams_over_any_set(texts, num_samples: int) -> None:
+    make = train(texts[num_samples])
+    whole = from_start(make, 64, 320)
+    keys = [key for item in whole.values() for key in keys_of(item)]
+    # 320 batches of 3, from the 15.6 samples that a stream takes of 1,000 in an epoch.
+    assert len(set(keys)) == min(num_samples, 960)
+    first = Ranks(make, 4, num_streams=64)
+    first.steps(20)
+    for world_size in (1, 3, 8):
+        resumed = Ranks(make, world_size, states=first.save())
+        assert_same(resumed.slots(100), part(whole, 80, 100))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("make_from", [train, validation])
+def test_finite_pass_has_the_same_slots_on_any_topology(texts, encoder, make_from) -> None:
+    settings = {"repeat": False} if make_from is train else {}
+    make = make_from(texts[65], encoder, batch_size=2, **settings)
+    whole = Ranks(make, 1, num_streams=6).rest()
+    assert len(whole) > 20
+    for world_size in (2, 3, 4, 6, 7, 13):
+        assert_same(Ranks(make, world_size, num_streams=6).rest(), whole)
+
+
+def test_default_number_of_streams_is_ranks_times_workers(texts) -> None:
+    make = train(texts[40])
+    states = [
+        Ranks(make, 2, num_workers=workers).loaders[0].save_state_rank() for workers in (0, 1, 3)
+    ]
+    assert [state["num_streams"] for state in states] == [2, 2, 6]
+
+
+def test_default_number_of_streams_yields_to_that_of_the_checkpoint(texts) -> None:
+    make = train(texts[40])
+    first = Ranks(make, 2, num_streams=6)
+    first.steps(1)
+    resumed = Ranks(make, 1, states=first.save())
+    assert resumed.loaders[0].num_streams == 6
+
+
+def test_ranks_that_share_streams_are_told_what_it_costs(texts, caplog) -> None:
+    run = Ranks(train(texts[40]), 3, num_streams=8)
+    run.next(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "3 ranks share 8 streams, so each batch is computed by 3 ranks. World sizes [2, 4] would "
+        "cost nothing extra; better, make num_streams a multiple of every world size that you may "
+        "use."
+    ]
+
+
+def test_seed_changes_the_order(texts) -> None:
+    make = train(texts[65])
+    orders = [
+        [keys_of(item) for item in Ranks(make, 1, num_streams=2, seed=seed).slots(20).values()]
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_batch_and_sample_index_are_the_same_on_any_topology(texts) -> None:
+    make = train(texts[65], "skipping")
+    runs = [Ranks(make, world_size, num_streams=6).slots(60) for world_size in (1, 2, 4)]
+    numbers = [[(item["slot"], item["first"]) for item in run.values()] for run in runs]
+    assert numbers[0] == numbers[1] == numbers[2]
+    assert [slot for slot, _ in numbers[0]] == list(range(60))
+    firsts = [first for _, first in numbers[0]]
+    assert len(set(firsts)) == 60
+    assert all(first % 6 == slot % 6 for slot, first in numbers[0])
+
+
+def test_rank_slots_cover_every_slot_once() -> None:
+    for num_streams in (1, 4, 6, 9):
+        for world_size in (1, 2, 3, 4, 7, 12):
+            ranks = [RankSlots(5, r, world_size, num_streams) for r in range(world_size)]
+            slots = sorted(rank.slot(n) for rank in ranks for n in range(10))
+            assert slots == list(range(5, 5 + 10 * world_size))
+            for rank in ranks:
+                turns = [rank.slot(n) % num_streams for n in range(3 * rank.num_turns)]
+                assert turns == 3 * rank.streams()
+                assert len(set(rank.streams())) == rank.num_turns
+                step = rank.slot(rank.num_turns) // num_streams - rank.slot(0) // num_streams
+                assert step == rank.stride
+
+
+# With worker processes: the same slots, in the same order.
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_worker_processes_give_the_same_slots(texts, world_size: int) -> None:
+    make = train(texts[65], "skipping")
+    whole = from_start(make, 6, 60)
+    for num_workers in (1, 2, 4):
+        run = Ranks(make, world_size, num_workers, num_streams=6)
+        assert_same(run.slots(30), part(whole, 0, 30))
+        states = run.save()
+        resumed = Ranks(make, 2, 2, states=states)
+        assert_same(resumed.slots(20), part(whole, 30, 20))
+
+
+@pytest.mark.processes
+def test_4x2_with_processes_goes_on_equally_on_2x3_and_back(texts) -> None:
+    make = train(texts[65], "expanding batches", batch_size=4)
+    whole = from_start(make, 8, 140)
+    run = Ranks(make, 4, 2)
+    assert_same(dict(sorted(run.steps(7).items())), part(whole, 0, 28))
+    run = Ranks(make, 2, 3, states=run.save())
+    assert_same(run.slots(40), part(whole, 28, 40))
+    run = Ranks(make, 3, 2, states=run.save())
+    assert_same(run.slots(50), part(whole, 68, 50))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_start_method_changes_nothing(texts, start_method: str) -> None:
+    make = train(texts[40], "skipping")
+    whole = from_start(make, 2, 30)
+    run = Ranks(make, 1, 2, start_method=start_method)
+    assert_same(run.slots(10), part(whole, 0, 10))
+    resumed = Ranks(make, 1, 0, states=run.save())
+    assert_same(resumed.slots(10), part(whole, 10, 10))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_finite_passes_with_processes_give_the_same_slots_each_time(texts, num_workers) -> None:
+    make = train(texts[40], "skipping", repeat=False)
+    one = Ranks(make, 1, num_streams=4)
+    passes = [one.rest()]
+    one.iterators = [iter(one.loaders[0])]
+    passes.append(one.rest())
+    assert passes[0] != passes[1]
+    run = Ranks(make, 2, num_workers, num_streams=4)
+    assert_same(run.rest(), passes[0])
+    run.iterators = [iter(loader) for loader in run.loaders]
+    assert_same(run.rest(), passes[1])
+
+
+@pytest.mark.processes
+def test_more_workers_than_streams_is_fine(texts) -> None:
+    make = train(texts[3])
+    whole = from_start(make, 1, 12)
+    run = Ranks(make, 1, 4, num_streams=1)
+    assert_same(run.slots(12), whole)
+
+
+def test_worker_config_of_direct_iteration_is_one_stream(texts) -> None:
+    dataset = train(texts[40], repeat=False)(WorkerConfig(rank=0, world_size=1, num_workers=0))
+    keys = [key for batch in dataset for key in keys_of(batch)]
+    assert sorted(keys) == [f"{i:05d}" for i in range(40)]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.loader.watchdog import Watchdog
+
+from ..helpers import Ranks, text_set, train
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_so()
+
+
+def watchers() -> int:
+    return sum(thread.name == "watchdog" for thread in threading.enumerate())
+
+
+def test_long_wait_is_told_once_with_the_stacks_of_all_threads(caplog) -> None:
+    watchdog = Watchdog(0.05, None)
+    with watchdog:
+        wait_until(lambda: "watchdog_timeout_seconds=0.05" in caplog.text)
+        time.sleep(0.1)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "thread MainThread" in caplog.text
+    assert "test_watchdog.py" in caplog.text
+    with watchdog:
+        wait_until(lambda: len(caplog.records) == 2)
+
+
+def test_first_wait_may_be_longer(caplog) -> None:
+    watchdog = Watchdog(0.05, 100)
+    with watchdog:
+        time.sleep(0.2)
+    assert not caplog.records
+    with watchdog:
+        wait_until(lambda: len(caplog.records) == 1)
+
+
+def test_none_watches_nothing_and_senseless_limits_are_refused(caplog) -> None:
+    before = watchers()
+    with Watchdog(None, None):
+        assert watchers() == before
+    for wrong in ({"timeout_sec": 0}, {"timeout_sec": 5, "initial_timeout_sec": -1}):
+        arguments: dict[str, Any] = {"timeout_sec": None, "initial_timeout_sec": None, **wrong}
+        with pytest.raises(ValueError, match="must be above 0, or None"):
+            Watchdog(**arguments)
+
+
+def test_watching_ends_with_the_loader(tmp_path: Path) -> None:
+    gc.collect()
+    wait_until(lambda: watchers() == 0)  # those of earlier tests
+    run = Ranks(train(text_set(tmp_path / "texts", 10)), 3)
+    run.slots(3)
+    assert watchers() == 3
+    del run
+    wait_until(lambda: watchers() == 0)

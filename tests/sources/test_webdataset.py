@@ -1,0 +1,357 @@
+"""Prepared folders as sources: what they read, what they refuse, what they count."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import (
+    CaptioningSample,
+    CaptioningWebdataset,
+    CrudeWebdataset,
+    DatasetFormatError,
+    DefaultDecoderWebdatasetFactory,
+    EmptyDatasetError,
+    Sample,
+    StandardWebdatasetFactory,
+    TextSample,
+    WorkerConfig,
+    edataclass,
+    get_val_dataset,
+)
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.source import WebdatasetSource
+
+from ..conftest import write_tar
+from ..helpers import caption_set, prepared, text_set
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+def samples_of(path: Path, *, trust: bool = False, **settings: Any) -> list[Any]:
+    """All samples of split `train`, in file order."""
+    factory = load_factory(path, split_part="train", training=False, trust=trust, **settings)
+    return list(factory.build())
+
+
+def write_config(root: Path, text: str) -> None:
+    (root / ".nv-meta" / "dataset.yaml").write_text(text)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    return text_set(tmp_path / "texts", 12)
+
+
+# ------------------------------------------------------------------------------- what is read
+
+
+def test_samples_carry_key_restore_key_source_and_weight(texts) -> None:
+    sample = samples_of(texts)[5]
+    assert isinstance(sample, TextSample)
+    assert (sample.__key__, sample.text) == ("00005", "text 5 ")
+    assert sample.__restore_key__ == ("texts/train", 0, 5, 5)
+    assert sample.__loss_weight__ == 1.0
+    assert sample.__subflavors__ == {}
+    (source,) = sample.__sources__
+    assert source == (str(texts), 5, "shard-001.tar", ("00005.txt",))
+
+
+def test_samples_do_not_share_their_subflavors(texts) -> None:
+    write_config(texts, (texts / ".nv-meta/dataset.yaml").read_text() + "subflavors: {a: 1}\n")
+    first, second = samples_of(texts, subflavors={"b": 2})[:2]
+    first.__subflavors__["c"] = 3
+    assert second.__subflavors__ == {"a": 1, "b": 2}
+
+
+def test_pictures_are_tensors(tmp_path) -> None:
+    folder = caption_set(tmp_path / "captions", 4)
+    for i, sample in enumerate(samples_of(folder, decoder=get_decoder())):
+        assert isinstance(sample, CaptioningSample)
+        assert sample.image.shape == (3, 16, 24)
+        assert sample.image.dtype == torch.float32
+        assert sample.caption.startswith(f"text {i}")
+
+
+def get_decoder() -> Any:
+    from energon_lite import SampleDecoder
+
+    return SampleDecoder()
+
+
+def test_without_a_decoder_parts_stay_bytes(texts) -> None:
+    assert [s.text for s in samples_of(texts, decoder=None)][:2] == [b"text 0 ", b"text 1 x"]
+
+
+def test_crude_samples_are_dicts_of_all_parts(tmp_path) -> None:
+    folder = tmp_path / "crude"
+    write_tar(folder / "a.tar", [("x.txt", b"text"), ("x.json", b'{"a": 1}'), ("y.txt", b"more")])
+    prepared(folder, "CrudeWebdataset")
+    first, second = samples_of(folder, decoder=get_decoder())
+    assert first["txt"] == "text"
+    assert first["json"] == {"a": 1}
+    assert set(first) - set(second) == {"json"}
+    assert (first["__key__"], first["__shard__"]) == ("x", "a.tar")
+    assert first["__sources__"][0].file_names == ("x.txt", "x.json")
+    write_config(
+        folder, "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: [txt]\n"
+    )
+    assert "json" not in samples_of(folder, decoder=get_decoder())[0]
+
+
+def test_nested_names_and_many_parts_are_one_sample(tmp_path) -> None:
+    folder = tmp_path / "nested"
+    members = [
+        (f"dir/{i}.{part}", f"{part} {i}".encode()) for i in range(3) for part in ("a.txt", "b.txt")
+    ]
+    write_tar(folder / "a.tar", members)
+    prepared(folder, "TextSample", {"text": "b.txt"})
+    assert [(s.__key__, s.text) for s in samples_of(folder, decoder=get_decoder())] == [
+        (f"dir/{i}", f"b.txt {i}") for i in range(3)
+    ]
+
+
+def test_single_shard_with_a_single_sample(tmp_path) -> None:
+    folder = text_set(tmp_path / "one", 1)
+    assert [s.__key__ for s in samples_of(folder)] == ["00000"]
+
+
+def test_excluded_samples_and_shards_are_neither_counted_nor_dealt(texts) -> None:
+    split = texts / ".nv-meta" / "split.yaml"
+    excluded = ["shard-001.tar/00005", "shard-000.tar/00000", "shard-002.tar/00011"]
+    text = split.read_text()
+    split.write_text(text.replace("exclude: []", f"exclude: {json.dumps(excluded)}"))
+    kept = [f"{i:05d}" for i in range(12) if i not in (0, 5, 11)]
+    factory = load_factory(texts, split_part="train", training=False)
+    assert len(factory) == 9
+    assert [s.__key__ for s in samples_of(texts)] == kept
+    settings = {"split_part": "train", "batch_size": 1}
+    datasets = [
+        get_val_dataset(
+            texts,
+            worker_config=WorkerConfig(rank=rank, world_size=3, num_workers=0),
+            **settings,
+        )
+        for rank in range(3)
+    ]
+    assert [len(dataset) for dataset in datasets] == [3, 3, 3]
+    (texts / ".nv-meta" / "index.sqlite").unlink()
+    assert [s.__key__ for s in samples_of(texts)] == kept  # found by reading the tars
+    split.write_text(text.replace("exclude: []", 'exclude: ["shard-001.tar"]'))
+    assert [s.__key__ for s in samples_of(texts)] == [
+        f"{i:05d}" for i in (0, 1, 2, 3, 8, 9, 10, 11)
+    ]
+
+
+def test_excluded_sample_that_is_not_there_is_named_in_the_log(texts, caplog) -> None:
+    split = texts / ".nv-meta" / "split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", 'exclude: ["shard-001.tar/nobody"]'))
+    assert len(samples_of(texts)) == 12
+    assert "excludes sample 'nobody' of shard-001.tar, which has no such sample" in caplog.text
+
+
+def test_split_without_any_sample_left_is_empty(tmp_path) -> None:
+    folder = text_set(tmp_path / "two", 2, 1)
+    split = folder / ".nv-meta" / "split.yaml"
+    excluded = ["shard-000.tar/00000", "shard-000.tar/00001"]
+    split.write_text(split.read_text().replace("exclude: []", f"exclude: {json.dumps(excluded)}"))
+    with pytest.raises(EmptyDatasetError, match="every sample of split part 'train' is excluded"):
+        samples_of(folder)
+
+
+def test_name_is_folder_and_split_part_or_the_given_one(texts, monkeypatch) -> None:
+    assert load_factory(texts, split_part="train").build().name == "texts/train"
+    assert load_factory(texts, split_part="train", name="mine").build().name == "mine"
+    monkeypatch.chdir(texts)
+    assert load_factory(".", split_part="train").build().name == "texts/train"
+
+
+def test_source_is_picklable_and_leaves_open_files_behind(texts) -> None:
+    source = load_factory(texts, split_part="train", training=False).build()
+    assert isinstance(source, WebdatasetSource)
+    before = list(source)
+    again = pickle.loads(pickle.dumps(source))
+    assert [s.__key__ for s in again] == [s.__key__ for s in before]
+
+
+# --------------------------------------------------------------------------------- dataset.yaml
+
+
+def test_field_map_of_dataset_yaml_and_settings_that_win_over_the_caller(texts) -> None:
+    write_config(
+        texts,
+        "sample_type: {__module__: megatron.energon, __class__: TextSample}\n"
+        "field_map: {text: 'json[a][0],txt'}\nmax_samples_per_sequence: 2\n",
+    )
+    source = load_factory(texts, split_part="train", max_samples_per_sequence=7).build()
+    assert source.config()["max_samples_per_sequence"] == 2
+    assert samples_of(texts)[0].text == "text 0 "
+
+
+def test_code_that_lies_in_the_dataset_runs_only_if_it_is_trusted(texts) -> None:
+    (texts / ".nv-meta" / "sample_loader.py").write_text(
+        "def sample_loader(parts):\n    return {'text': parts['txt'].upper()}\n"
+        "def part_filter(part):\n    return part == 'txt'\n"
+    )
+    write_config(
+        texts,
+        "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
+        "sample_loader: sample_loader.py:sample_loader\npart_filter: sample_loader.py\n",
+    )
+    with pytest.raises(DatasetFormatError, match="is code that lies in the dataset"):
+        samples_of(texts)
+    assert samples_of(texts, trust=True)[3].text == "TEXT 3 XXX"
+    source = load_factory(texts, split_part="train", trust=True).build()
+    assert len(list(pickle.loads(pickle.dumps(source)))) == 12
+
+
+def test_loader_file_or_function_that_is_missing_is_named(texts) -> None:
+    config = (
+        "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
+        "sample_loader: loader.py:make\npart_filter: [txt]\n"
+    )
+    write_config(texts, config)
+    with pytest.raises(
+        FileNotFoundError, match=r"loader\.py: named by dataset\.yaml but not there"
+    ):
+        samples_of(texts, trust=True)
+    (texts / ".nv-meta" / "loader.py").write_text("x = 1\n")
+    with pytest.raises(DatasetFormatError, match="has no function 'make'"):
+        samples_of(texts, trust=True)
+
+
+@edataclass
+class MySample(Sample):
+    text: str
+
+
+class MyDataset(DefaultDecoderWebdatasetFactory[MySample]):
+    __sample_type__ = MySample
+
+
+def test_classes_of_the_user_are_found_where_they_are_imported(texts) -> None:
+    write_config(texts, f"__module__: {__name__}\n__class__: MyDataset\nfield_map: {{text: txt}}\n")
+    assert type(samples_of(texts)[0]) is MySample
+    write_config(
+        texts,
+        f"sample_type: {{__module__: {__name__}, __class__: MySample}}\nfield_map: {{text: txt}}\n",
+    )
+    assert type(samples_of(texts)[0]) is MySample
+
+
+def test_modules_are_imported_only_for_trusted_datasets(texts, tmp_path, monkeypatch) -> None:
+    (tmp_path / "somebodys_module.py").write_text("raise SystemExit('was imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    write_config(
+        texts,
+        "sample_type: {__module__: somebodys_module, __class__: X}\nfield_map: {text: txt}\n",
+    )
+    with pytest.raises(DatasetFormatError, match="Import somebodys_module yourself first"):
+        samples_of(texts)
+    assert "somebodys_module" not in sys.modules
+    with pytest.raises(SystemExit, match="was imported"):
+        samples_of(texts, trust=True)
+
+
+TYPE = "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TYPE, "exactly one of field_map and sample_loader, and has neither"),
+        (TYPE + "field_map: {text: txt}\npart_filter: [txt]\n", "part_filter goes with"),
+        ("field_map: {text: txt}\n", "key 'sample_type' is missing"),
+        (TYPE + "field_map: {txet: txt}\n", "txet"),
+        (TYPE + "field_map: {}\n", "text"),
+        (TYPE + "field_mpa: {text: txt}\n", "unknown key 'field_mpa'. Did you mean 'field_map'?"),
+        (TYPE.replace("TextSample", "TxtSample"), "Did you mean 'TextSample'?"),
+        ("sample_type: TextSample\nfield_map: {text: txt}\n", "'TextSample' should be"),
+        ("__module__: energon_lite\n__class__: TextSampl\n", "no class 'TextSampl'"),
+        ("__module__: torch\n__class__: Tensor\n", "is not a dataset class"),
+        ("sample_type: {__module__: torch, __class__: Tensor}\n", "no subclass of Sample"),
+        ("__module__: 3\n__class__: 4\n", "must be text"),
+        ("__module__: energon_lite\n__class__: CrudeWebdataset\nfield_map: {a: b}\n", "field_map"),
+        (TYPE + "field_map: {text: txt}\nparallel_shard_iters: 0\n", "parallel_shard_iters=0"),
+        (TYPE + "field_map: {text: txt}\nmax_samples_per_sequence: x\n", "sequence='x'"),
+    ],
+)  # fmt: skip
+def test_wrong_dataset_yaml_is_refused_by_name(texts, text, message) -> None:
+    write_config(texts, text)
+    with pytest.raises((DatasetFormatError, ValueError)) as caught:
+        samples_of(texts)
+    assert message in str(caught.value)
+
+
+def test_folder_that_is_not_prepared_says_what_to_do(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="check the path"):
+        samples_of(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):
+        samples_of(tmp_path)
+    with pytest.raises(DatasetFormatError, match="this version reads prepared WebDataset folders"):
+        samples_of(tmp_path / "metadataset.yaml")
+
+
+def test_unknown_split_part_is_named(texts) -> None:
+    with pytest.raises(DatasetFormatError, match="there is no split part 'vla'"):
+        load_factory(texts, split_part="vla")
+
+
+# ----------------------------------------------------------------------------- factories in Python
+
+
+def test_factories_of_python_code(texts) -> None:
+    made = StandardWebdatasetFactory(
+        texts, sample_type=TextSample, field_map={"text": "txt"}, training=False
+    )
+    assert next(iter(made.build())).text == "text 0 "
+    by_function = StandardWebdatasetFactory(
+        texts,
+        sample_type=TextSample,
+        sample_loader=shout,
+        part_filter=["txt"],
+        training=False,
+    )
+    sample = next(iter(by_function.build()))
+    assert (sample.text, sample.__key__) == ("TEXT 0 ", "00000!")
+    crude = CrudeWebdataset(texts, training=False)
+    assert next(iter(crude.build()))["txt"] == "text 0 "
+
+
+def shout(parts: dict[str, Any]) -> dict[str, Any]:
+    return {"text": parts["txt"].upper(), "__key__": parts["__key__"] + "!"}
+
+
+def test_old_classes_work_and_warn(tmp_path) -> None:
+    folder = caption_set(tmp_path / "captions", 4)
+    with pytest.warns(FutureWarning, match="CaptioningWebdataset is deprecated"):
+        made = CaptioningWebdataset(
+            folder, field_map={"image": "jpg", "caption": "txt"}, training=False
+        )
+    assert isinstance(next(iter(made.build())), CaptioningSample)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shuffle_over_epochs": 0}, "shuffle_over_epochs_multiplier=0"),
+        ({"shuffle_over_epochs": -2}, "shuffle_over_epochs_multiplier=-2"),
+        ({"parallel_shard_iters": 0}, "parallel_shard_iters=0"),
+        ({"max_samples_per_sequence": -1}, "max_samples_per_sequence=-1"),
+        ({"max_samples_per_sequence": True}, "max_samples_per_sequence=True"),
+    ],
+)
+def test_senseless_settings_are_refused_by_name(texts, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_factory(texts, split_part="train", **settings)
+
+
+def test_class_without_a_sample_type_is_told_so(texts) -> None:
+    with pytest.raises(TypeError, match="must set __sample_type__"):
+        DefaultDecoderWebdatasetFactory(texts, field_map={"text": "txt"})

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import MapDataset, WorkerConfig, stateless
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import UserFunction
+from energon_lite.sources.dataset_config import load_factory
+
+from ..helpers import text_set
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("mapping") / "texts", 10)
+
+
+def source(texts: Path) -> Any:
+    return load_factory(texts, split_part="train", training=False, worker_config=CONFIG).build()
+
+
+@stateless
+def key(sample: Any) -> str:
+    return str(sample.__key__)
+
+
+@stateless
+def letters(sample: Any) -> Any:
+    yield from sample.text.split()[0]
+
+
+def test_function_is_called_on_each_item_in_order(texts) -> None:
+    assert list(MapDataset(source(texts), key)) == [f"{i:05d}" for i in range(10)]
+
+
+def test_generator_gives_any_number_of_items_with_keys_of_their_own(texts) -> None:
+    dataset = MapDataset(source(texts), letters)
+    run = StreamRun(dataset, Stream(0, 1))
+    found = [(item, run.key) for item in run]
+    assert [item for item, _ in found] == list("text") * 10
+    assert found[5] == ("e", ("map", 1, ("texts/train", 0, 1, 1)))
+    assert [dataset.restore_sample(restore_key) for _, restore_key in found] == list("text") * 10
+
+
+@pytest.mark.parametrize(
+    "restore_key", [("map", 9, ("texts/train", 0, 1, 1)), ("other", 0, ()), ()]
+)
+def test_item_that_a_generator_does_not_give_is_refused(texts, restore_key) -> None:
+    with pytest.raises(ValueError, match=r"gives no item 9|is not a restore key"):
+        MapDataset(source(texts), letters).restore_sample(restore_key)
+
+
+def test_replayability_needs_every_stage(texts) -> None:
+    def unmarked(item: Any) -> Any:
+        return item
+
+    assert MapDataset(source(texts), key).can_restore_sample()
+    below = MapDataset(source(texts), unmarked)
+    assert not below.can_restore_sample()
+    assert not MapDataset(below, key).can_restore_sample()
+
+
+def test_length_is_that_below(texts) -> None:
+    assert len(MapDataset(source(texts), letters)) == 10
+    assert MapDataset(source(texts), letters).num_items(Stream(1, 3)) == 3
+
+
+def test_function_says_where_it_was_written(texts) -> None:
+    function = UserFunction(key, name="key")
+    assert function.where.startswith("key (test_mapping.py:")
+    assert UserFunction(len, name="len").where == "len"
+    assert pickle.loads(pickle.dumps(function)).where == function.where
+
+
+def test_config_tells_generators_and_seeded_functions_apart(texts) -> None:
+    config = MapDataset(source(texts), letters).config()
+    assert (config["stage"], config["expands"], config["seeded"]) == ("map", True, False)
+    assert config["of"]["name"] == "texts/train"

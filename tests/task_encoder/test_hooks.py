@@ -1,0 +1,646 @@
+"""What the library does around every hook: limits, seeds, generators, groups, cookers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    Cooker,
+    DefaultTaskEncoder,
+    FatalSampleError,
+    SampleDecoder,
+    SkipSample,
+    TaskEncoder,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    sample_rng,
+    stateless,
+)
+
+from ..conftest import write_tar
+from ..helpers import assert_same, ignore, keys_of, number_of, prepared, text_set, through_json
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("hooks") / "texts", 40)
+
+
+def loader_of(path: Path, encoder: Any, *, seed: int = 0, streams: int = 1, **settings: Any) -> Any:
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed,
+        global_error_handler=settings.pop("handler", ignore),
+    )  # fmt: skip
+    loader = {k: settings.pop(k) for k in ("max_skip_rate", "skip_log") if k in settings}
+    settings = {"batch_size": None, "shuffle_buffer_size": 10, **settings}
+    dataset = get_train_dataset(path, worker_config=config, task_encoder=encoder, **settings)
+    return get_savable_loader(dataset, **loader)
+
+
+def encoder_with(**hooks: Callable[..., Any]) -> Any:
+    """A task encoder of a few hooks."""
+    return type("Encoder", (DefaultTaskEncoder,), hooks)()
+
+
+def first(loader: Any, number: int) -> list[Any]:
+    found = list(islice(iter(loader), number))
+    assert len(found) == number
+    return found
+
+
+# ------------------------------------------------------------------------- failures and their limit
+
+
+@pytest.mark.parametrize("restore_seeds", [False, True])
+@pytest.mark.parametrize("tolerance", [1, 7])
+def test_failure_tolerance_is_honoured_with_and_without_restore_seeds(
+    texts, restore_seeds, tolerance
+) -> None:
+    calls = []
+
+    @stateless(restore_seeds=restore_seeds, failure_tolerance=tolerance)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(sample.__key__)
+        raise ValueError("never works")
+
+    with pytest.raises(FatalSampleError) as caught:
+        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+    assert len(calls) == tolerance
+    text = str(caught.value)
+    assert f"failed {tolerance} times in a row" in text
+    assert f"failure_tolerance={tolerance}" in text
+    assert "never works" in text
+    assert "test_hooks.py" in text
+    assert calls[-1] in text
+
+
+def test_default_failure_tolerance_is_100_and_the_class_may_set_another(texts) -> None:
+    calls = []
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(1)
+        raise ValueError("never works")
+
+    for expected, more in ((100, {}), (5, {"__default_failure_tolerance__": 5})):
+        calls.clear()
+        encoder = encoder_with(encode_sample=encode_sample, **more)
+        with pytest.raises(FatalSampleError, match=f"failed {expected} times in a row"):
+            next(iter(loader_of(texts, encoder)))
+        assert len(calls) == expected
+
+
+def test_failure_tolerance_of_a_cooker_is_honoured(tmp_path) -> None:
+    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
+
+    @stateless(failure_tolerance=3)
+    def cook(sample: Any) -> Any:
+        raise ValueError("raw")
+
+    encoder = encoder_with(cookers=[Cooker(cook)])
+    with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
+        next(iter(loader_of(folder, encoder)))
+
+
+def test_one_success_starts_the_count_of_failures_again(texts) -> None:
+    @stateless(failure_tolerance=2)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        if number_of(sample) % 2:
+            raise ValueError("odd")
+        return sample
+
+    encoder = encoder_with(encode_sample=encode_sample)
+    settings = {"shuffle_over_epochs_multiplier": None, "shuffle_buffer_size": 0}
+    loader = loader_of(texts, encoder, max_skip_rate=1, **settings)
+    assert [number_of(s) for s in first(loader, 60)] == [*range(0, 40, 2)] * 3
+    assert loader.num_skipped == {"texts/train": 59}
+
+
+def test_tolerance_0_on_an_always_failing_hook_ends_by_the_rate_of_skips(texts) -> None:
+    calls = []
+
+    @stateless(failure_tolerance=0)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(1)
+        raise ValueError("never works")
+
+    with pytest.raises(FatalSampleError, match=r"more than max_skip_rate=0\.01") as caught:
+        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+    assert 100 < len(calls) < 110
+    for part in ("stream 0", "texts/train", "encode_sample", "never works", "Repair"):
+        assert part in str(caught.value)
+
+
+def test_skip_sample_is_no_failure_and_does_not_end_a_row_of_them(texts) -> None:
+    """Skips between failures: three failures in a row, and a limit of three."""
+    order = iter("sfsfsssf")
+
+    @stateless(failure_tolerance=3)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        raise SkipSample if next(order) == "s" else ValueError("bad")
+
+    with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
+        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+    assert next(order, None) is None
+
+
+def test_many_skips_on_purpose_are_no_failures(texts) -> None:
+    @stateless(failure_tolerance=1)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        if number_of(sample) != 7:
+            raise SkipSample
+        return sample
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
+    assert keys_of_samples(first(loader, 20)) == ["00007"] * 20
+    assert loader.num_skipped["texts/train"] >= 19 * 39
+
+
+def keys_of_samples(samples: list[Any]) -> list[str]:
+    return [sample.__key__ for sample in samples]
+
+
+def test_endless_skipping_on_purpose_is_told_in_the_log(texts, caplog) -> None:
+    calls = []
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 10_100:
+            return sample
+        raise SkipSample
+
+    first(loader_of(texts, encoder_with(encode_sample=encode_sample)), 1)
+    assert "left out 10000 samples in a row on purpose" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NameError, ImportError, MemoryError, RecursionError, SyntaxError, SystemError, StopIteration],
+)
+def test_errors_that_mean_wrong_code_end_the_run_at_once(texts, error) -> None:
+    calls = []
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        calls.append(1)
+        raise error("of the code")
+
+    with pytest.raises(FatalSampleError, match="of the code") as caught:
+        next(iter(loader_of(texts, encoder_with(encode_sample=encode_sample))))
+    assert len(calls) == 1
+    assert isinstance(caught.value.__cause__, error)
+
+
+def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> None:
+    seen = []
+
+    def encode_sample(self: Any, sample: Any) -> Any:
+        raise KeyError("field")
+
+    def handler(error: Exception, sample: Any, sources: Any) -> None:
+        seen.append((error, sample, sources))
+        raise error
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample), handler=handler)
+    with pytest.raises(KeyError) as caught:
+        next(iter(loader))
+    (error, sample, sources), *more = seen
+    assert not more
+    assert error is caught.value
+    assert isinstance(sample, TextSample)
+    assert sources[0].shard_name.endswith(".tar")
+    notes = " ".join(error.__notes__)
+    for part in ("encode_sample", "test_hooks.py", sample.__key__):
+        assert part in notes
+
+
+@pytest.mark.parametrize(
+    "hook", ["encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"]
+)
+def test_hook_that_forgets_to_return_is_told_so(texts, hook) -> None:
+    encoder = encoder_with(**{hook: lambda self, value: None}, __default_failure_tolerance__=1)
+    with pytest.raises(FatalSampleError, match="gave None; return the sample, or raise SkipSample"):
+        next(iter(loader_of(texts, encoder, batch_size=2)))
+
+
+def test_lambda_that_returns_a_generator_is_told_to_yield(texts) -> None:
+    encoder = encoder_with(encode_sample=lambda self, sample: (s for s in [sample]))
+    with pytest.raises(FatalSampleError, match="write the hook with `yield`"):
+        next(iter(loader_of(texts, encoder)))
+
+
+def test_failing_batch_is_left_out_and_counts_its_samples(texts) -> None:
+    def batch(self: Any, samples: Any) -> Any:
+        if any(number_of(s) == 11 for s in samples):
+            raise ValueError("no such batch")
+        return super(type(self), self).batch(samples)
+
+    loader = loader_of(texts, encoder_with(batch=batch), batch_size=4, repeat=False)
+    keys = [key for b in loader for key in keys_of(b)]
+    assert len(keys) == 36
+    assert "00011" not in keys
+    assert loader.num_skipped == {"texts/train": 4}
+
+
+# -------------------------------------------------------------------------------------- randomness
+
+
+def noise() -> list[float]:
+    return [torch.rand(()).item(), np.random.rand(), random.random()]
+
+
+class Seeded(DefaultTaskEncoder):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=f"{noise()}")
+
+
+class Asking(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        numbers = [sample_rng().random(), sample_rng().integers(100)]
+        return TextSample.derive_from(sample, text=f"{numbers}")
+
+
+@pytest.mark.parametrize("encoder", [Seeded, Asking])
+def test_restore_sample_gives_the_noise_of_each_stream_and_each_of_two_loaders(
+    texts, encoder
+) -> None:
+    """Seeds are made for each call; nothing is kept from another stream, loader or seed."""
+    loaders = [loader_of(texts, encoder(), seed=seed, streams=3) for seed in (1, 2, 1)]
+    found = [first(loader, 12) for loader in loaders]
+    assert_same(found[0], found[2])
+    for i in reversed(range(12)):
+        for loader, samples in zip(loaders, found, strict=True):
+            again = loader.restore_sample(samples[i].__restore_key__)
+            assert_same(again, samples[i])
+    streams = {sample.__restore_key__[-1] % 3 for sample in found[0]}
+    assert streams == {0, 1, 2}
+    assert len({sample.text for samples in found[:2] for sample in samples}) == 24
+
+
+@pytest.mark.parametrize("encoder", [Seeded, Asking])
+def test_noise_of_a_sample_differs_from_epoch_to_epoch(texts, encoder) -> None:
+    samples = first(loader_of(texts, encoder()), 120)
+    noises: dict[str, set[str]] = {}
+    for sample in samples:
+        noises.setdefault(sample.__key__, set()).add(sample.text)
+    assert {len(found) for found in noises.values()} == {3}
+
+
+def test_restore_seeds_leaves_the_global_generators_as_they_were(texts) -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    expected = noise()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    loader = loader_of(texts, Seeded())
+    samples = first(loader, 5)
+    loader.restore_sample(samples[0].__restore_key__)
+    assert noise() == expected
+
+
+def test_restore_seeds_puts_the_generators_back_after_a_failure(texts) -> None:
+    @stateless(restore_seeds=True)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        noise()
+        if number_of(sample) % 2:
+            raise ValueError("odd")
+        return sample
+
+    state = random.getstate()
+    first(loader_of(texts, encoder_with(encode_sample=encode_sample)), 5)
+    assert random.getstate() == state
+
+
+def test_hooks_of_one_sample_have_different_noise(texts) -> None:
+    def draw(self: Any, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=f"{sample.text} {sample_rng().random()}")
+
+    hooks = {"preencode_sample": stateless(draw), "postencode_sample": stateless(draw)}
+    (sample,) = first(loader_of(texts, encoder_with(**hooks)), 1)
+    assert len(set(sample.text.split()[-2:])) == 2
+
+
+def test_sample_rng_outside_of_a_hook_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="No sample is being processed"):
+        sample_rng()
+    with pytest.raises(RuntimeError, match="No sample is being processed"):
+        _ = DefaultTaskEncoder().current_batch_index
+
+
+# -------------------------------------------------------------------------------------- generators
+
+
+class Yielding(DefaultTaskEncoder):
+    """Gives one object three times, changed in between, and noise that goes on."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        item = TextSample.derive_from(sample, text="")
+        for _ in range(3):
+            item.text = f"{sample.text} {sample_rng().random():.6f}"
+            yield item
+
+
+def test_generator_that_gives_one_object_again_gives_items_of_their_own(texts) -> None:
+    loader = loader_of(texts, Yielding(), batch_size=6)
+    seen = set()
+    for batch in first(loader, 10):
+        assert len(set(batch.text)) == 6
+        assert len(set(batch.__restore_key__[2:])) == 6
+        seen.update(batch.text)
+        assert_same(loader.restore_sample(batch.__restore_key__), batch)
+    assert len(seen) == 60
+
+
+def test_generator_that_gives_its_input_again_keeps_keys_apart(texts) -> None:
+    @stateless
+    def encode_sample(self: Any, sample: Any) -> Any:
+        yield sample
+        yield sample
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
+    samples = first(loader, 20)
+    keys = [sample.__restore_key__ for sample in samples]
+    assert len(set(keys)) == 20
+    assert len({id(sample) for sample in samples}) == 20
+    for sample in samples:
+        assert loader.restore_sample(sample.__restore_key__).__key__ == sample.__key__
+
+
+@pytest.mark.parametrize("restore_seeds", [False, True])
+def test_state_saved_inside_a_generator_resumes_with_its_next_item(texts, restore_seeds) -> None:
+    @stateless(restore_seeds=restore_seeds)
+    def encode_sample(self: Any, sample: Any) -> Any:
+        draw = random.random if restore_seeds else sample_rng().random
+        for i in range(5):
+            yield TextSample.derive_from(sample, text=f"{i} {draw()}")
+
+    def make() -> Any:
+        return loader_of(texts, encoder_with(encode_sample=encode_sample))
+
+    expected = first(make(), 30)
+    assert [sample.text[0] for sample in expected[:6]] == list("012340")
+    assert len({sample.text for sample in expected}) == 30
+    for at in range(12):
+        loader, resumed = make(), make()
+        first(loader, at) if at else None
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        assert_same(first(resumed, 30 - at), expected[at:])
+
+
+def test_noise_of_a_generator_does_not_depend_on_what_is_drawn_between_its_items(texts) -> None:
+    def texts_of(batch_size: int | None) -> list[str]:
+        items = first(loader_of(texts, Yielding(), batch_size=batch_size), 12)
+        return [t for item in items for t in (item.text if batch_size else [item.text])][:12]
+
+    assert texts_of(None) == texts_of(5)
+
+
+def test_generator_that_fails_half_way_keeps_what_it_gave(texts) -> None:
+    @stateless
+    def encode_sample(self: Any, sample: Any) -> Any:
+        yield sample
+        raise ValueError("after the first")
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample), repeat=False)
+    assert len(list(loader)) == 40
+    assert loader.num_skipped == {"texts/train": 40}
+
+
+def test_skips_before_a_generator_are_counted_once_though_the_run_is_resumed_inside(texts) -> None:
+    @stateless
+    def preencode_sample(self: Any, sample: Any) -> Any:
+        if number_of(sample) % 2:
+            raise SkipSample
+        return sample
+
+    @stateless
+    def batch(self: Any, samples: Any) -> Any:
+        yield from samples
+
+    def make() -> Any:
+        encoder = encoder_with(preencode_sample=preencode_sample, batch=batch)
+        return loader_of(texts, encoder, repeat=False, batch_size=4)
+
+    loader = make()
+    num_items = 0
+    while True:
+        resumed = make()
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        loader = resumed
+        if next(iter(loader), None) is None:
+            break
+        num_items += 1
+    assert num_items == 20
+    assert loader.num_skipped == {"texts/train": 20}
+
+
+# ------------------------------------------------------------------------------------------ groups
+
+
+class Parity(DefaultTaskEncoder):
+    """Odd and even samples apart; the criterion fails on some."""
+
+    @stateless
+    def batch_group_criterion(self, sample: TextSample) -> Any:
+        number = number_of(sample)
+        if number % 5 == 3:
+            raise ValueError("has no group")
+        return number % 2, None
+
+
+def test_sample_whose_group_fails_is_put_into_no_bucket(texts) -> None:
+    loader = loader_of(texts, Parity(), batch_size=4, repeat=False)
+    numbers = [[int(key) for key in keys_of(batch)] for batch in loader]
+    assert len(numbers) == 8
+    for batch in numbers:
+        assert len({number % 2 for number in batch}) == 1
+    assert sorted(n for batch in numbers for n in batch) == [n for n in range(40) if n % 5 != 3]
+    assert loader.num_skipped == {"texts/train": 8}
+
+
+def test_first_sample_of_all_may_fail_its_criterion(texts) -> None:
+    settings = {"shuffle_over_epochs_multiplier": None, "shuffle_buffer_size": 0}
+
+    def batch_group_criterion(self: Any, sample: Any) -> Any:
+        if number_of(sample) == 0:
+            raise ValueError("the very first")
+        return 0, None
+
+    encoder = encoder_with(batch_group_criterion=stateless(batch_group_criterion))
+    (batch,) = first(loader_of(texts, encoder, batch_size=2, **settings), 1)
+    assert keys_of(batch) == ["00001", "00002"]
+
+
+def test_groups_above_a_hook_that_is_not_stateless_are_refused_at_construction(texts) -> None:
+    encoder = type("NotMarked", (Parity,), {"encode_sample": lambda self, sample: sample})()
+    with pytest.raises(ValueError, match="Put @stateless on encode_sample"):
+        loader_of(texts, encoder, batch_size=4)
+
+
+def test_batch_size_of_a_group_comes_from_exactly_one_place(texts) -> None:
+    both = encoder_with(batch_group_criterion=lambda self, sample: (0, 3))
+    neither = encoder_with(batch_group_criterion=lambda self, sample: (0, None))
+    with pytest.raises(FatalSampleError, match="exactly one of the two must be None"):
+        next(iter(loader_of(texts, both, batch_size=4)))
+    with pytest.raises(FatalSampleError, match="exactly one of the two must be None"):
+        next(iter(loader_of(texts, neither, batch_size=None)))
+
+
+def test_each_group_may_have_its_own_batch_size_but_not_two(texts) -> None:
+    sizes = encoder_with(
+        batch_group_criterion=lambda self, s: (number_of(s) % 2, 2 + number_of(s) % 2)
+    )
+    batches = first(loader_of(texts, sizes, batch_size=None), 20)
+    assert {(int(b.__key__[0]) % 2, len(b.__key__)) for b in batches} == {(0, 2), (1, 3)}
+    two = encoder_with(batch_group_criterion=lambda self, sample: (0, 2 + number_of(sample) % 2))
+    with pytest.raises(FatalSampleError, match="a group has one batch size"):
+        first(loader_of(texts, two, batch_size=None), 10)
+
+
+def test_groups_that_are_not_full_come_at_the_end_or_are_dropped(texts) -> None:
+    encoder = encoder_with(batch_group_criterion=lambda self, sample: (number_of(sample) % 3, None))
+    kept = [len(keys_of(b)) for b in loader_of(texts, encoder, batch_size=6, repeat=False)]
+    assert sum(kept) == 40
+    assert Counter(kept) == {6: 6, 2: 1, 1: 2}
+    dropped = loader_of(texts, encoder, batch_size=6, repeat=False, batch_drop_last=True)
+    assert [len(keys_of(b)) for b in dropped] == [6] * 6
+
+
+# ----------------------------------------------------------------------------------------- cookers
+
+
+def _crude(root: Path) -> Path:
+    members = [(f"{i:05d}.txt", f"crude {i}".encode()) for i in range(12)]
+    write_tar(root / "crude" / "shard-0.tar", members)
+    return root / "crude"
+
+
+def test_cooker_without_stateless_works_and_is_replayable(tmp_path) -> None:
+    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
+
+    def cook(sample: Any) -> TextSample:
+        return TextSample(**basic_sample_keys(sample), text=sample["txt"].upper())
+
+    loader = loader_of(folder, encoder_with(cookers=[Cooker(cook)]), repeat=False)
+    samples = list(loader)
+    assert sorted(sample.text for sample in samples) == sorted(f"CRUDE {i}" for i in range(12))
+    assert loader.can_restore_sample()
+    assert_same(loader.restore_sample(samples[3].__restore_key__), samples[3])
+
+
+def test_seeded_cooker_is_replayed_with_its_noise(tmp_path) -> None:
+    folder = prepared(_crude(tmp_path), "CrudeWebdataset")
+
+    @stateless(restore_seeds=True)
+    def cook(sample: Any) -> TextSample:
+        return TextSample(**basic_sample_keys(sample), text=f"{noise()}")
+
+    loader = loader_of(folder, encoder_with(cookers=[Cooker(cook)]))
+    samples = first(loader, 24)
+    assert len({sample.text for sample in samples}) == 24
+    for sample in samples:
+        assert_same(loader.restore_sample(sample.__restore_key__), sample)
+
+
+# ---------------------------------------------------------------------------------- replay, indices
+
+
+def test_hook_that_is_not_stateless_runs_but_says_that_it_cannot_be_replayed(texts) -> None:
+    loader = loader_of(texts, encoder_with(encode_sample=lambda self, sample: sample))
+    assert len(first(loader, 3)) == 3
+    assert not loader.can_restore_sample()
+    assert loader_of(texts, Seeded()).can_restore_sample()
+
+
+def test_batches_and_grouped_batches_are_replayed(texts) -> None:
+    for encoder in (Seeded(), Parity(), Yielding()):
+        loader = loader_of(texts, encoder, batch_size=3)
+        for batch in first(loader, 8):
+            assert_same(loader.restore_sample(batch.__restore_key__), batch)
+
+
+def test_replay_of_a_sample_that_is_skipped_now_says_so(texts) -> None:
+    skips = []
+
+    @stateless
+    def encode_sample(self: Any, sample: Any) -> Any:
+        if skips:
+            raise SkipSample
+        return sample
+
+    loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
+    (sample,) = first(loader, 1)
+    skips.append(1)
+    with pytest.raises(ValueError, match="must not depend on anything but its input"):
+        loader.restore_sample(sample.__restore_key__)
+
+
+@pytest.mark.parametrize(
+    "key", [(), ("x",), ("texts/train", 0, 4000, 0), ("texts/train", 0, -1, 0)]
+)
+def test_replay_of_a_senseless_key_is_refused(texts, key) -> None:
+    with pytest.raises(ValueError, match=r"restore key|has samples"):
+        loader_of(texts, Seeded()).restore_sample(key)
+
+
+def test_indices_count_batches_and_draws_of_the_run(texts) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Counting(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            seen.append((self.current_batch_index, self.current_sample_index))
+            return sample
+
+    first(loader_of(texts, Counting(), batch_size=3, streams=2), 6)
+    assert [batch for batch, _ in seen] == [m for m in range(6) for _ in range(3)]
+    assert [draw for _, draw in seen[:9]] == [0, 2, 4, 1, 3, 5, 6, 8, 10]
+
+
+def test_hooks_may_use_one_encoder_in_two_loaders_at_once(texts) -> None:
+    encoder = Seeded()
+    one, two = loader_of(texts, encoder, seed=1), loader_of(texts, encoder, seed=2)
+    expected = [first(loader_of(texts, Seeded(), seed=seed), 10) for seed in (1, 2)]
+    left, right = iter(one), iter(two)
+    found = [(next(left), next(right)) for _ in range(10)]
+    assert_same([a for a, _ in found], expected[0])
+    assert_same([b for _, b in found], expected[1])
+
+
+# ---------------------------------------------------------------------------------------- decoding
+
+
+def test_auto_decode_false_changes_nothing_for_later_calls(texts) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    shared = DefaultTaskEncoder()
+    for encoder in (None, shared):
+        settings = {"worker_config": config, "batch_size": None, "task_encoder": encoder}
+        raw = get_train_dataset(texts, auto_decode=False, **settings)
+        assert isinstance(next(iter(raw)).text, bytes)
+        for make in (get_train_dataset, get_val_dataset):
+            decoded = make(texts, split_part="train", **settings)
+            assert isinstance(next(iter(decoded)).text, str)
+        assert isinstance(next(iter(raw)).text, bytes)
+    assert isinstance(TaskEncoder.decoder, SampleDecoder)
+
+
+def test_encoder_with_both_encodings_is_refused(texts) -> None:
+    encoder = encoder_with(encode_sample=lambda self, s: s, preencode_sample=lambda self, s: s)
+    with pytest.raises(ValueError, match="both encode_sample and preencode_sample"):
+        loader_of(texts, encoder)
