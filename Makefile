@@ -34,7 +34,7 @@ demo: $(INSTALLED) ## Draw data, train, save in mid-epoch, resume with other wor
 	$(BIN)/python examples/train_resume.py $(ARGS)
 
 test: $(INSTALLED) ## Run the tests
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal -m "not soak" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal \
 	    --benchmark-disable $(ARGS)
 
 check: lint types architecture ## ruff, mypy --strict, layers and sizes
@@ -51,8 +51,9 @@ architecture: $(INSTALLED)
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
 
-soak: $(INSTALLED) ## Run the long tests
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak --benchmark-disable $(ARGS)
+soak: $(INSTALLED) ## Run the properties with a thousand examples each
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/properties -n $(JOBS) --maxprocesses=8 \
+	    --dist=worksteal --benchmark-disable $(ARGS)
 
 clean: ## Remove .venv, caches and the demo's data
 	rm -rf $(VENV) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.register_profile("soak", settings.get_profile("default"), max_examples=5000)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from energon_lite.core.topology import Stream
+from energon_lite.order.permutation import Int64Array
 
 
 class Segment(NamedTuple):
@@ -95,15 +98,15 @@ class BlockDealing:
         self.block = block
         self.endless = endless
 
-    def places(self, position: int) -> int:
-        """Gives the place in the endless line of epochs of a position."""
-        block, offset = divmod(position, self.block)
-        return (block * self.stream.num_streams + self.stream.index) * self.block + offset
+    def places(self, positions: Int64Array) -> Int64Array:
+        """Gives the places in the endless line of epochs, shape (N,), of positions."""
+        blocks, offsets = np.divmod(positions, self.block)
+        return (blocks * self.stream.num_streams + self.stream.index) * self.block + offsets
 
     def segment(self, position: int) -> Segment:
-        """Gives the whole stream: file order has no epochs to keep apart."""
+        """Gives the whole stream of a pass: file order has no epochs to keep apart."""
         del position
-        return Segment(0, 0, None if self.endless else self.pass_range(0)[1])
+        return Segment(self.stream.pass_index, 0, None if self.endless else self.pass_range(0)[1])
 
     def pass_range(self, pass_index: int) -> tuple[int, int]:
         """Gives the positions of one pass; all passes are alike."""

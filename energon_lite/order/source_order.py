@@ -108,10 +108,7 @@ class StreamOrder:
         self, epoch: int, start: int, positions: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
         if self._epochs is None:
-            blocks, offsets = np.divmod(positions, self._order.block)
-            stream = self._blocks.stream
-            places = (blocks * stream.num_streams + stream.index) * self._order.block + offsets
-            epochs, indices = np.divmod(places, self._order.num_samples)
+            epochs, indices = np.divmod(self._blocks.places(positions), self._order.num_samples)
             return epochs + self._pass_index, indices
         places = positions - start + self._runs.first_place(epoch)
         return self._epochs.samples(epoch, places)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from energon_lite import WorkerConfig
+from energon_lite import MapDataset, WorkerConfig
 from energon_lite.core.compare import first_difference
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
@@ -18,6 +19,11 @@ from ..helpers import assert_same, text_set, train
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_set(tmp_path_factory.mktemp("dataset") / "texts", 20)
+
+
+def twice(item: object) -> Iterator[object]:
+    yield item
+    yield item
 
 
 def config_of(**more: object) -> WorkerConfig:
@@ -33,6 +39,22 @@ def test_skip_is_as_many_next_and_keeps_what_was_left_out_uncounted(texts) -> No
     assert run.num_given == 5
     assert_same(list(islice(run, 7)), expected[5:])
     assert run.activity.take_records() != []
+
+
+def test_skips_met_again_while_a_place_is_restored_are_not_counted_again(texts) -> None:
+    dataset = train(texts, "skipping", batch_size=1)(config_of())
+    doubled = MapDataset(dataset, twice)
+    run = StreamRun(doubled, Stream(0, 1), max_skip_rate=1)
+    num_inside = 0
+    for _ in range(30):
+        next(run)
+        counted = run.activity.take_records()
+        resumed = StreamRun(doubled, Stream(0, 1), max_skip_rate=1)
+        resumed.restore(run.snapshot())
+        assert resumed.activity.records == []
+        assert resumed.snapshot() == run.snapshot()
+        num_inside += bool(counted)
+    assert num_inside > 0
 
 
 def test_direct_iteration_ends_with_a_virtual_epoch_and_starts_afresh(texts) -> None:

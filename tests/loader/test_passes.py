@@ -172,9 +172,12 @@ def test_saving_does_not_move_the_loader(texts) -> None:
 # ------------------------------------------------------------------------------------ uneven ranks
 
 
-def uneven_run(texts: Path, counts: list[int], **settings: Any) -> tuple[Ranks, dict[int, Any]]:
-    """Three ranks of six streams, which have given `counts` batches, and what they gave."""
-    run = Ranks(train(texts, "skipping", repeat=False, batch_size=2), 3, num_streams=6)
+def uneven_run(
+    texts: Path, counts: list[int], num_streams: int = 6
+) -> tuple[Ranks, dict[int, Any]]:
+    """Three ranks, which have given `counts` batches, and what they gave."""
+    make = train(texts, "skipping", repeat=False, batch_size=2)
+    run = Ranks(make, 3, num_streams=num_streams)
     given = {}
     for rank, count in enumerate(counts):
         for _ in range(count):
@@ -183,12 +186,16 @@ def uneven_run(texts: Path, counts: list[int], **settings: Any) -> tuple[Ranks, 
     return run, given
 
 
-@pytest.mark.parametrize("counts", [[1, 4, 2], [0, 5, 0], [6, 0, 1], [3, 3, 4]])
+# With 6 streams each is one rank's alone; with 1 and 4 the ranks share them, and leave gaps.
+@pytest.mark.parametrize("num_streams", [1, 4, 6])
+@pytest.mark.parametrize("counts", [[1, 4, 2], [0, 4, 0], [5, 0, 1], [3, 3, 4]])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_slots_that_faster_ranks_gave_are_not_given_again(texts, counts, world_size) -> None:
+def test_slots_that_faster_ranks_gave_are_not_given_again(
+    texts, counts, world_size, num_streams
+) -> None:
     make = train(texts, "skipping", repeat=False, batch_size=2)
-    whole = Ranks(make, 1, num_streams=6).rest()
-    run, given = uneven_run(texts, counts)
+    whole = Ranks(make, 1, num_streams=num_streams).rest()
+    run, given = uneven_run(texts, counts, num_streams)
     assert set(given) <= set(whole)
     rest = Ranks(make, world_size, states=run.save()).rest()
     assert not set(given) & set(rest)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from energon_lite import (
     DefaultTaskEncoder,
@@ -27,6 +28,8 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.core.topology import RankSlots
+from energon_lite.loader.turns import Mark, PassStart, Turns
 
 from ..conftest import REPO
 from ..helpers import Ranks, assert_same, text_set, through_json, train
@@ -212,6 +215,21 @@ def test_prefetch_factor_changes_nothing(texts) -> None:
         resumed = Ranks(make, 1, 0, states=state)
         whole = Ranks(make, 1, num_streams=3).slots(30)
         assert_same(resumed.slots(10), {m: whole[m] for m in range(20, 30)})
+
+
+def test_deliveries_are_the_same_after_torchs_pinning(texts) -> None:
+    """torch's pinning thread, used where there is a GPU, rebuilds tuples, lists and dicts."""
+    for encoder in ("plain", "expanding"):
+        run = Ranks(train(texts, encoder, repeat=False), 2, num_streams=3)
+        run.next(0)
+        (loader, _) = run.loaders
+        deliveries = list(Turns(loader.dataset, PassStart(RankSlots(0, 0, 2, 3)), 1.0))
+        assert {delivery.item for delivery in deliveries if isinstance(delivery.item, Mark)}
+        for delivery in deliveries:
+            pinned = pin_memory(delivery)
+            assert_same(pinned, delivery)
+            if isinstance(delivery.item, Mark):
+                assert pinned.item is delivery.item
 
 
 def test_own_pid_is_no_worker() -> None:

@@ -164,7 +164,9 @@ class FiniteRun(RuleBasedStateMachine):
             assert self.given <= set(self.model)
 
 
-quick = settings(max_examples=40, stateful_step_count=15, deadline=None)
+# `make soak` runs as many as its profile says.
+number = settings().max_examples
+quick = settings(max_examples=number if number > 100 else 40, stateful_step_count=15)
 TestEndlessRun = EndlessRun.TestCase
 TestEndlessRun.settings = quick
 TestFiniteRun = FiniteRun.TestCase

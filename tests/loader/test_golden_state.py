@@ -1,0 +1,55 @@
+"""A state of each format version, saved by an earlier commit, is still read and gives the same.
+
+A commit that changes what a state or an order is writes the file anew, with a new version if old
+states cannot be read, and says CHECKPOINT or ITERATION ORDER in CHANGELOG.md:
+
+    UPDATE_GOLDEN=1 pytest tests/loader/test_golden_state.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.core.state import VERSION
+
+from ..helpers import ENCODERS, Ranks, keys_of, text_set, train
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def made_now(path: Path) -> dict[str, Any]:
+    """For each encoder the states of two ranks of four streams, and what comes next."""
+    found: dict[str, Any] = {}
+    for encoder in ENCODERS:
+        run = Ranks(train(path, encoder), 2, num_streams=4)
+        run.steps(7)
+        found[encoder] = {"states": run.save(), "next": list(map(keys_of, run.slots(12).values()))}
+    return found
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("golden") / "texts", 40)
+
+
+def test_there_is_a_state_of_this_version(texts) -> None:
+    file = GOLDEN / f"state-v{VERSION}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(json.dumps(made_now(texts), indent=1) + "\n")
+    assert set(json.loads(file.read_text())) == set(ENCODERS)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_saved_state_of_an_earlier_commit_goes_on_equally(
+    texts, version, encoder, world_size
+) -> None:
+    saved = json.loads((GOLDEN / f"state-v{version}.json").read_text())[encoder]
+    run = Ranks(train(texts, encoder), world_size, states=saved["states"])
+    assert list(map(keys_of, run.slots(12).values())) == saved["next"]
