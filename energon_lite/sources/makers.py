@@ -5,13 +5,37 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.core.activity import current_activity
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
 from energon_lite.core.state import RestoreKey
 from energon_lite.storage.field_access import FieldMap
+
+
+class ServiceFields(NamedTuple):
+    """What each sample carries besides its own fields."""
+
+    key: str
+    restore_key: RestoreKey
+    subflavors: dict[str, Any]
+    sources: tuple[SourceInfo, ...]
+    loss_weight: float
+
+    def by_name(self) -> dict[str, Any]:
+        """Gives them under the names that they have in a sample."""
+        return {
+            "__key__": self.key,
+            "__restore_key__": self.restore_key,
+            "__subflavors__": self.subflavors,
+            "__sources__": self.sources,
+            "__loss_weight__": self.loss_weight,
+        }
+
+
+# Makes a sample of its decoded parts and its service fields.
+SampleMaker = Callable[[dict[str, Any], ServiceFields], Any]
 
 
 class PartFilter:
@@ -44,29 +68,16 @@ class FieldMapMaker:
         self.direct = _direct_fields(field_map)
         self._access = field_map.access
 
-    def __call__(
-        self,
-        parts: dict[str, Any],
-        key: str,
-        restore_key: RestoreKey,
-        subflavors: dict[str, Any],
-        sources: tuple[SourceInfo, ...],
-        loss_weight: float,
-    ) -> Sample:
+    def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample."""
         if self.direct is None:
             parts = self._access(parts)
         elif len(parts) < len(self.direct):
             # Some part is missing; this raises the error that names it.
             self._access({p: parts[field] for p, field in self.direct.items() if field in parts})
-        return self.sample_type(
-            __key__=parts.pop("__key__", key),  # a field map may name it too
-            __restore_key__=restore_key,
-            __subflavors__=subflavors,
-            __sources__=sources,
-            __loss_weight__=loss_weight,
-            **parts,
-        )
+        fields = service.by_name()
+        fields.update(parts)  # a field map may name __key__ too
+        return self.sample_type(**fields)
 
 
 def _direct_fields(field_map: FieldMap) -> dict[str, str] | None:
@@ -88,55 +99,25 @@ class LoaderMaker:
         self.loader = loader
         self.seed = seed
 
-    def __call__(
-        self,
-        parts: dict[str, Any],
-        key: str,
-        restore_key: RestoreKey,
-        subflavors: dict[str, Any],
-        sources: tuple[SourceInfo, ...],
-        loss_weight: float,
-    ) -> Sample:
+    def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample; of the service fields the loader may set the key only."""
-        current_activity().enter("sample_loader", self.seed, restore_key)
-        fields = self.loader({"__key__": key, **parts})
+        current_activity().enter("sample_loader", self.seed, service.restore_key)
+        fields = self.loader({"__key__": service.key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
                 f"sample_loader gave {type(fields).__name__}; return a dict of fields"
             )
-        return self.sample_type(
-            **{
-                **fields,
-                "__key__": fields.get("__key__", key),
-                "__restore_key__": restore_key,
-                "__subflavors__": subflavors,
-                "__sources__": sources,
-                "__loss_weight__": loss_weight,
-            }
-        )
+        key = fields.get("__key__", service.key)
+        return self.sample_type(**{**fields, **service.by_name(), "__key__": key})
 
 
 class CrudeMaker:
     """Makes crude samples: dicts of the parts with the service fields."""
 
-    def __call__(
-        self,
-        parts: dict[str, Any],
-        key: str,
-        restore_key: RestoreKey,
-        subflavors: dict[str, Any],
-        sources: tuple[SourceInfo, ...],
-        loss_weight: float,
-    ) -> CrudeSample:
+    def __call__(self, parts: dict[str, Any], service: ServiceFields) -> CrudeSample:
         """Makes one sample."""
         return CrudeSample(
-            __key__=key,
-            __restore_key__=restore_key,
-            __subflavors__=subflavors,
-            __sources__=sources,
-            __loss_weight__=loss_weight,
-            __shard__=sources[0].shard_name,
-            **parts,
+            **service.by_name(), __shard__=service.sources[0].shard_name, **parts
         )
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from energon_lite.core.errors import add_note
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import RestoreKey
+from energon_lite.sources.makers import SampleMaker, ServiceFields
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.tar import TarError, split_name
-
-T = TypeVar("T")
-
-# Makes a sample of its decoded parts, and of its service fields: key, restore key, subflavors,
-# sources and loss weight.
-SampleMaker = Callable[
-    [dict[str, Any], str, RestoreKey, dict[str, Any], tuple[SourceInfo, ...], float], T
-]
 
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source = tuple.__new__
@@ -50,7 +43,7 @@ class SampleLoader:
         root: Path,
         wants: Callable[[str], bool],
         decoder: SampleDecoder | None,
-        maker: SampleMaker[Any],
+        maker: SampleMaker,
         subflavors: dict[str, Any],
         loss_weight: float = 1.0,
     ) -> None:
@@ -131,8 +124,10 @@ class SampleLoader:
         if not sample_key:
             raise TarError("holds no part of a sample")
         sources = (SourceInfo(self._path, key[2], shard, files),)
-        subflavors = self.subflavors.copy()
-        return self._maker(values, sample_key, key, subflavors, sources, self.loss_weight)
+        service = ServiceFields(
+            sample_key, key, self.subflavors.copy(), sources, self.loss_weight
+        )
+        return self._maker(values, service)
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
         """Gives under which name a part's value goes (None: it is not read), and its decoder."""
