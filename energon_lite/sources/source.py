@@ -171,13 +171,14 @@ class _SourceCursor(Cursor[T]):
             keys = list(zip(repeat(name), epochs.tolist(), indices.tolist(), draws))
             at = 0
             while at < len(keys):
-                data, members, shards, places = read(indices[at:])
-                for found in zip(members, shards, places, keys[at : at + len(places)], strict=True):
+                data, block, shards, places = read(indices[at:])
+                rows = zip(block, shards, places, keys[at : at + len(places)], strict=True)
+                for members, shard, place, key in rows:
                     self._position += 1
                     try:
-                        sample = load(data, *found)
+                        sample = load(data, members, shard, place, key)
                     except Exception as error:
-                        self._left_out(error, *found)
+                        self._left_out(error, members, shard, place, key)
                         continue
                     if run.failures:
                         run.failures = 0
