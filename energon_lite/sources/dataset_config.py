@@ -81,11 +81,28 @@ def load_factory(
     for name in ("sample_loader", "part_filter"):
         if isinstance(arguments.get(name), str):
             arguments[name] = _file_function(root, arguments[name], name, where, trust)
-    tags = {**(arguments.pop("subflavors", None) or {}), **(subflavors or {})}
+    tags = arguments.pop("subflavors", None) or {}
+    if not isinstance(tags, dict):
+        raise DatasetFormatError(f"{where}, subflavors: must be a map of tags, not {tags!r}")
     try:
+        tags = {**tags, **(subflavors or {})}
         return cls(root, **{**kwargs, **arguments}, subflavors=tags)
-    except TypeError as error:
-        raise DatasetFormatError(f"{where}, {cls.__name__}: {error}") from error
+    except (ValueError, TypeError) as error:
+        located = _located(error, where, arguments)
+        if located is error:
+            raise
+        raise located from error
+
+
+def _located(error: Exception, where: str, arguments: Mapping[str, Any]) -> Exception:
+    """Names `dataset.yaml` in an error about what it sets; others stay as they are."""
+    text = str(error)
+    if META in text:
+        return error
+    if isinstance(error, DatasetFormatError):
+        return type(error)(f"{where}: {text}")
+    is_of_file = isinstance(error, TypeError) or any(name in text for name in arguments)
+    return DatasetFormatError(f"{where}: {text}") if is_of_file else error
 
 
 def _dataset_class(

@@ -213,7 +213,7 @@ class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         **kwargs: Any,
     ) -> None:
         super().__init__(path, decoder=decoder, **kwargs)
-        where = f"{self.path}: dataset of {sample_type.__name__}"
+        where = f"dataset of {sample_type.__name__}"
         if (field_map is None) == (sample_loader is None):
             raise DatasetFormatError(
                 f"{where} needs exactly one of field_map and sample_loader, "
@@ -231,8 +231,8 @@ class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         self._field_map = None if field_map is None else _plain(field_map)
         self._maker: FieldMapMaker | LoaderMaker
         if field_map is not None:
-            fields = FieldMap.parse(field_map, where)
-            check_fields(fields, sample_type, where)
+            fields = FieldMap.parse(field_map, "field_map")
+            check_fields(fields, sample_type, "field_map")
             self._maker = FieldMapMaker(sample_type, fields)
             self._wants = PartFilter(fields.parts)
         else:
