@@ -122,8 +122,10 @@ class SavableDataLoader(Generic[T]):
         # A virtual epoch that begins where the data ends goes on with the next pass over them.
         may_go_on = self.dataset.training and length is not None
         while length is None or self._place.items_in_pass < length:
+            if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
+                self._deliveries = self._start_deliveries()
             with self._watchdog:
-                delivery = self._next_delivery()
+                delivery = self._next_delivery(self._deliveries)
             if delivery is None and may_go_on and self._place.items_in_pass == 0:
                 may_go_on = False
                 self._begin_pass()
@@ -137,14 +139,12 @@ class SavableDataLoader(Generic[T]):
             self._place.ended = True
         self._place.items_in_pass = 0
 
-    def _next_delivery(self) -> Delivery | None:
+    def _next_delivery(self, deliveries: Iterator[Delivery]) -> Delivery | None:
         """Gives the next batch that is this rank's to give; None at the end of the pass."""
         self._has_begun = True
-        if self._deliveries is None:
-            self._deliveries = self._start_deliveries()
         place, slots = self._place, self._place.start.slots
         try:
-            for delivery in self._deliveries:
+            for delivery in deliveries:
                 item, slot, stream, snapshot, skipped = delivery
                 if item is Mark.PAD:
                     continue
@@ -158,7 +158,7 @@ class SavableDataLoader(Generic[T]):
                     place.count = slots.turn_of(slot) + 1
                     return delivery
         except BaseException as error:
-            dead = _dead_workers(self._deliveries)
+            dead = _dead_workers(deliveries)
             # What was computed ahead is lost with the workers; the state stands where it stood.
             self._stop_workers()
             if dead and isinstance(error, Exception):
