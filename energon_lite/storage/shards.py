@@ -78,6 +78,7 @@ class ShardReader:
     ) -> None:
         self.root = root
         self.shards = tuple(shards)
+        self._names = np.array([*shards, ""], dtype=object)[:-1]
         self._counts = tuple(counts)
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
@@ -117,22 +118,19 @@ class ShardReader:
                 x[kept] for x in (order, shard_numbers, places, starts, stops)
             )
         data, shifts, is_read = self._read_runs(shard_numbers, starts, stops, errors)
-        good = np.flatnonzero(is_read)
-        found: list[Any] = [None] * len(order)
-        members = block_members(data, (starts + shifts)[good], (stops + shifts)[good])
-        for i, entry in zip(good.tolist(), members, strict=True):
-            found[i] = entry
-        for i in np.flatnonzero(~is_read).tolist():
-            number = int(shard_numbers[i])
-            found[i] = errors.get(number) or self._cut_short(number, int(places[i]), int(stops[i]))
-        # From ascending order back to that of the indices.
+        # From ascending order back to that of the indices; an empty range for what was not read.
         back = np.argsort(order)
-        return Block(
-            data.data,
-            [found[i] for i in back.tolist()],
-            [self.shards[number] for number in shard_numbers[back].tolist()],
-            places[back].tolist(),
-        )
+        firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
+        members = block_members(data, firsts, np.where(is_read[back], lasts, firsts))
+        numbers, places, stops = shard_numbers[back], places[back], stops[back]
+        for i in np.flatnonzero(~is_read[back]).tolist():
+            number = int(numbers[i])
+            members[i] = (
+                errors[number]
+                if number in errors
+                else self._cut_short(number, int(places[i]), int(stops[i]))
+            )
+        return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
 
     def _extents(
         self, shard_numbers: Int64Array, places: Int64Array
