@@ -50,11 +50,17 @@ def block_members(buffer: UInt8Array, starts: Int64Array, stops: Int64Array) -> 
         is_file = (heads[:, 156] == ord("0")) & is_plain & (ends <= stops[active])
         is_time &= is_plain & (ends < stops[active])
         rows = np.flatnonzero(is_file)
-        texts = [name.decode("utf-8", "surrogateescape") for name in names[rows].tolist()]
+        texts = _texts(names[rows].tolist())
+        if len(texts) != len(rows):
+            is_file[rows] = [b"\0" not in name for name in names[rows].tolist()]
+            rows = np.flatnonzero(is_file)
+            texts = _texts(names[rows].tolist())
         members = zip(texts, firsts[rows].tolist(), (firsts + sizes)[rows].tolist(), strict=True)
+        is_last = is_file & (ends == stops[active])
+        if is_last.sum() == len(starts) and not any(found):
+            return [[member] for member in members]  # one file each, as in most texts
         for i, member in zip(active[rows].tolist(), members, strict=True):
             found[i].append(member)
-        is_last = is_file & (ends == stops[active])
         is_whole[active[is_last]] = True
         goes_on = (is_file | is_time) & ~is_last
         active, pos = active[goes_on], ends[goes_on]
@@ -72,20 +78,27 @@ def _plain_headers(
     """Reads headers, shape (K, 512): names, sizes, and whether there is nothing special in them."""
     digits = heads[:, 124:135] - np.uint8(ord("0"))  # below 8, or wrapped around
     magic = heads[:, 257:263].view("S6")[:, 0]
-    names = np.ascontiguousarray(heads[:, :100])
+    names = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0]
     is_plain = (
         (heads[:, 345] == 0)
         & ((magic == b"ustar") | (magic == GNU_MAGIC))
         & (digits < 8).all(axis=1)
-        # Nothing behind the end of the name.
-        & ~((names[:, :-1] == 0) & (names[:, 1:] != 0)).any(axis=1)
+        & ((heads[:, 135] == 0) | (heads[:, 135] == ord(" ")))
     )
-    return names.view("S100")[:, 0], digits @ _OCTAL, is_plain
+    return names, digits @ _OCTAL, is_plain
+
+
+def _texts(names: list[bytes]) -> list[str]:
+    """Decodes names, all at once; gives more texts than names if one has bytes behind its end."""
+    return b"\0".join(names).decode("utf-8", "surrogateescape").split("\0") if names else []
 
 
 def _holds_time_only(content: UInt8Array, sizes: Int64Array) -> npt.NDArray[np.bool_]:
     """Tells which PAX headers, shape (K, 512), are just like `28 mtime=1700000000.1234567`."""
-    lengths = (content[:, 0] - ord("0")).astype(np.int64) * 10 + (content[:, 1] - ord("0"))
+    tens, ones = content[:, 0] - np.uint8(ord("0")), content[:, 1] - np.uint8(ord("0"))
+    lengths = tens.astype(np.int64) * 10 + ones
     keys = np.ascontiguousarray(content[:, 2:9]).view("S7")[:, 0]
-    is_time: npt.NDArray[np.bool_] = (keys == b" mtime=") & (lengths == sizes)
+    is_time: npt.NDArray[np.bool_] = (
+        (keys == b" mtime=") & (lengths == sizes) & (tens < 10) & (ones < 10)
+    )
     return is_time
