@@ -274,7 +274,8 @@ def ignore(error: Exception, sample: Any, sources: Any = None) -> None:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Fails at the first difference, all the way down."""
+    """Fails at the first difference, all the way down; and if there is nothing to compare."""
+    assert not isinstance(expected, (list, dict)) or expected, "nothing was compared"
     difference = first_difference(found, expected)
     assert difference is None, difference
 

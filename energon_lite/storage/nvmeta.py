@@ -149,21 +149,28 @@ def config_path(root: Path, name: str) -> Path:
     return root / META / name
 
 
-def _load_split(root: Path, config: str | None) -> YamlMap:
-    path = config_path(root, config or DEFAULT_SPLIT)
-    if config is None and not path.is_file():
-        other = path.with_suffix(".json")
-        path = other if other.is_file() else path
+def _load_config(root: Path, path: Path, way_out: str) -> YamlMap:
+    """Reads a config that a prepared folder should have."""
     try:
         value = load_yaml(path)
     except FileNotFoundError:
         if not is_prepared(root):
             raise FileNotFoundError(_unprepared(root)) from None
-        raise FileNotFoundError(
-            f"{path} is missing; write it (split_parts: {{train: [SHARDS]}}), "
-            f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`"
-        ) from None
-    split = _mapping(value, str(path), "the file")
+        raise FileNotFoundError(f"{path} is missing; {way_out}") from None
+    return _mapping(value, str(path), "the file")
+
+
+def _load_split(root: Path, config: str | None) -> YamlMap:
+    path = config_path(root, config or DEFAULT_SPLIT)
+    if config is None and not path.is_file():
+        other = path.with_suffix(".json")
+        path = other if other.is_file() else path
+    split = _load_config(
+        root,
+        path,
+        "write it (split_parts: {train: [SHARDS]}), "
+        f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`",
+    )
     check_keys(split, ("split_parts", "exclude"), "")
     if "split_parts" not in split:
         raise DatasetFormatError(f"{split.place()}: key 'split_parts' is missing")
@@ -340,13 +347,9 @@ def read_dataset_config(root: Path, name: str | None = None) -> YamlMap:
         DatasetFormatError: The file is not a mapping.
     """
     path = config_path(root, name or DEFAULT_DATASET)
-    try:
-        value = load_yaml(path)
-    except FileNotFoundError:
-        if not is_prepared(root):
-            raise FileNotFoundError(_unprepared(root)) from None
-        raise FileNotFoundError(
-            f"{path} is missing: it says how to make samples. Write it (sample_type and "
-            f"field_map), or run `energon-lite prepare {root} --force-overwrite` with --sample-type"
-        ) from None
-    return _mapping(value, str(path), "the file")
+    return _load_config(
+        root,
+        path,
+        "it says how to make samples. Write it (sample_type and field_map), "
+        f"or run `energon-lite prepare {root} --force-overwrite` with --sample-type",
+    )

@@ -114,7 +114,7 @@ def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
     iterator = iter(loader)
     for at in range(len(passes[0]) + 1):
         resumed = again(make, loader)
-        assert_same(list(resumed), passes[0][at:])
+        assert_same([*resumed, "end"], [*passes[0][at:], "end"])
         assert_same(list(resumed), passes[1])
         if at < len(passes[0]):
             next(iterator)
