@@ -48,6 +48,7 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
 from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader
 from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.dataset import prepare_dataset
 from energon_lite.sources.legacy import (
@@ -71,8 +72,10 @@ from energon_lite.sources.webdataset import (
     StandardWebdatasetFactory,
 )
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
+from energon_lite.stages.blending import BlendDataset, MixBatchDataset
 from energon_lite.stages.flow import EpochizeDataset, LimitDataset
 from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
@@ -85,8 +88,10 @@ __all__ = [
     "BasicDataLoader",
     "Batch",
     "BatchDataset",
+    "BlendDataset",
     "CaptioningSample",
     "CaptioningWebdataset",
+    "ConcatDataset",
     "Cooker",
     "CrudeSample",
     "CrudeWebdataset",
@@ -108,15 +113,18 @@ __all__ = [
     "InterleavedWebdataset",
     "LimitDataset",
     "MapDataset",
+    "MixBatchDataset",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
     "OCRSample",
     "OCRWebdataset",
+    "RepeatDataset",
     "Sample",
     "SampleDecoder",
     "SampleException",
     "SavableDataLoader",
     "SavableDataset",
+    "Schedule",
     "SimilarityInterleavedSample",
     "SimilarityInterleavedWebdataset",
     "SkipSample",

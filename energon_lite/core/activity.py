@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,6 +56,27 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         yield from leaves(entry)
 
 
+class Cost:
+    """What one source gave since the last item, and what that took.
+
+    Attributes:
+        draws: samples drawn, also those left out afterwards.
+        read_sec: seconds of reading and decoding.
+        encode_sec: seconds in the hooks.
+        tokens: measured length of what was encoded.
+    """
+
+    __slots__ = ("draws", "encode_sec", "read_sec", "tokens")
+
+    def __init__(
+        self, draws: int = 0, read_sec: float = 0.0, encode_sec: float = 0.0, tokens: int = 0
+    ) -> None:
+        self.draws = draws
+        self.read_sec = read_sec
+        self.encode_sec = encode_sec
+        self.tokens = tokens
+
+
 class Activity:
     """One stream's current place, and what it left out since the last item.
 
@@ -68,11 +89,14 @@ class Activity:
         self.stream = stream
         self.max_skip_rate = max_skip_rate
         self.batch_index = stream.index
+        self.num_draws = 0
         self.restore_key: RestoreKey = ()
         self.seed = 0
         self.hook = ""
         self.rng: Generator | None = None
         self.records: list[SkipRecord] = []
+        self.costs: dict[str, Cost] = {}
+        self.length_listeners: list[Callable[[RestoreKey, int], None]] = []
         self.fill = 0.0
         self.last_draw = 0
         self._num_quiet = 0
@@ -118,6 +142,34 @@ class Activity:
         """Notes that an item left the stream."""
         self._num_quiet = 0
 
+    def cost(self, source: str) -> Cost:
+        """Gives what a source's samples took since the last item, to be added to."""
+        cost = self.costs.get(source)
+        if cost is None:
+            cost = self.costs[source] = Cost()
+        return cost
+
+    def spend(self, key: RestoreKey, seconds: float) -> None:
+        """Counts time in a hook for the source of the sample `key`, or those of the batch."""
+        if type(key[-1]) is int:
+            self.cost(key[0]).encode_sec += seconds
+            return
+        total = sum(cost.draws for cost in self.costs.values())
+        for cost in self.costs.values() if total else ():
+            cost.encode_sec += seconds * cost.draws / total
+
+    def measured(self, key: RestoreKey, tokens: int) -> None:
+        """Counts the length of an encoded sample for its source, and tells who wants to know."""
+        leaf = key if type(key[-1]) is int else next(leaves(key))
+        self.cost(leaf[0]).tokens += tokens
+        for listener in self.length_listeners:
+            listener(leaf, tokens)
+
+    def take_costs(self) -> dict[str, Cost]:
+        """Gives what the samples took since the last call, by source, and forgets it."""
+        costs, self.costs = self.costs, {}
+        return costs
+
     def take_records(self) -> list[SkipRecord]:
         """Gives what was left out since the last call, and forgets it."""
         records, self.records = self.records, []
@@ -147,6 +199,11 @@ def replaying() -> Iterator[Activity]:
         yield activity
     finally:
         _current.activity = before
+
+
+def activity_or(stream: Stream) -> Activity:
+    """Gives the current activity, or a new one of `stream` where nothing drives the cursor."""
+    return _current.activity or Activity(stream)
 
 
 def current_activity() -> Activity:

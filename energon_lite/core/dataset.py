@@ -7,10 +7,13 @@ tested by `energon_lite.testing.check_dataset`.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from typing_extensions import Self
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_activity
 from energon_lite.core.errors import StateError
@@ -62,6 +65,22 @@ class Cursor(Iterator[T_co], ABC):
             next(self)
 
 
+class SourceFacts(NamedTuple):
+    """What is known of a source before anything is read.
+
+    Attributes:
+        name: the source's id.
+        num_samples: samples of an epoch.
+        num_bytes: bytes of its shards; 0 where that is not known.
+        loss_weight: factor for the loss of its samples.
+    """
+
+    name: str
+    num_samples: int
+    num_bytes: int = 0
+    loss_weight: float = 1.0
+
+
 class SavableDataset(ABC, Generic[T_co]):
     """What the samples are; iterating changes nothing in it."""
 
@@ -109,6 +128,48 @@ class SavableDataset(ABC, Generic[T_co]):
         """How many items each rank gives before a loader ends a pass early; None for all."""
         return None
 
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        """The datasets right below; none for a leaf."""
+        return ()
+
+    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
+        """Gives this dataset over others than those right below it."""
+        if children:
+            raise TypeError(f"{type(self).__name__} is a leaf; there is nothing below it")
+        return self
+
+    def sources(self) -> list[SourceFacts]:
+        """Lists the sources below, in their order."""
+        return [facts for child in self.children for facts in child.sources()]
+
+    def renamed(self, names: Mapping[str, str]) -> SavableDataset[T_co]:
+        """Gives this dataset with other ids of its sources."""
+        if not any(facts.name in names for facts in self.sources()) or not self.children:
+            return self
+        return self.with_children([child.renamed(names) for child in self.children])
+
+    def nested(self) -> SavableDataset[Any]:
+        """Gives this dataset as it behaves inside another one, where no loader ends its pass."""
+        return self
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Tells how many samples of each source the first items of the run should have.
+
+        Args:
+            num_items: items of all streams together.
+
+        Returns:
+            Samples by source, before skipping and expanding; empty where that is not known.
+        """
+        names = [facts.name for facts in self.sources()]
+        return {names[0]: num_items} if len(names) == 1 else {}
+
+    @property
+    def share_unit(self) -> str:
+        """What the shares of the sources are of: "samples" or "tokens"."""
+        return next((child.share_unit for child in self.children), "samples")
+
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
         return count_rank_items(self, self.worker_config)
@@ -147,6 +208,27 @@ class WrapperDataset(SavableDataset[T_co]):
     def pass_length(self) -> int | None:
         """As the dataset below."""
         return self.dataset.pass_length
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        """The one dataset below."""
+        return (self.dataset,)
+
+    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
+        """Gives this dataset over another one."""
+        (dataset,) = children
+        other = copy.copy(self)
+        other.dataset = dataset
+        return other
+
+    def nested(self) -> SavableDataset[Any]:
+        """Gives this dataset over that below as it behaves inside another one."""
+        below = self.dataset.nested()
+        return self if below is self.dataset else self.with_children((below,))
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """As the dataset below."""
+        return self.dataset.expected(num_items)
 
     def can_restore_sample(self) -> bool:
         """As the dataset below."""
@@ -220,7 +302,7 @@ class StreamRun(Iterator[T]):
 
     def snapshot(self) -> Snapshot:
         """Gives the place between two items."""
-        fields: dict[str, Any] = {"items": self.num_given}
+        fields: dict[str, Any] = {"items": self.num_given, "draws": self.activity.num_draws}
         if self.activity.fill:
             fields["failures"] = self.activity.fill
             fields["last_failure"] = self.activity.last_draw
@@ -235,13 +317,16 @@ class StreamRun(Iterator[T]):
             raise StateError(f"The checkpoint's stream has failures={fill!r}, which is no number.")
         last_draw = snapshot.count("last_failure") if "last_failure" in snapshot.fields else 0
         activity = Activity(self.stream, self.activity.max_skip_rate)
+        num_draws = snapshot.count("draws")
         cursor = self._dataset.cursor(self.stream)
         with activity_of(activity):
             activity.batch_index = num_given * self.stream.num_streams + self.stream.index
             cursor.restore(snapshot.inner[0])
         # What is left out while samples are made again was counted when it was left out first.
         activity.take_records()
+        activity.take_costs()
         activity.fill, activity.last_draw = float(fill), last_draw
+        activity.num_draws = num_draws
         self.activity, self.num_given, self._cursor = activity, num_given, cursor
 
     def skip(self, n: int) -> None:
@@ -249,3 +334,4 @@ class StreamRun(Iterator[T]):
         for _ in range(n):
             next(self)
         self.activity.take_records()
+        self.activity.take_costs()

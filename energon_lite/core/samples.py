@@ -54,8 +54,33 @@ class SourceInfo(NamedTuple):
     file_names: tuple[str, ...]
 
 
+def _flat(value: Any) -> Any:
+    """Takes lists out of a list: batches that were mixed into one have a list for each."""
+    if not isinstance(value, list) or not any(isinstance(entry, list) for entry in value):
+        return value
+    entries = (entry if isinstance(entry, list) else [entry] for entry in value)
+    return _flat([inner for entry in entries for inner in entry])
+
+
+class _LossWeightMixin:
+    """Gives samples and batches a `loss_weight`, unless they have a field of that name."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Gives `loss_weight`: float32, (n,) for a batch, () for a sample."""
+        # No property: a subclass with a field of this name would take it for the field's default.
+        if name == "loss_weight":
+            weights = getattr(self, "__loss_weight__", None)
+            if weights is None:
+                keys = self.__key__
+                weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
+            return torch.tensor(_flat(weights), dtype=torch.float32)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 @edataclass
-class Sample(PinMemoryMixin, ExtendableDataclassMixin):
+class Sample(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
     """One training item. Subclass it with `edataclass` and add fields.
 
     Attributes:
@@ -63,7 +88,8 @@ class Sample(PinMemoryMixin, ExtendableDataclassMixin):
         __restore_key__: From this the pipeline can make the sample again.
         __subflavors__: Tags of the dataset.
         __sources__: Where its bytes come from; several for a joined or packed sample.
-        __loss_weight__: Factor for the loss of this sample, from the metadataset.
+        __loss_weight__: Factor for the loss of this sample, from the metadataset; `loss_weight`
+            gives it as a tensor.
     """
 
     __key__: str
@@ -264,7 +290,7 @@ SAMPLE_TYPES: dict[str, type[Sample]] = {
 
 
 @edataclass
-class Batch(PinMemoryMixin, ExtendableDataclassMixin):
+class Batch(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
     """Several samples in one. Subclass it with `edataclass` and add fields.
 
     Attributes:
@@ -272,7 +298,7 @@ class Batch(PinMemoryMixin, ExtendableDataclassMixin):
         __restore_key__: From this the pipeline can make the batch again.
         __subflavors__: One entry per sample.
         __sources__: The sources of all samples, one after the other.
-        __loss_weight__: One entry per sample.
+        __loss_weight__: One entry per sample; `loss_weight` gives them as a tensor (n,).
     """
 
     __key__: list[str]

@@ -16,7 +16,7 @@ JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
 
 FORMAT = "energon_lite.loader"
-VERSION = 1
+VERSION = 2
 
 
 class Snapshot:

@@ -23,11 +23,14 @@ class Stream:
     """One of the deterministic sequences that a run consists of.
 
     `pass_index` numbers the passes over finite training data, so that each is shuffled anew.
+    `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
+    to read ahead, on which no content depends.
     """
 
     index: int
     num_streams: int
     pass_index: int = 0
+    share: float = 1.0
 
 
 class RankSlots(NamedTuple):

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
@@ -20,24 +20,15 @@ from energon_lite.core.dataset import SavableDataset, StreamRun, count_rank_item
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot, as_key
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.resume import Place, resume
+from energon_lite.loader.stats import Counter, Stats
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-def _as_it_is(delivery: Any) -> Any:
-    """Collates nothing: torch's default would turn restore keys into lists."""
-    return delivery
-
-
-def _end_workers(deliveries: Any, pid: int) -> None:
-    """Ends worker processes; left to the garbage collector, torch may wait 5 s for each."""
-    if os.getpid() == pid:  # not in a fork, which has a copy of the loader
-        deliveries._shutdown_workers()
 
 
 class SavableDataLoader(Generic[T]):
@@ -76,6 +67,7 @@ class SavableDataLoader(Generic[T]):
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
         self._timeout_sec = max(waits) if fail_on_timeout else 0
         self._config = dataset.config()
+        self._counter = Counter(dataset)
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
         self._torch_loader: DataLoader[Delivery] | None = None
@@ -94,6 +86,24 @@ class SavableDataLoader(Generic[T]):
     def num_skipped(self) -> dict[str, int]:
         """Counts, by source, the samples left out so far, of the batches given here."""
         return dict(self._place.skipped)
+
+    def stats(self) -> Stats:
+        """Gives what each source gave here, and what the blend asks of it.
+
+        Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
+        """
+        return self._counter.stats(self._num_run_items, self._place.skipped)
+
+    @property
+    def _num_run_items(self) -> int:
+        """How many items all ranks have given, in step with this one, in all passes."""
+        place = self._place
+        slots = place.start.slots
+        here = slots.base + place.count * slots.world_size
+        if self.dataset.endless:
+            return here
+        length = self.dataset.num_items(Stream(0, 1))
+        return place.start.pass_index * length + (length if place.ended else min(here, length))
 
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
@@ -124,6 +134,7 @@ class SavableDataLoader(Generic[T]):
         while length is None or self._place.items_in_pass < length:
             if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
+            since = perf_counter()
             with self._watchdog:
                 delivery = self._next_delivery(self._deliveries)
             if delivery is None and may_go_on and self._place.items_in_pass == 0:
@@ -134,6 +145,7 @@ class SavableDataLoader(Generic[T]):
                 break
             else:
                 self._place.items_in_pass += 1
+                self._counter.waited(perf_counter() - since)
                 yield delivery.item
         if not self.dataset.training:
             self._place.ended = True
@@ -145,7 +157,7 @@ class SavableDataLoader(Generic[T]):
         place, slots = self._place, self._place.start.slots
         try:
             for delivery in deliveries:
-                item, slot, stream, snapshot, skipped = delivery
+                item, slot, stream, snapshot, skipped, costs = delivery
                 if item is Mark.PAD:
                     continue
                 if snapshot is not None:
@@ -154,11 +166,12 @@ class SavableDataLoader(Generic[T]):
                     continue
                 if skipped:
                     self._count(skipped, slot)
+                self._counter.add(costs.by_source, skipped, item is not Mark.END)
                 if item is not Mark.END:
                     place.count = slots.turn_of(slot) + 1
                     return delivery
         except BaseException as error:
-            dead = _dead_workers(deliveries)
+            dead = dead_workers(deliveries)
             # What was computed ahead is lost with the workers; the state stands where it stood.
             self._stop_workers()
             if dead and isinstance(error, Exception):
@@ -191,22 +204,11 @@ class SavableDataLoader(Generic[T]):
         self._say_what_it_costs(start.slots)
         if num_workers == 0:
             return iter(self._turns)
-        generator = torch.Generator()  # its own: the user's global one is left alone
-        generator.manual_seed(config.seed_offset)
-        self._torch_loader = DataLoader(
-            self._turns,
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=True,
-            pin_memory=torch.cuda.is_available(),
-            multiprocessing_context=config.start_method,
-            collate_fn=_as_it_is,
-            generator=generator,
-            timeout=self._timeout_sec,
+        self._torch_loader = worker_loader(
+            self._turns, num_workers, config, self.prefetch_factor, self._timeout_sec
         )
         deliveries: Any = iter(self._torch_loader)
-        self._end_workers = weakref.finalize(self, _end_workers, deliveries, os.getpid())
+        self._end_workers = weakref.finalize(self, end_workers, deliveries, os.getpid())
         return deliveries  # type: ignore[no-any-return]
 
     def _place_to_start_from(self) -> PassStart:
@@ -271,6 +273,7 @@ class SavableDataLoader(Generic[T]):
             "given": [region.to_json() for region in place.given],
             "items_in_pass": place.items_in_pass,
             "skipped": dict(place.skipped),
+            "stats": self._counter.to_json(self._num_run_items),
             "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
             "config": self._config,
         }
@@ -332,6 +335,7 @@ class SavableDataLoader(Generic[T]):
         self._has_begun = False
         self._snapshots = {}
         self._place = place
+        self._counter = Counter(self.dataset, place.stats, self._num_run_items)
 
     def _resumed(self, states: list[dict[str, Any]]) -> Place:
         config = self.worker_config
@@ -366,15 +370,6 @@ class SavableDataLoader(Generic[T]):
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again that carried `restore_key` (also as JSON), in this process."""
         return self.dataset.restore_sample(as_key(restore_key))
-
-
-def _dead_workers(deliveries: Any) -> str:
-    """Names the worker processes that ended by themselves; empty if there are none."""
-    workers = getattr(deliveries, "_workers", ())
-    codes = [(w.pid, w.exitcode) for w in workers if w.exitcode not in (None, 0)]
-    return ", ".join(
-        f"{pid} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for pid, code in codes
-    )
 
 
 def _place_in_run(dataset: SavableDataset[Any], given: WorkerConfig | None) -> WorkerConfig:

@@ -9,12 +9,13 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot, refuse_differences
 from energon_lite.core.topology import RankSlots
+from energon_lite.loader.stats import SavedStats, check_counts
 from energon_lite.loader.turns import PassStart, StreamStart
 
 _FIELDS: dict[str, type] = {
     "num_streams": int, "rank": int, "world_size": int, "pass": int, "base": int, "count": int,
     "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
-    "skipped": dict,
+    "skipped": dict, "stats": dict,
 }  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Place:
     items_in_pass: int = 0
     count: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    stats: SavedStats = field(default_factory=SavedStats)
 
     def is_given(self, slot: int) -> bool:
         """Tells whether another rank gave a slot before this run was resumed."""
@@ -65,11 +67,13 @@ def check_state(state: Any) -> dict[str, Any]:
             f"{type(state).__name__} is not a loader state of energon_lite "
             "(what save_state_rank() gives)"
         )
-    if state.get("version") != VERSION:
+    if state.get("version") not in range(1, VERSION + 1):
         raise StateError(
             f"the state has format version {state.get('version')!r}; this version of energon_lite "
-            f"reads version {VERSION}"
+            f"reads versions 1 to {VERSION}"
         )
+    if state["version"] == 1:
+        state = from_version_1(state)
     for name, kind in _FIELDS.items():
         value: Any = state.get(name)
         is_negative = kind is int and isinstance(value, int) and value < 0
@@ -85,7 +89,30 @@ def check_state(state: Any) -> dict[str, Any]:
     )
     if not is_whole:
         raise StateError("the state contradicts itself; it was edited or damaged")
-    return state
+    check_counts(state["stats"])
+    return dict(state)
+
+
+def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
+    """Adds what version 1 did not say; it knew one source only, whose position counts its draws."""
+
+    def with_draws(stage: Any) -> Any:
+        if not isinstance(stage, dict):
+            return stage
+        inner = [with_draws(entry) for entry in stage.get("inner", ())]
+        stage = {**stage, "inner": inner} if inner else stage
+        if stage.get("stage") == "stream" or "slot" in stage:
+            source = stage
+            while source.get("inner"):
+                source = source["inner"][0]
+            stage["draws"] = source.get("position")
+        return stage
+
+    streams = state.get("streams")
+    if isinstance(streams, dict):
+        streams = {index: with_draws(stream) for index, stream in streams.items()}
+    stats: dict[str, JSON] = {"counted": {}, "asked": {}}
+    return {**state, "version": VERSION, "streams": streams, "stats": stats}
 
 
 def _is_region(entry: Any) -> bool:
@@ -153,6 +180,9 @@ def resume(
     for state in counted:
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number
+    place.stats = SavedStats(
+        [state["stats"]["counted"] for state in counted], checked[0]["stats"]["asked"]
+    )
     return place
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from energon_lite.core.activity import SkipRecord
+from energon_lite.core.activity import Cost, SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import RankSlots, Stream
@@ -28,14 +28,49 @@ class Mark(enum.Enum):
     END = "the stream has ended"
 
 
+class Costs:
+    """What the sources gave for a batch, and what that took; no dict, which torch would walk.
+
+    Attributes:
+        by_source: source id and its numbers.
+    """
+
+    __slots__ = ("by_source",)
+
+    def __init__(self, by_source: dict[str, Cost]) -> None:
+        self.by_source = by_source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles plain numbers, which takes a fraction of what objects do."""
+        rows = [
+            (name, c.draws, c.read_sec, c.encode_sec, c.tokens)
+            for name, c in self.by_source.items()
+        ]
+        return _costs, (rows,)
+
+
+def _costs(rows: list[tuple[Any, ...]]) -> Costs:
+    return Costs({name: Cost(*numbers) for name, *numbers in rows})
+
+
 class Delivery(NamedTuple):
-    """A batch on its way to the training loop, with all that is known once it is given."""
+    """A batch on its way to the training loop, with all that is known once it is given.
+
+    Attributes:
+        item: the batch, or a mark.
+        slot: its number in the run.
+        stream: the stream that it is of.
+        snapshot: where that stream stands after it.
+        skipped: what was left out since the batch before it.
+        costs: what was drawn and spent since the batch before it, by source.
+    """
 
     item: Any
     slot: int
     stream: int
     snapshot: Snapshot | None
     skipped: list[SkipRecord]
+    costs: Costs
 
 
 class StreamStart(NamedTuple):
@@ -59,7 +94,7 @@ class PassStart:
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
 
-PAD = Delivery(Mark.PAD, -1, -1, None, [])
+PAD = Delivery(Mark.PAD, -1, -1, None, [], Costs({}))
 
 
 class Turns(IterableDataset[Delivery]):
@@ -133,4 +168,5 @@ class Turns(IterableDataset[Delivery]):
                 # What was skipped at the end is counted by the rank whose slot it would fill.
                 run.activity.take_records()
         skipped = run.activity.take_records()
-        return Delivery(item, slot, index, run.snapshot(), skipped)
+        costs = Costs(run.activity.take_costs())
+        return Delivery(item, slot, index, run.snapshot(), skipped, costs)

@@ -28,6 +28,10 @@ class SourceOrder:
         interleave: `parallel_shard_iters`, slices that are read side by side.
         window: `shuffle_buffer_size` of each stream; 0 for none.
         block: samples dealt to a stream at a time in file order, one batch.
+        first: index of the first sample, where the source is a range of a longer one.
+        pass_samples: samples of a finite pass, if other than all of them once. Passes go on where
+            the last one ended: 7 of 5 samples are all five and two more, then the other three and
+            four of the next epoch.
     """
 
     source: str
@@ -39,6 +43,8 @@ class SourceOrder:
     interleave: int = 1
     window: int = 0
     block: int = 1
+    first: int = 0
+    pass_samples: int | None = None
 
     def stream(self, stream: Stream) -> StreamOrder:
         """Gives the order of one stream."""
@@ -59,7 +65,8 @@ class StreamOrder:
         window = order.window
         self._pass_index = stream.pass_index
         if order.multiplier is None:
-            self._blocks = BlockDealing(order.num_samples, stream, order.block, order.endless)
+            per_pass = order.pass_samples or order.num_samples
+            self._blocks = BlockDealing(per_pass, stream, order.block, order.endless)
             self._dealing = self._blocks
         else:
             # A stream's share should hold as many slices as are read side by side.
@@ -71,9 +78,8 @@ class StreamOrder:
             )  # fmt: skip
             if slice_length == 1:
                 window = 0  # the epoch is a permutation of single samples already
-            self._runs = ShuffledDealing(
-                self._epochs.num_places, stream, key_of("deal", order.source)
-            )
+            self._pass_places = order.pass_samples or self._epochs.num_places
+            self._runs = ShuffledDealing(self._pass_places, stream, key_of("deal", order.source))
             self._dealing = self._runs
         key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
         self._shuffle = WindowShuffle(window, key)
@@ -105,10 +111,23 @@ class StreamOrder:
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
     def _samples(
-        self, epoch: int, start: int, positions: Int64Array
+        self, number: int, start: int, positions: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
+        """Gives epochs and sample indices of positions in the segment `number`."""
+        order = self._order
         if self._epochs is None:
-            epochs, indices = np.divmod(self._blocks.places(positions), self._order.num_samples)
-            return epochs + self._pass_index, indices
-        places = positions - start + self._runs.first_place(epoch)
-        return self._epochs.samples(epoch, places)
+            places = self._blocks.places(positions)
+            places += self._pass_index * (order.pass_samples or order.num_samples)
+            epochs, indices = np.divmod(places, order.num_samples)
+            return epochs, indices + order.first
+        places = positions - start + self._runs.first_place(number)
+        if order.pass_samples is None:
+            epochs, indices = self._epochs.samples(number, places)
+            return epochs, indices + order.first
+        # The pass may reach over several epochs of the data, and begin and end inside of one.
+        numbers, places = np.divmod(places + number * self._pass_places, self._epochs.num_places)
+        epochs, indices = np.empty_like(places), np.empty_like(places)
+        for epoch in np.unique(numbers).tolist():
+            chosen = numbers == epoch
+            epochs[chosen], indices[chosen] = self._epochs.samples(epoch, places[chosen])
+        return epochs, indices + order.first

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from itertools import islice, repeat
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_lite.core.activity import replaying
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.activity import activity_or, replaying
+from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.seeds import key_of
@@ -21,13 +23,15 @@ from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader, sample_key_of
 from energon_lite.storage.nvmeta import check_index_size
-from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 
 T = TypeVar("T")
 
 # Samples that are ordered and read together: few at first, so that the first comes at once and a
-# short pass costs little, then twice as many each time.
-_FIRST_BLOCK, _LARGEST_BLOCK = 32, 1024
+# short pass costs little, then twice as many each time. A source that is one of many in a blend
+# reads less ahead, by its share of the draws, so that all of them together hold about as much.
+_FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 16
+_SMALLEST_READ_BYTES = 64 << 10
 
 
 class WebdatasetSource(SavableDataset[T]):
@@ -35,7 +39,8 @@ class WebdatasetSource(SavableDataset[T]):
 
     State: one integer, the position in the stream.
     Length: the stream's share of an epoch.
-    Keys: `(source, epoch, index, sample_index)`; the last is the number of the draw in the run.
+    Keys: `(source, epoch, index, sample_index)`; the last is the number of the draw in the run,
+    over all sources of the pipeline.
 
     Args:
         order: how the samples are ordered; carries the source's id.
@@ -44,6 +49,7 @@ class WebdatasetSource(SavableDataset[T]):
         data: hash of what the data is, to notice that it changed.
         settings: what the user set, by its public names, for messages about checkpoints.
         training: whether this is training data.
+        num_bytes: bytes of the shards.
         worker_config: where error handlers come from.
     """
 
@@ -56,6 +62,7 @@ class WebdatasetSource(SavableDataset[T]):
         data: str,
         settings: dict[str, JSON],
         training: bool,
+        num_bytes: int = 0,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         self.order = order
@@ -65,6 +72,7 @@ class WebdatasetSource(SavableDataset[T]):
         self._data = data
         self._settings = settings
         self._training = training
+        self._num_bytes = num_bytes
         self._function = UserFunction(loader.__call__, name="load", config=worker_config)
 
     @property
@@ -82,6 +90,21 @@ class WebdatasetSource(SavableDataset[T]):
         """Whether epoch follows epoch."""
         return self.order.endless
 
+    def sources(self) -> list[SourceFacts]:
+        """Gives what is known of it."""
+        order = self.order
+        return [
+            SourceFacts(order.source, order.num_samples, self._num_bytes, self.loader.loss_weight)
+        ]
+
+    def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
+        """Gives the same samples, in another order, under another id."""
+        if self.name not in names:
+            return self
+        other = copy.copy(self)
+        other.order = dataclasses.replace(self.order, source=names[self.name])
+        return other
+
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
         return _SourceCursor(self, stream)
@@ -98,11 +121,11 @@ class WebdatasetSource(SavableDataset[T]):
         """Reads the sample of a key again."""
         if len(restore_key) != 4 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of source {self.name!r}")
-        index = restore_key[2]
-        if not isinstance(index, int) or not 0 <= index < self.order.num_samples:
+        index, first = restore_key[2], self.order.first
+        if not isinstance(index, int) or not first <= index < first + self.order.num_samples:
             raise ValueError(
                 f"{restore_key!r}: source {self.name!r} has samples "
-                f"0..{self.order.num_samples - 1}"
+                f"{first}..{first + self.order.num_samples - 1}"
             )
         block = self.reader.read(np.array([index], dtype=np.int64))
         with replaying():
@@ -126,13 +149,16 @@ class WebdatasetSource(SavableDataset[T]):
 class _SourceCursor(Cursor[T]):
     def __init__(self, source: WebdatasetSource[T], stream: Stream) -> None:
         self._source = source
+        self._name = source.name
         self._stream = stream
+        self._activity = activity_or(stream)
         self._order = source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._position = 0
         self._samples = self._generate()
 
     def __next__(self) -> T:
+        start, before = perf_counter(), self._position
         try:
             sample: Any = next(self._samples)
             # A dataclass, or a crude sample, a dict.
@@ -145,36 +171,52 @@ class _SourceCursor(Cursor[T]):
             # The generator is over; whoever goes on after the error gets the next sample.
             self._samples = self._generate()
             raise
+        finally:
+            cost = self._activity.cost(self._name)
+            cost.draws += self._position - before
+            cost.read_sec += perf_counter() - start
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        start, before = perf_counter(), self._position
         items: list[T] = []
         try:
             items.extend(islice(self._samples, n))
         except BaseException:
             self._samples = self._generate()
             raise
+        finally:
+            cost = self._activity.cost(self._name)
+            cost.draws += self._position - before
+            cost.read_sec += perf_counter() - start
         if items and isinstance(items[0], dict):
             return items, [item["__restore_key__"] for item in items]  # type: ignore[index]
         return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
 
     def _generate(self) -> Iterator[T]:
-        name = self._source.name
+        name, activity = self._name, activity_or(self._stream)
+        self._activity = activity
         num_streams, stream = self._stream.num_streams, self._stream.index
         load, run, read = self._source.loader, self._run, self._source.reader.read
-        size = _FIRST_BLOCK
+        share = self._stream.share
+        largest = max(_SMALLEST_BLOCK, int(share * _LARGEST_BLOCK))
+        max_bytes = max(_SMALLEST_READ_BYTES, int(share * MAX_BLOCK_BYTES))
+        size = min(_FIRST_BLOCK, largest)
         while True:
             epochs, indices = self._order.block(self._position, size)
             if not len(indices):
                 return
-            size = min(2 * size, _LARGEST_BLOCK)
-            draws = range(self._position * num_streams + stream, sys.maxsize, num_streams)
-            keys = list(zip(repeat(name), epochs.tolist(), indices.tolist(), draws))
+            size = min(2 * size, largest)
+            samples = list(zip(epochs.tolist(), indices.tolist(), strict=True))
             at = 0
-            while at < len(keys):
-                data, block, shards, places = read(indices[at:])
-                rows = zip(block, shards, places, keys[at : at + len(places)], strict=True)
-                for members, shard, place, key in rows:
+            while at < len(samples):
+                data, block, shards, places = read(indices[at:], max_bytes)
+                rows = zip(block, shards, places, samples[at : at + len(places)], strict=True)
+                for members, shard, place, (epoch, index) in rows:
                     self._position += 1
+                    # Draws are counted over all sources of the pipeline, which take turns.
+                    draw = activity.num_draws
+                    activity.num_draws = draw + 1
+                    key = (name, epoch, index, draw * num_streams + stream)
                     try:
                         sample = load(data, members, shard, place, key)
                     except Exception as error:
@@ -210,8 +252,13 @@ class _SourceCursor(Cursor[T]):
         self._samples = self._generate()
 
 
-def fingerprint(root: Path, shards: tuple[str, ...], counts: tuple[int, ...], rest: object) -> str:
+def fingerprint(
+    root: Path, shards: tuple[str, ...], counts: tuple[int, ...], rest: object
+) -> tuple[str, int]:
     """Hashes what a source's data is: shard names, sample counts, sizes in bytes.
+
+    Returns:
+        The hash, and the bytes of all shards.
 
     Raises:
         FileNotFoundError: A shard, or its index, is missing.
@@ -228,4 +275,5 @@ def fingerprint(root: Path, shards: tuple[str, ...], counts: tuple[int, ...], re
                 "the file, or prepare the dataset again"
             ) from None
         check_index_size(path, count)
-    return f"{key_of('data', shards, counts, tuple(sizes), rest) & (2**64 - 1):016x}"
+    digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
+    return f"{digest:016x}", sum(sizes)

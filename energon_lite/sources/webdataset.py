@@ -8,9 +8,11 @@ source. Users subclass `DefaultDecoderWebdatasetFactory` and set `__sample_type_
 from __future__ import annotations
 
 import json
-import logging
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,17 +24,14 @@ from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.prepare.energon_api import prepare_like_energon
+from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.makers import CrudeMaker, FieldMapMaker, LoaderMaker, PartFilter
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import nvmeta
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.field_access import FieldMap, check_fields
-from energon_lite.storage.shards import ShardReader
-from energon_lite.storage.sqlite import sample_indices
-from energon_lite.storage.tar import iter_tar, split_name
-
-logger = logging.getLogger(__name__)
+from energon_lite.storage.shards import MAX_OPEN, ShardReader
 
 T_sample = TypeVar("T_sample")
 
@@ -74,6 +73,10 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subflavors: tags; they go over those of `dataset.yaml`.
         decoder: how parts become values; None leaves bytes.
         name: id of the source in states and keys; by default folder name and split part.
+        subset: (first, last + 1) of the split part's samples, of which only those are used;
+            excluded samples count here.
+        loss_weight: factor for the loss of each sample.
+        max_open: shards that stay open between two reads.
 
     Raises:
         FileNotFoundError: The folder, or a shard of the split, is missing.
@@ -95,6 +98,9 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = None,
         name: str | None = None,
+        subset: tuple[int, int] | None = None,
+        loss_weight: float = 1.0,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self.path = Path(path)
         self.paths = [self.path]
@@ -113,12 +119,16 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.max_samples_per_sequence = max_samples_per_sequence
         info = nvmeta.read_info(self.path)
         self._part = nvmeta.read_split_part(self.path, info, split_part, split_config)
-        excluded = _excluded_positions(self.path, info, self._part)
-        self._reader = ShardReader(self.path, self._part.shards, self._part.counts, excluded)
+        excluded = excluded_positions(self.path, info, self._part)
+        self._reader = ShardReader(
+            self.path, self._part.shards, self._part.counts, excluded, max_open
+        )
         if self._reader.num_samples == 0:
             raise EmptyDatasetError(
                 f"{self.path}: every sample of split part {split_part!r} is excluded"
             )
+        self.loss_weight = _checked_loss_weight(loss_weight)
+        self._first, self._last = self._reader_range(subset, excluded)
         mean_shard = -(-sum(self._part.counts) // len(self._part.counts))
         self._max_slice = _at_least_one(
             "max_samples_per_sequence", max_samples_per_sequence, mean_shard
@@ -127,8 +137,29 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     prepare_dataset = staticmethod(prepare_like_energon)
 
     def __len__(self) -> int:
-        """Counts the samples of the split part, without the excluded ones."""
-        return self._reader.num_samples
+        """Counts the samples of the split part, or of its subset, without the excluded ones."""
+        return self._last - self._first
+
+    def _reader_range(
+        self, subset: tuple[int, int] | None, excluded: list[int]
+    ) -> tuple[int, int]:
+        """Gives first and last + 1 of the reader's samples, which leave out the excluded ones."""
+        if subset is None:
+            return 0, self._reader.num_samples
+        start, stop = subset
+        total = sum(self._part.counts)
+        if not 0 <= start <= stop <= total:
+            raise ValueError(
+                f"{self.path}: subset [{start}, {stop}] does not lie in the {total} samples of "
+                f"split part {self.split_part!r}"
+            )
+        first, last = (edge - bisect_left(excluded, edge) for edge in (start, stop))
+        if first == last:
+            raise EmptyDatasetError(
+                f"{self.path}: subset [{start}, {stop}] of split part {self.split_part!r} has no "
+                "sample"
+            )
+        return first, last
 
     @abstractmethod
     def sample_loader(self) -> SampleLoader:
@@ -139,7 +170,12 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         return {}
 
     def build(
-        self, *, shuffle_buffer_size: int = 0, repeat: bool = False, block: int = 1
+        self,
+        *,
+        shuffle_buffer_size: int = 0,
+        repeat: bool = False,
+        block: int = 1,
+        repetitions: Fraction | None = None,
     ) -> WebdatasetSource[T_sample]:
         """Makes the source.
 
@@ -147,6 +183,10 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             shuffle_buffer_size: samples of a stream's shuffle window; 0 and 1 for none.
             repeat: whether epoch follows epoch for ever.
             block: samples that file order deals to a stream at a time.
+            repetitions: how many times a finite pass has all samples; rounded down to samples.
+
+        Raises:
+            EmptyDatasetError: `repetitions` leave no sample.
         """
         if shuffle_buffer_size < 0:
             raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
@@ -161,32 +201,56 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             interleave=self.parallel_shard_iters,
             window=shuffle_buffer_size,
             block=block,
+            first=self._first,
+            pass_samples=None if repetitions is None else self._repeated(repetitions),
         )
-        settings: dict[str, JSON] = {
-            "split_part": self.split_part,
-            "training": self.training,
-            "repeat": repeat,
-            "shuffle_over_epochs_multiplier": multiplier,
-            "shuffle_buffer_size": shuffle_buffer_size,
-        }
-        if multiplier is None:
-            settings["block"] = block
-        else:
-            settings["max_samples_per_sequence"] = self._max_slice
-            settings["parallel_shard_iters"] = self.parallel_shard_iters
-        settings["subflavors"] = _plain(self.subflavors)
-        settings["decoder"] = None if self.decoder is None else _plain(self.decoder.config())
-        settings.update(self.sample_settings())
         excluded = tuple(sorted(self._part.excluded.items()))
+        data, num_bytes = fingerprint(self.path, self._part.shards, self._part.counts, excluded)
+        loader = self.sample_loader()
+        loader.loss_weight = self.loss_weight
         return WebdatasetSource(
             order=order,
             reader=self._reader,
-            loader=self.sample_loader(),
-            data=fingerprint(self.path, self._part.shards, self._part.counts, excluded),
-            settings=settings,
+            loader=loader,
+            data=data,
+            settings=self._settings(order, repetitions),
             training=self.training,
+            num_bytes=num_bytes * len(self) // self._reader.num_samples,
             worker_config=self.worker_config,
         )
+
+    def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
+        """Gives what the user set, by its public names."""
+        settings: dict[str, JSON] = {
+            "split_part": self.split_part,
+            "training": self.training,
+            "repeat": order.endless,
+            "shuffle_over_epochs_multiplier": order.multiplier,
+            "shuffle_buffer_size": order.window,
+        }
+        if order.multiplier is None:
+            settings["block"] = order.block
+        else:
+            settings["max_samples_per_sequence"] = self._max_slice
+            settings["parallel_shard_iters"] = self.parallel_shard_iters
+        if len(self) < self._reader.num_samples:
+            settings["subset"] = [self._first, self._last]
+        if repetitions is not None:
+            settings["repetitions"] = str(repetitions)
+        if self.loss_weight != 1:
+            settings["loss_weight"] = self.loss_weight
+        settings["subflavors"] = _plain(self.subflavors)
+        settings["decoder"] = None if self.decoder is None else _plain(self.decoder.config())
+        settings.update(self.sample_settings())
+        return settings
+
+    def _repeated(self, repetitions: Fraction) -> int:
+        num_samples = len(self) * repetitions.numerator // repetitions.denominator
+        if num_samples == 0:
+            raise EmptyDatasetError(
+                f"{self.path}: {repetitions} repetitions of {len(self)} samples are none at all"
+            )
+        return num_samples
 
 
 class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -299,6 +363,12 @@ def _at_least_one(name: str, value: int | None, default: int) -> int:
     return value
 
 
+def _checked_loss_weight(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+        raise ValueError(f"loss_weight={value!r} must be a number of at least 0")
+    return float(value)
+
+
 def _checked_multiplier(value: int | None) -> int | None:
     if value is None or value == -1 or (isinstance(value, int) and value >= 1):
         return value
@@ -312,37 +382,3 @@ def _plain(value: Any) -> JSON:
     """Gives a value as JSON; what JSON does not know, as its text."""
     plain: JSON = json.loads(json.dumps(value, default=str))
     return plain
-
-
-def _excluded_positions(
-    root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart
-) -> list[int]:
-    """Finds where the excluded samples lie in the concatenated shards of a split part."""
-    wanted = {key for keys in part.excluded.values() for key in keys}
-    if not wanted:
-        return []
-    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
-    found = sample_indices(root, sorted(wanted))
-    positions, start = [], 0
-    for shard, count in zip(part.shards, part.counts, strict=True):
-        keys = part.excluded.get(shard, ())
-        places = _places_in_shard(root / shard) if keys and found is None else {}
-        for key in keys:
-            if found is not None and found.get(key, (-1, 0))[0] == numbers[shard]:
-                places[key] = found[key][1]
-            if key in places:
-                positions.append(start + places[key])
-            else:  # Energon passes over such entries, so this is no error
-                logger.warning(
-                    "%s: split part %r excludes sample %r of %s, which has no such sample; correct "
-                    "`exclude` in the split file", root, part.name, key, shard,
-                )
-        start += count
-    return sorted(set(positions))
-
-
-def _places_in_shard(shard: Path) -> dict[str, int]:
-    """Reads the sample keys of a shard that has no usable `index.sqlite`."""
-    names = (split_name(header.name) for header in iter_tar(shard) if header.is_file)
-    keys = dict.fromkeys(name[0] for name in names if name is not None)
-    return {key: place for place, key in enumerate(keys)}

@@ -1,23 +1,32 @@
 """Where a pass ends: virtual epochs and limits.
 
-Both end a pass in the *loader*, after so many items of its rank; what a stream holds stays as it
-is, so that the order does not depend on the number of ranks.
+At the top of a pipeline both end a pass in the *loader*, after so many items of its rank; what a
+stream holds stays as it is, so that the order does not depend on the number of ranks. Below a
+blend, a concatenation or a batch, no loader sees them: there each stream gets its part of the
+items, and the world size of the `WorkerConfig` they were built with counts.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
-from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.topology import Stream
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.stages.sequence import RepeatDataset
 
 T = TypeVar("T")
 
 
 class _PassEnd(WrapperDataset[T]):
-    def __init__(self, dataset: SavableDataset[T], length: int) -> None:
+    goes_on = True
+
+    def __init__(
+        self, dataset: SavableDataset[T], length: int, *, worker_config: WorkerConfig | None = None
+    ) -> None:
         super().__init__(dataset)
+        self.worker_config = worker_config or self.worker_config
         if length < 1:
             raise ValueError(f"length={length} must be at least 1")
         if dataset.pass_length is not None:
@@ -28,6 +37,11 @@ class _PassEnd(WrapperDataset[T]):
     def pass_length(self) -> int | None:
         """Items of a rank in a pass."""
         return self.length
+
+    def nested(self) -> SavableDataset[T]:
+        """Gives the stretches of the dataset below that each stream gives in its passes."""
+        ranks = self.worker_config.world_size if self.worker_config else 1
+        return StretchDataset(self.dataset.nested(), self.length * ranks, self.goes_on)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives the cursor of the dataset below."""
@@ -50,6 +64,11 @@ class EpochizeDataset(_PassEnd[T]):
     State: none; the loader's state has the place in the virtual epoch.
     Length: `length`.
     Keys: as below.
+
+    Args:
+        dataset: the items.
+        length: items of each rank in a pass.
+        worker_config: by default that of the dataset.
     """
 
     @property
@@ -64,7 +83,116 @@ class LimitDataset(_PassEnd[T]):
     State: none.
     Length: at most `length`.
     Keys: as below.
+
+    Args:
+        dataset: the items.
+        length: items of each rank in a pass.
+        reset_after_epoch: accepted for Energon's signature; a validation pass always starts anew.
+        worker_config: by default that of the dataset.
     """
+
+    goes_on = False
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        length: int,
+        *,
+        reset_after_epoch: bool = False,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del reset_after_epoch
+        super().__init__(dataset, length, worker_config=worker_config)
+
+
+class StretchDataset(WrapperDataset[T]):
+    """Passes of so many items over all streams.
+
+    Each is the start of a pass below, or the next stretch of what never ends.
+
+    State: items given in this pass, and the place below.
+    Length: a stream's part of `total`.
+    Keys: as below.
+
+    Args:
+        dataset: the items.
+        total: items of a pass over all streams.
+        goes_on: whether a pass goes on where the last one ended, also over finite data.
+    """
+
+    def __init__(self, dataset: SavableDataset[T], total: int, goes_on: bool) -> None:
+        if goes_on and not dataset.endless:
+            dataset = RepeatDataset(dataset)
+        super().__init__(dataset)
+        self.total = total
+
+    @property
+    def endless(self) -> bool:
+        """Never: that is the point of it."""
+        return False
+
+    def length(self, stream: Stream) -> int:
+        """Gives a stream's part of the items."""
+        return (self.total + stream.num_streams - 1 - stream.index) // stream.num_streams
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _StretchCursor(self, stream)
+
+    def num_items(self, stream: Stream) -> int:
+        """Counts a stream's part, or what there is below."""
+        if self.dataset.endless:
+            return self.length(stream)
+        return min(self.length(stream), self.dataset.num_items(stream))
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the item again."""
+        item: T = self.dataset.restore_sample(restore_key)
+        return item
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the items of a pass, since they decide here what a stream holds."""
+        return {"stage": "stretch", "items": self.total, "of": self.dataset.config()}
+
+
+class _StretchCursor(Cursor[T]):
+    def __init__(self, spec: StretchDataset[T], stream: Stream) -> None:
+        self._stream = stream
+        self._length = spec.length(stream)
+        self._given = 0
+        self._to_skip = 0
+        if spec.dataset.endless:
+            self._to_skip = stream.pass_index * self._length
+            stream = Stream(stream.index, stream.num_streams, share=stream.share)
+        self._inner: Cursor[T] = spec.dataset.cursor(stream)
+
+    def __next__(self) -> T:
+        if self._given >= self._length:
+            raise StopIteration
+        if self._to_skip:
+            self._skip_earlier_passes()
+        item = next(self._inner)
+        self._given += 1
+        self.key = self._inner.key
+        return item
+
+    def _skip_earlier_passes(self) -> None:
+        activity = activity_or(self._stream)
+        # What those passes left out was counted in their time.
+        records, activity.records = activity.records, []
+        self._inner.skip(self._to_skip)
+        activity.records = records
+        self._to_skip = 0
+
+    def snapshot(self) -> Snapshot:
+        fields = {"given": self._given, "to_skip": self._to_skip}
+        return Snapshot("stretch", fields, (self._inner.snapshot(),))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("stretch", 1)
+        given, to_skip = snapshot.count("given"), snapshot.count("to_skip")
+        self._inner.restore(snapshot.inner[0])
+        self._given, self._to_skip = given, to_skip
 
 
 def limited(dataset: SavableDataset[Any], limit: int | None) -> SavableDataset[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, TypeVar
 
 from energon_lite.core.activity import current_activity
@@ -71,7 +72,9 @@ class _MapCursor(Cursor[T]):
         inner = self._inner
         while True:
             item = next(inner)
+            start = perf_counter()
             result = self._call(inner.key, item)
+            current_activity().spend(inner.key, perf_counter() - start)
             if result is not LEFT_OUT:
                 self.key = inner.key
                 return result  # type: ignore[no-any-return]
@@ -90,18 +93,21 @@ class _ExpandCursor(Cursor[T]):
         self._name = function.name
         self._items: Iterator[tuple[RestoreKey, T]] | None = None
         self._before = inner.snapshot()
-        self._slot = 0
+        self._slot = self._draws = 0
         self._given = 0
 
     def __next__(self) -> T:
         while True:
             if self._items is None:
                 self._before = self._inner.snapshot()
-                self._slot = current_activity().batch_index
+                activity = current_activity()
+                self._slot, self._draws = activity.batch_index, activity.num_draws
                 self._given = 0
                 item = next(self._inner)
                 self._items = self._run.expand(self._inner.key, item)
+            start = perf_counter()
             found = next(self._items, None)
+            current_activity().spend(self._inner.key, perf_counter() - start)
             if found is None:
                 self._items = None
                 continue
@@ -112,7 +118,7 @@ class _ExpandCursor(Cursor[T]):
     def snapshot(self) -> Snapshot:
         if self._items is None:
             return Snapshot(self._name, {"given": 0}, (self._inner.snapshot(),))
-        fields = {"given": self._given, "slot": self._slot}
+        fields = {"given": self._given, "slot": self._slot, "draws": self._draws}
         return Snapshot(self._name, fields, (self._before,))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -122,9 +128,11 @@ class _ExpandCursor(Cursor[T]):
         self._items = None
         self._given = 0
         if given:
-            # The input is read again, as of its slot, and its first items are passed over.
+            # The input is read again, as of its slot and its draw, and its first items are passed
+            # over.
             activity = current_activity()
             slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
+            activity.num_draws = snapshot.count("draws")
             for _ in range(given):
                 next(self)
             activity.batch_index = slot

@@ -1,7 +1,7 @@
 """Reads samples out of indexed tar shards, many at a time.
 
 The order is known ahead, so a block of samples is read as few long ranges: neighbours in a shard
-come with one `pread`. Files are opened on first use, at most `MAX_OPEN` at a time, and never
+come with one `pread`. Files are opened on first use, at most `max_open` at a time, and never
 mapped: a file that is cut short while it is read gives an error for its lost samples, not a signal
 that kills the process.
 """
@@ -64,6 +64,7 @@ class ShardReader:
         shards: shard names relative to `root`.
         counts: samples of each shard.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
+        max_open: files that stay open; 0 opens each anew for every block.
 
     Attributes:
         num_samples: samples that count; they are numbered 0..num_samples-1.
@@ -75,8 +76,10 @@ class ShardReader:
         shards: Sequence[str],
         counts: Sequence[int],
         excluded: Sequence[int] = (),
+        max_open: int = MAX_OPEN,
     ) -> None:
         self.root = root
+        self.max_open = max_open
         self.shards = tuple(shards)
         self._names = np.array([*shards, ""], dtype=object)[:-1]
         self._counts = tuple(counts)
@@ -95,8 +98,8 @@ class ShardReader:
         for shard in self.__dict__.get("_open", {}).values():
             os.close(shard.descriptor)
 
-    def read(self, indices: Int64Array) -> Block:
-        """Reads the samples at `indices`, shape (N,), or the first of them up to 1 MiB.
+    def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
+        """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
 
         Returns:
             A block of at least one sample, if N > 0.
@@ -111,13 +114,14 @@ class ShardReader:
         starts, stops, errors = self._extents(shard_numbers, places)
         sizes = np.empty_like(starts)
         sizes[order] = stops - starts
-        taken = max(1, int(np.searchsorted(np.cumsum(sizes), MAX_BLOCK_BYTES)))
+        taken = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes)))
         if taken < len(indices):
             kept = order < taken
             order, shard_numbers, places, starts, stops = (
                 x[kept] for x in (order, shard_numbers, places, starts, stops)
             )
         data, shifts, is_read = self._read_runs(shard_numbers, starts, stops, errors)
+        self._close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.
         back = np.argsort(order)
         firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
@@ -196,12 +200,16 @@ class ShardReader:
             offsets = read_index(path, self._counts[number])
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             shard = _OpenShard(descriptor, offsets)
-            if len(self._open) >= MAX_OPEN:
-                os.close(self._open.popitem(last=False)[1].descriptor)
+            self._close_down_to(MAX_OPEN - 1)
             self._open[number] = shard
         else:
             self._open.move_to_end(number)
         return shard
+
+    def _close_down_to(self, number: int) -> None:
+        """Closes what was not used for longest, until so many files are open."""
+        while len(self._open) > number:
+            os.close(self._open.popitem(last=False)[1].descriptor)
 
     def _cut_short(self, number: int, place: int, stop: int) -> Exception:
         path = self.root / self.shards[number]

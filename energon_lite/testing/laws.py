@@ -22,6 +22,8 @@ _BYTES_PER_KEY = 256
 _LONGEST_KEY = 16
 # A finite pass is run to its end up to here, to count its samples.
 _LONGEST_PASS = 100_000
+# Stages that give the samples below them another number of times than once.
+_OTHER_COUNTS = ('"repeat"', '"stretch"', '"until": "first"', '"until": "all_once"')
 
 
 def check_dataset(
@@ -172,10 +174,10 @@ def _check_partition(trials: list[Trial]) -> None:
                     raise trial.error(
                         law, f"key {i}", f"{leaf} was drawn as {owner[1]} in stream {owner[0]} too"
                     )
-    source = _leaf_of(first.dataset)
-    if is_complete and source is not None:
-        expected = sum(source.num_items(trial.stream) for trial in trials)
-        config = json.dumps(first.dataset.config())
+    config = json.dumps(first.dataset.config())
+    if is_complete and not any(stage in config for stage in _OTHER_COUNTS):
+        sources = list(_leaves_below(first.dataset))
+        expected = sum(s.num_items(trial.stream) for trial in trials for s in sources)
         # A generator function may give nothing for a sample.
         may_drop = '"batch_drop_last": true' in config or '"expands": true' in config
         if len(owners) > expected or (len(owners) < expected and not may_drop):
@@ -206,11 +208,12 @@ def _atoms(key: RestoreKey) -> Iterator[RestoreKey]:
         yield key
 
 
-def _leaf_of(dataset: Any) -> SavableDataset[Any] | None:
-    """Gives the only leaf below a dataset."""
-    while hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    return dataset if isinstance(dataset, SavableDataset) else None
+def _leaves_below(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
+    """Gives the datasets at the bottom."""
+    if not dataset.children:
+        yield dataset
+    for child in dataset.children:
+        yield from _leaves_below(child)
 
 
 def _check_replay(trial: Trial) -> None:

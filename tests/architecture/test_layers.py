@@ -11,7 +11,7 @@ from .source_tree import PACKAGE, Module, package_modules
 # Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
 ROWS: list[list[str | frozenset[str]]] = [
     ["core"],
-    [frozenset({"order", "storage", "packing"})],
+    [frozenset({"order", "storage", "packing", "loss"})],
     ["prepare", "sources", "stages"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "inspect", "testing"],

@@ -13,10 +13,14 @@ import torch
 
 from energon_lite import (
     BatchDataset,
+    BlendDataset,
+    ConcatDataset,
     EpochizeDataset,
     GroupBatchDataset,
     LimitDataset,
     MapDataset,
+    MixBatchDataset,
+    RepeatDataset,
     SavableDataset,
     TextSample,
     WorkerConfig,
@@ -27,9 +31,14 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
+from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.stages.flow import StretchDataset
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.token_blending import TokenBlendDataset
+from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.testing import LawError, check_dataset
 
 from ..helpers import ENCODERS, caption_set, ignore, number_of, text_set, train, validation
@@ -91,7 +100,101 @@ MAP_CASES: list[Case] = [
     lambda root: validation(root, "expanding")(QUIET),
 ]
 
+
+
+def length(sample: TextSample) -> int:
+    return 1 + number_of(sample) % 5
+
+
+def other(root: Path, **order: Any) -> Any:
+    """Another source of the same texts."""
+    return texts(root, name="other", **order)
+
+
+def blend(*pairs: Any, **settings: Any) -> BlendDataset[Any]:
+    return BlendDataset(*pairs, **settings)
+
+
+def measured(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    return MeasureDataset(dataset, stage(length))
+
+
+def ones(root: Path, **order: Any) -> BatchDataset[Any]:
+    return BatchDataset(texts(root, **order), 1, stage(listed))
+
+
+FADING = Schedule("linear", ((0, 1.0), (20, 0.0)))
+BLEND_CASES: list[Case] = [
+    lambda root: blend((texts(root, repeat=True), 1), (other(root, repeat=True), 2.5)),
+    lambda root: blend((texts(root), 1), (other(root), 2.5)),
+    lambda root: blend((texts(root), 1), (texts(root), 1)),
+    lambda root: blend((texts(root), 1), (other(root), 3), until="first"),
+    lambda root: blend((texts(root), 1), (other(root), 3), until="all_once"),
+    lambda root: blend((texts(root), 1), (other(root), 3), until="forever"),
+    lambda root: blend((texts(root), 1), (other(root), 3), blend_mode="random"),
+    lambda root: blend((texts(root, repeat=True), FADING), (other(root, repeat=True), 1)),
+    lambda root: blend((blend((texts(root), 1), (other(root), 1)), 1), (texts(root), 1)),
+    lambda root: blend((BatchDataset(texts(root), 3, stage(listed)), 1), (ones(root), 1)),
+    lambda root: blend((MapDataset(texts(root), stage(twice)), 1), (other(root), 1)),
+    lambda root: GroupBatchDataset(
+        blend((texts(root), 1), (other(root), 2)), 3, stage(parity), stage(listed)
+    ),
+]
+CONCAT_CASES: list[Case] = [
+    lambda root: ConcatDataset(texts(root, training=False, block=2), other(root, training=False)),
+    lambda root: ConcatDataset(texts(root), other(root, repeat=True)),
+    lambda root: ConcatDataset(LimitDataset(texts(root), 4), LimitDataset(other(root), 99)),
+    lambda root: ConcatDataset(EpochizeDataset(texts(root, repeat=True), 3), texts(root)),
+    lambda root: ConcatDataset(EpochizeDataset(texts(root), 3), ones(root)),
+]
+REPEAT_CASES: list[Case] = [
+    lambda root: RepeatDataset(texts(root), repeats=1.3),
+    lambda root: RepeatDataset(texts(root), repeats=0.2),
+    lambda root: RepeatDataset(texts(root)),
+    lambda root: RepeatDataset(ConcatDataset(LimitDataset(texts(root), 5), other(root))),
+    lambda root: RepeatDataset(blend((LimitDataset(texts(root), 5), 5), (ones(root), 23))),
+    lambda root: RepeatDataset(EpochizeDataset(texts(root, repeat=True), 4)),
+]
+MIX_CASES: list[Case] = [
+    lambda root: MixBatchDataset(
+        (ones(root, repeat=True), 6), (ones(root, repeat=True, name="b"), 4), batch_size=4
+    ),
+    lambda root: MixBatchDataset(
+        (ones(root), 6), (MapDataset(texts(root), stage(twice)), 4), batch_size=4
+    ),
+]
+TOKEN_CASES: list[Case] = [
+    lambda root: measured(token_blend(texts(root, repeat=True), other(root, repeat=True))),
+    lambda root: measured(token_blend(texts(root), other(root))),
+    lambda root: measured(token_blend(texts(root), other(root), until="first")),
+    lambda root: measured(token_blend(texts(root), other(root), until="all_once")),
+    lambda root: measured(MapDataset(token_blend(texts(root), other(root)), stage(twice))),
+    lambda root: token_blend(
+        texts(root, name="a"), other(root),
+        lengths={name: np.arange(1, 24) for name in ("a", "other")},
+    ),
+]  # fmt: skip
+
+
+def token_blend(first: Any, second: Any, **settings: Any) -> TokenBlendDataset[Any]:
+    return TokenBlendDataset((first, 1), (second, 2), **settings)
+
+
 CASES: dict[type, list[Case]] = {
+    BlendDataset: BLEND_CASES,
+    ConcatDataset: CONCAT_CASES,
+    RepeatDataset: REPEAT_CASES,
+    MixBatchDataset: MIX_CASES,
+    TokenBlendDataset: TOKEN_CASES,
+    StretchDataset: [
+        lambda root: StretchDataset(texts(root), 9, goes_on=False),
+        lambda root: StretchDataset(texts(root), 9, goes_on=True),
+    ],
+    MeasureDataset: [lambda root: measured(texts(root))],
+    LossWeightDataset: [
+        lambda root: LossWeightDataset(BatchDataset(texts(root, loss_weight=0.5), 4, listed)),
+        lambda root: LossWeightDataset(texts(root)),
+    ],
     WebdatasetSource: SOURCE_CASES,
     MapDataset: MAP_CASES,
     BatchLists: [

@@ -1,0 +1,60 @@
+"""The worker processes of a loader: torch's, started, ended and asked what became of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader.turns import Delivery, Turns
+
+
+def _as_it_is(delivery: Any) -> Any:
+    """Collates nothing: torch's default would turn restore keys into lists."""
+    return delivery
+
+
+def worker_loader(
+    turns: Turns, num_workers: int, config: WorkerConfig, prefetch_factor: int, timeout_sec: float
+) -> DataLoader[Delivery]:
+    """Makes torch's loader of deliveries; its processes live over all passes.
+
+    Args:
+        turns: what the workers compute.
+        num_workers: how many there are, at least one.
+        config: start method and seed.
+        prefetch_factor: batches that each computes ahead.
+        timeout_sec: longest wait for a batch; 0 for any.
+    """
+    generator = torch.Generator()  # its own: the user's global one is left alone
+    generator.manual_seed(config.seed_offset)
+    return DataLoader(
+        turns,
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=True,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context=config.start_method,
+        collate_fn=_as_it_is,
+        generator=generator,
+        timeout=timeout_sec,
+    )
+
+
+def end_workers(deliveries: Any, pid: int) -> None:
+    """Ends worker processes; left to the garbage collector, torch may wait 5 s for each."""
+    if os.getpid() == pid:  # not in a fork, which has a copy of the loader
+        deliveries._shutdown_workers()
+
+
+def dead_workers(deliveries: Any) -> str:
+    """Names the worker processes that ended by themselves; empty if there are none."""
+    workers = getattr(deliveries, "_workers", ())
+    codes = [(w.pid, w.exitcode) for w in workers if w.exitcode not in (None, 0)]
+    return ", ".join(
+        f"{pid} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for pid, code in codes
+    )

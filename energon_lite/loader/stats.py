@@ -1,0 +1,306 @@
+"""What a run really gave, by source: counted batch by batch, saved, reduced over ranks, logged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from energon_lite.core.activity import Cost, SkipRecord
+from energon_lite.core.dataset import SavableDataset, SourceFacts
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON
+from energon_lite.core.topology import Stream
+
+
+@dataclasses.dataclass
+class SourceStats:
+    """What one source gave.
+
+    Attributes:
+        samples: samples drawn for the batches given, without those left out on the way.
+        batches: batches for which at least one was drawn.
+        draws: samples drawn, with those left out, or dropped with a last batch.
+        skipped: samples left out, on purpose or for an error.
+        tokens: their length, where the task encoder has `sample_length`; else 0.
+        loss_weight_sum: the loss weights of the samples, summed.
+        epochs: samples drawn over the size of the source.
+        asked_share: the part of all samples that the blend asks of it, up to here; of all tokens,
+            if it blends tokens.
+        given_share: the part of all samples, or tokens, that it gave.
+        read_sec: seconds of reading and decoding, in whichever process did it.
+        encode_sec: seconds in the hooks, of a batch's hooks by its part in the batch.
+        wait_sec: seconds that the training loop waited for its batches, by its part in each.
+    """
+
+    samples: int = 0
+    batches: int = 0
+    draws: int = 0
+    skipped: int = 0
+    tokens: int = 0
+    loss_weight_sum: float = 0.0
+    epochs: float = 0.0
+    asked_share: float = 0.0
+    given_share: float = 0.0
+    read_sec: float = 0.0
+    encode_sec: float = 0.0
+    wait_sec: float = 0.0
+
+
+# What is counted; the rest of `SourceStats` is worked out of these, of skips and of the blend.
+_COUNTED = ("samples", "batches", "draws", "tokens", "read_sec", "encode_sec", "wait_sec")
+
+
+class Stats(dict[str, SourceStats]):
+    """Statistics by source id, of one rank or of several together.
+
+    Attributes:
+        asked: the samples that the blend asks of each source, of the whole run up to here.
+        facts: what is known of each source.
+        unit: what shares are of, "samples" or "tokens".
+    """
+
+    def __init__(
+        self,
+        counted: Mapping[str, SourceStats],
+        asked: Mapping[str, float],
+        facts: Mapping[str, SourceFacts],
+        unit: str = "samples",
+    ) -> None:
+        names = dict.fromkeys((*facts, *counted))
+        super().__init__(
+            (name, dataclasses.replace(counted.get(name, SourceStats()))) for name in names
+        )
+        self.asked = dict(asked)
+        self.facts = dict(facts)
+        self.unit = unit
+        total = sum(getattr(stats, unit) for stats in self.values())
+        total_asked = sum(self.asked.values())
+        for name, stats in self.items():
+            facts_here = self.facts.get(name)
+            if facts_here is not None:
+                stats.epochs = stats.draws / max(1, facts_here.num_samples)
+                stats.loss_weight_sum = stats.samples * facts_here.loss_weight
+            stats.given_share = getattr(stats, unit) / total if total else 0.0
+            stats.asked_share = self.asked.get(name, 0.0) / total_asked if total_asked else 0.0
+
+    def merged(self, others: Iterable[Stats]) -> Stats:
+        """Gives the statistics of this rank and others together."""
+        counted = {name: dataclasses.replace(stats) for name, stats in self.items()}
+        for other in others:
+            for name, stats in other.items():
+                mine = counted.setdefault(name, SourceStats())
+                for field in (*_COUNTED, "skipped"):
+                    setattr(mine, field, getattr(mine, field) + getattr(stats, field))
+        return Stats(counted, self.asked, self.facts, self.unit)
+
+    def reduced(self, group: Any = None) -> Stats:
+        """Gives the statistics of all ranks together; every rank must call it.
+
+        Args:
+            group: the `torch.distributed` group of the data-parallel ranks; by default all. Without
+                `torch.distributed` these are the statistics of this process.
+        """
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+            return self
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, self, group=group)
+        own = dist.get_rank(group)
+        return self.merged(other for rank, other in enumerate(found) if rank != own)
+
+    def scalars(self, prefix: str = "data/") -> dict[str, float]:
+        """Gives every figure under a name such as `data/coco/train/given_share`."""
+        return {
+            f"{prefix}{name}/{field}": float(value)
+            for name, stats in self.items()
+            for field, value in dataclasses.asdict(stats).items()
+        }
+
+    def write_to(self, writer: Any, step: int, prefix: str = "data/") -> None:
+        """Writes every figure to a logger.
+
+        Args:
+            writer: has `add_scalar(name, value, step)`, as TensorBoard's `SummaryWriter`, or
+                `log(dict, step=...)`, as wandb.
+            step: the training step.
+            prefix: comes before every name.
+
+        Raises:
+            TypeError: `writer` has neither.
+        """
+        scalars = self.scalars(prefix)
+        if hasattr(writer, "add_scalar"):
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+        elif hasattr(writer, "log"):
+            writer.log(scalars, step=step)
+        else:
+            raise TypeError(
+                f"{type(writer).__name__} has neither add_scalar(name, value, step) nor "
+                "log(dict, step=...); give one of the two, or use scalars()"
+            )
+
+    def __str__(self) -> str:
+        """Gives a table for people."""
+        rows = [("source", "asked", "given", "samples", "epochs", "skipped")]
+        rows += [
+            (
+                name, f"{s.asked_share:.2%}", f"{s.given_share:.2%}", f"{s.samples:,}",
+                f"{s.epochs:.2f}", f"{s.skipped:,}",
+            )
+            for name, s in self.items()
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        )
+
+
+@dataclasses.dataclass
+class SavedStats:
+    """What states say of the time before a restore.
+
+    Attributes:
+        counted: counts of the ranks whose counts go on in this one.
+        asked: samples that the run asked of each source up to there.
+    """
+
+    counted: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    asked: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Counter:
+    """Counts what one rank gives, and what its run asked of each source.
+
+    Args:
+        dataset: the pipeline, which knows what it asks.
+        saved: what was counted before.
+        num_items: items that the whole run gave before.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], saved: SavedStats | None = None, num_items: int = 0
+    ) -> None:
+        saved = saved or SavedStats()
+        self._dataset = dataset
+        self._counted: dict[str, SourceStats] = {}
+        self._asked_before = dict(saved.asked)
+        self._items_before = num_items
+        self._last: dict[str, int] = {}
+        for counts in saved.counted:
+            for name, fields in counts.items():
+                stats = self._counted.setdefault(name, SourceStats())
+                for field, value in fields.items():
+                    setattr(stats, field, getattr(stats, field) + value)
+
+    def add(
+        self, costs: Mapping[str, Cost], skipped: Sequence[SkipRecord], is_batch: bool
+    ) -> None:
+        """Counts what was drawn and spent up to a batch, or up to the end of a stream."""
+        for source, cost in costs.items():
+            stats = self._of(source)
+            stats.draws += cost.draws
+            stats.read_sec += cost.read_sec
+            stats.encode_sec += cost.encode_sec
+            stats.tokens += cost.tokens
+            if is_batch and cost.draws:
+                stats.batches += 1
+                stats.samples += cost.draws
+        for record in skipped if is_batch else ():
+            self._of(record.source).samples -= record.num_samples
+        self._last = {source: cost.draws for source, cost in costs.items() if is_batch}
+
+    def waited(self, seconds: float) -> None:
+        """Counts how long the last batch was waited for."""
+        total = sum(self._last.values())
+        for source, draws in self._last.items() if total else ():
+            self._of(source).wait_sec += seconds * draws / total
+
+    def _of(self, source: str) -> SourceStats:
+        stats = self._counted.get(source)
+        if stats is None:
+            stats = self._counted[source] = SourceStats()
+        return stats
+
+    def asked(self, num_items: int) -> dict[str, float]:
+        """Gives the samples that the run asks of each source in its first items.
+
+        What was asked before the last restore counts as it was then, also of another blend.
+        """
+        found = dict(self._asked_before)
+        for name, number in _asked(self._dataset, num_items).items():
+            found[name] = found.get(name, 0.0) + number
+        if self._items_before:
+            for name, number in _asked(self._dataset, self._items_before).items():
+                found[name] = found.get(name, 0.0) - number
+        return found
+
+    def stats(self, num_items: int, skipped: Mapping[str, int]) -> Stats:
+        """Gives the statistics.
+
+        Args:
+            num_items: items that the whole run has given.
+            skipped: samples left out, by source.
+        """
+        counted = {name: dataclasses.replace(stats) for name, stats in self._counted.items()}
+        for name, number in skipped.items():
+            counted.setdefault(name, SourceStats()).skipped = number
+        facts = {facts.name: facts for facts in self._dataset.sources()}
+        return Stats(counted, self.asked(num_items), facts, self._dataset.share_unit)
+
+    def to_json(self, num_items: int) -> dict[str, JSON]:
+        """Gives all counts as plain JSON."""
+        counted: dict[str, JSON] = {
+            name: {
+                field: round(value, 3) if isinstance(value, float) else value
+                for field, value in ((f, getattr(stats, f)) for f in _COUNTED)
+                if value
+            }
+            for name, stats in self._counted.items()
+        }
+        asked: dict[str, JSON] = dict(self.asked(num_items).items())
+        return {"counted": counted, "asked": asked}
+
+
+def check_counts(state: Any) -> None:
+    """Refuses what `Counter.to_json` did not write.
+
+    Raises:
+        StateError: Says so.
+    """
+    counted = state.get("counted") if isinstance(state, dict) else None
+    asked = state.get("asked") if isinstance(state, dict) else None
+    is_whole = (
+        isinstance(counted, dict)
+        and isinstance(asked, dict)
+        and all(isinstance(fields, dict) for fields in counted.values())
+        and all(set(fields) <= set(_COUNTED) for fields in counted.values())
+        and all(
+            isinstance(value, (int, float)) and not isinstance(value, bool)
+            for fields in (*counted.values(), asked)
+            for value in fields.values()
+        )
+    )
+    if not is_whole:
+        raise StateError("the state's 'stats' are not what this version saves; it was edited")
+
+
+def _asked(dataset: SavableDataset[Any], num_items: int) -> dict[str, float]:
+    """Gives what the first items of all passes ask of each source."""
+    if dataset.endless:
+        return dataset.expected(num_items)
+    length = dataset.num_items(Stream(0, 1))
+    if length == 0:
+        return {}
+    passes, rest = divmod(num_items, length)
+    asked = dataset.expected(rest)
+    if passes:
+        for name, number in dataset.expected(length).items():
+            asked[name] = asked.get(name, 0.0) + passes * number
+    return asked

@@ -1,0 +1,46 @@
+"""Where the samples lie that a split file leaves out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from energon_lite.storage import nvmeta
+from energon_lite.storage.sqlite import sample_indices
+from energon_lite.storage.tar import iter_tar, split_name
+
+logger = logging.getLogger(__name__)
+
+
+def excluded_positions(
+    root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart
+) -> list[int]:
+    """Finds where the excluded samples lie in the concatenated shards of a split part."""
+    wanted = {key for keys in part.excluded.values() for key in keys}
+    if not wanted:
+        return []
+    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
+    found = sample_indices(root, sorted(wanted))
+    positions, start = [], 0
+    for shard, count in zip(part.shards, part.counts, strict=True):
+        keys = part.excluded.get(shard, ())
+        places = _places_in_shard(root / shard) if keys and found is None else {}
+        for key in keys:
+            if found is not None and found.get(key, (-1, 0))[0] == numbers[shard]:
+                places[key] = found[key][1]
+            if key in places:
+                positions.append(start + places[key])
+            else:  # Energon passes over such entries, so this is no error
+                logger.warning(
+                    "%s: split part %r excludes sample %r of %s, which has no such sample; correct "
+                    "`exclude` in the split file", root, part.name, key, shard,
+                )
+        start += count
+    return sorted(set(positions))
+
+
+def _places_in_shard(shard: Path) -> dict[str, int]:
+    """Reads the sample keys of a shard that has no usable `index.sqlite`."""
+    names = (split_name(header.name) for header in iter_tar(shard) if header.is_file)
+    keys = dict.fromkeys(name[0] for name in names if name is not None)
+    return {key: place for place, key in enumerate(keys)}

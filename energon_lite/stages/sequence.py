@@ -1,0 +1,273 @@
+"""Datasets one after the other, and one dataset again and again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.errors import EmptyDatasetError, StateError
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.stages.combining import CombinedDataset
+
+T = TypeVar("T")
+
+
+class ConcatDataset(CombinedDataset[T]):
+    """Each dataset to its end, one after the other; the usual choice for validation.
+
+    State: which dataset is being read, and the places in all of them.
+    Length: the sum of those below.
+    Keys: as below.
+
+    Args:
+        datasets: what follows each other; only the last may be endless.
+        worker_config: by default that of the datasets.
+
+    Raises:
+        ValueError: A dataset that is not the last one never ends.
+    """
+
+    def __init__(
+        self, *datasets: SavableDataset[T], worker_config: WorkerConfig | None = None
+    ) -> None:
+        super().__init__(datasets, worker_config)
+        for dataset, label in zip(self.datasets[:-1], self.labels, strict=False):
+            if dataset.endless:
+                raise ValueError(
+                    f"ConcatDataset: {label} never ends, so what comes after it would never be "
+                    "read. Make it with repeat=False, or blend the datasets."
+                )
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _ConcatCursor([dataset.cursor(stream) for dataset in self.datasets])
+
+    def num_items(self, stream: Stream) -> int:
+        """Sums the items of the datasets."""
+        return sum(dataset.num_items(stream) for dataset in self.datasets)
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Gives the items to the datasets in their order."""
+        found: dict[str, float] = {}
+        for dataset in self.datasets:
+            here = num_items if dataset.endless else min(num_items, total_items(dataset))
+            found.update(dataset.expected(here))
+            num_items -= here
+        return found
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the datasets in their order."""
+        return {"stage": "concat", "of": [dataset.config() for dataset in self.datasets]}
+
+
+class _ConcatCursor(Cursor[T]):
+    def __init__(self, cursors: list[Cursor[T]]) -> None:
+        self._cursors = cursors
+        self._at = 0
+
+    def __next__(self) -> T:
+        while self._at < len(self._cursors):
+            cursor = self._cursors[self._at]
+            try:
+                item = next(cursor)
+            except StopIteration:
+                self._at += 1
+                continue
+            self.key = cursor.key
+            return item
+        raise StopIteration
+
+    def snapshot(self) -> Snapshot:
+        inner = tuple(cursor.snapshot() for cursor in self._cursors)
+        return Snapshot("concat", {"at": self._at}, inner)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("concat", len(self._cursors))
+        at = snapshot.count("at")
+        if at > len(self._cursors):
+            raise StateError(
+                f"The checkpoint reads dataset {at} of a concat of {len(self._cursors)}."
+            )
+        for cursor, inner in zip(self._cursors, snapshot.inner, strict=True):
+            cursor.restore(inner)
+        self._at = at
+
+
+class RepeatDataset(WrapperDataset[T]):
+    """A finite dataset again and again, each time as another pass.
+
+    Of the last round, where `repeats` is not whole, that share of the items is given; over all
+    streams exactly `floor(share * items)`, as far as nothing is skipped.
+
+    State: rounds that are done, items of this round, and the place in it.
+    Length: that below times `repeats`.
+    Keys: as below; the epoch in them goes on from round to round.
+
+    Args:
+        dataset: what is repeated; its passes must end.
+        repeats: how many times; any number above 0. None for ever.
+        restart: accepted for Energon's signature; a pass always has all rounds.
+        worker_config: by default that of the dataset.
+
+    Raises:
+        ValueError: The dataset never ends, or `repeats` is not above 0.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        repeats: float | Fraction | None = None,
+        restart: bool = True,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        del restart
+        super().__init__(dataset.nested())
+        self.worker_config = worker_config or self.worker_config
+        if self.dataset.endless:
+            raise ValueError("RepeatDataset: the dataset never ends; repeat=False makes it finite")
+        if repeats is not None and not 0 < repeats < float("inf"):
+            raise ValueError(f"repeats={repeats} must be above 0, or None for ever")
+        # Through its text: 0.1 means one tenth, not the nearest binary number.
+        self.repeats = None if repeats is None else Fraction(str(repeats))
+
+    @property
+    def training(self) -> bool:
+        """As the dataset below."""
+        return self.dataset.training
+
+    @property
+    def endless(self) -> bool:
+        """Whether it repeats for ever."""
+        return self.repeats is None
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _RepeatCursor(self, stream)
+
+    @property
+    def num_rounds(self) -> int | None:
+        """Rounds of a pass, the last of which may be cut short; None for ever."""
+        if self.repeats is None:
+            return None
+        return -(-self.repeats.numerator // self.repeats.denominator)
+
+    def round_stream(self, stream: Stream, number: int) -> Stream:
+        """Gives the stream of a round: no two rounds of any passes are the same pass below."""
+        if self.num_rounds is None:
+            first = stream.pass_index << 32
+        else:
+            first = stream.pass_index * self.num_rounds
+        return replace(stream, pass_index=first + number)
+
+    def round_length(self, stream: Stream, number: int) -> int | None:
+        """Gives after how many items a round ends; None for where its data do.
+
+        Example:
+            Of 2.5 rounds of 5 items in 2 streams, which hold 3 and 2, the last has floor(2.5) = 2:
+            floor(2 * 3 / 5) = 1 in stream 0, floor(2 * 5 / 5) - 1 = 1 in stream 1.
+        """
+        if self.repeats is None or number < self.repeats.numerator // self.repeats.denominator:
+            return None
+        counts = [
+            self.dataset.num_items(replace(stream, index=i)) for i in range(stream.num_streams)
+        ]
+        total = sum(counts)
+        share = self.repeats % 1
+        target = total * share.numerator // share.denominator
+        before = sum(counts[: stream.index])
+        after = before + counts[stream.index]
+        return target * after // total - target * before // total if total else 0
+
+    def num_items(self, stream: Stream) -> int:
+        """Counts the items of all rounds; of one, where they never end."""
+        if self.num_rounds is None:
+            return self.dataset.num_items(self.round_stream(stream, 0))
+        total = 0
+        for number in range(self.num_rounds):
+            below = self.round_stream(stream, number)
+            length = self.round_length(below, number)
+            total += self.dataset.num_items(below) if length is None else length
+        return total
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the item again."""
+        item: T = self.dataset.restore_sample(restore_key)
+        return item
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Gives whole rounds, and a part of one."""
+        length = total_items(self.dataset)
+        if length == 0:
+            return {}
+        rounds, rest = divmod(num_items, length)
+        whole, part = self.dataset.expected(length), self.dataset.expected(rest)
+        return {name: rounds * count + part.get(name, 0.0) for name, count in whole.items()}
+
+    def config(self) -> dict[str, JSON]:
+        """Gives how often it repeats."""
+        repeats = None if self.repeats is None else str(self.repeats)
+        return {"stage": "repeat", "repeats": repeats, "of": self.dataset.config()}
+
+
+class _RepeatCursor(Cursor[T]):
+    """Attributes: round: rounds that are done."""
+
+    def __init__(self, spec: RepeatDataset[T], stream: Stream) -> None:
+        self._spec = spec
+        self._stream = stream
+        self._go_to(0)
+
+    def _go_to(self, number: int) -> None:
+        self.round = number
+        self._given = 0
+        self._below = self._spec.round_stream(self._stream, number)
+        self._length = self._spec.round_length(self._below, number)
+        self._inner: Cursor[T] = self._spec.dataset.cursor(self._below)
+
+    def __next__(self) -> T:
+        rounds = self._spec.num_rounds
+        num_empty = 0
+        while rounds is None or self.round < rounds:
+            if self._length is None or self._given < self._length:
+                try:
+                    item = next(self._inner)
+                except StopIteration:
+                    pass
+                else:
+                    self.key = self._inner.key
+                    self._given += 1
+                    return item
+            # A stream may have no part in many rounds: that of 3 samples is empty for most of 64.
+            num_empty = 0 if self._given else num_empty + 1
+            if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
+                names = ", ".join(facts.name for facts in self._spec.sources()) or "the dataset"
+                raise EmptyDatasetError(
+                    f"RepeatDataset: {names} gave no item in {num_empty} rounds of stream "
+                    f"{self._stream.index}; check what filters or skips its samples"
+                )
+            self._go_to(self.round + 1)
+        raise StopIteration
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            "repeat", {"round": self.round, "given": self._given}, (self._inner.snapshot(),)
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("repeat", 1)
+        number, given = snapshot.count("round"), snapshot.count("given")
+        rounds = self._spec.num_rounds
+        if rounds is not None and number > rounds:
+            raise StateError(f"The checkpoint stands in round {number} of {rounds}.")
+        self._go_to(number)
+        self._inner.restore(snapshot.inner[0])
+        self._given = given
+
+
+def total_items(dataset: SavableDataset[Any]) -> int:
+    """Counts the items of a pass over all streams."""
+    return dataset.num_items(Stream(0, 1))

@@ -1,0 +1,217 @@
+"""Several datasets by their share of tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.activity import Activity, activity_or, leaves
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.order.budget import BudgetOrder, BudgetState
+from energon_lite.order.schedules import Weight, Weights
+from energon_lite.stages.blending import BlendDataset, typical_shares
+
+T = TypeVar("T")
+
+# A draw's length counts in the choice after so many further draws; by then it has been measured.
+LAG = 16
+
+
+class TokenBlendDataset(BlendDataset[T]):
+    """Takes each item whole from one of several datasets, by their share of tokens.
+
+    Lengths come from a stored index, and are then known at once; or they are measured where
+    samples are encoded (`TaskEncoder.sample_length`), and count `LAG` draws later. An item that is
+    left out counts nothing.
+
+    State: the number of the next draw, tokens asked less given and mean lengths by dataset, the
+    last draws with what is known of their length, and the places in all datasets.
+    Length: the sum of those below; which end comes first is not foreseen.
+    Keys: as below.
+
+    Args:
+        datasets: pairs (dataset, weight), as in `BlendDataset`.
+        until: as in `BlendDataset`.
+        weights: as in `BlendDataset`.
+        lengths: the tokens of each sample, shape (N,), by source; None to use what is measured.
+        worker_config: by default that of the datasets.
+    """
+
+    def __init__(
+        self,
+        *datasets: tuple[SavableDataset[T], Weight],
+        until: str | None = None,
+        weights: Weights | None = None,
+        lengths: Mapping[str, npt.NDArray[np.int64]] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(*datasets, until=until, weights=weights, worker_config=worker_config)
+        self.lengths = None if lengths is None else dict(lengths)
+        if self.lengths is not None:
+            for facts in self.sources():
+                if facts.name.split("#")[0] not in self.lengths:
+                    raise ValueError(f"lengths: there is no entry for source {facts.name!r}")
+
+    @property
+    def share_unit(self) -> str:
+        """What shares are of."""
+        return "tokens"
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _TokenBlendCursor(self, stream)
+
+    def num_items(self, stream: Stream) -> int:
+        """Sums the items of the datasets."""
+        return sum(dataset.num_items(stream) for dataset in self.datasets)
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the weights and all that is blended."""
+        measured = "index" if self.lengths is not None else "measured"
+        return {**super().config(), "unit": "tokens", "lengths": measured}
+
+
+class _Draw(NamedTuple):
+    """A draw whose length has not been counted yet."""
+
+    child: int
+    guess: float
+    key: RestoreKey
+
+
+class _TokenBlendCursor(Cursor[T]):
+    def __init__(self, spec: TokenBlendDataset[T], stream: Stream) -> None:
+        self._spec = spec
+        self._stream = stream
+        self._order = BudgetOrder(spec.weights, spec.key, stream)
+        self._cursors: list[Cursor[T]] = [
+            dataset.cursor(replace(stream, share=stream.share * share))
+            for dataset, share in zip(spec.datasets, typical_shares(spec.weights), strict=True)
+        ]
+        self._num_ended = 0
+        self._pending: deque[_Draw] = deque()
+        self._measured: dict[RestoreKey, int] = {}
+        self._activity: Activity | None = None
+
+    def __next__(self) -> T:
+        self._listen()
+        order = self._order
+        while self._num_ended < len(self._cursors):
+            if len(self._pending) >= LAG:
+                self._settle()
+            child = order.choose()
+            cursor = self._cursors[child]
+            try:
+                item = next(cursor)
+            except StopIteration:
+                if self._spec.until == "first":
+                    raise
+                order.leave_out(child)
+                self._num_ended += 1
+                continue
+            if self._is_over():
+                raise StopIteration
+            self.key = cursor.key
+            self._count(child)
+            return item
+        raise StopIteration
+
+    def _listen(self) -> None:
+        activity = activity_or(self._stream)
+        if activity is not self._activity and self._spec.lengths is None:
+            self._activity = activity
+            activity.length_listeners.append(self._note)
+
+    def _note(self, leaf: RestoreKey, tokens: int) -> None:
+        self._measured[leaf] = self._measured.get(leaf, 0) + tokens
+
+    def _count(self, child: int) -> None:
+        """Counts the draw: with its length, if there is an index; with the mean till then."""
+        order = self._order
+        if self._spec.lengths is not None:
+            tokens = float(sum(map(self._indexed, leaves(self.key))))
+            order.gave(child, order.draw, tokens)
+            order.learn(child, tokens)
+        else:
+            guess = order.mean(child)
+            order.gave(child, order.draw, guess)
+            self._pending.append(_Draw(child, guess, self.key))
+        order.draw += 1
+
+    def _indexed(self, leaf: RestoreKey) -> int:
+        assert self._spec.lengths is not None
+        return int(self._spec.lengths[leaf[0].split("#")[0]][leaf[2]])
+
+    def _settle(self) -> None:
+        """Counts the oldest pending draw with what was measured for it."""
+        order = self._order
+        child, guess, key = self._pending.popleft()
+        draw = order.draw - len(self._pending) - 1
+        tokens = float(sum(self._measured.pop(leaf, 0) for leaf in leaves(key)))
+        order.gave(child, draw, tokens - guess)
+        order.learn(child, tokens)
+
+    def _length(self, key: RestoreKey) -> int:
+        return sum(self._measured.get(leaf, 0) for leaf in leaves(key))
+
+    def _is_over(self) -> bool:
+        if self._spec.until != "all_once":
+            return False
+        return all(cursor.round > 0 for cursor in self._cursors)  # type: ignore[attr-defined]
+
+    def snapshot(self) -> Snapshot:
+        state = self._order.state()
+        pending = tuple((*draw, self._length(draw.key)) for draw in self._pending)
+        fields: dict[str, Any] = {
+            "draw": state.draw,
+            "debts": tuple(zip(state.debts, state.tokens, state.counts, strict=True)),
+            "pending": pending,
+        }
+        return Snapshot("token_blend", fields, tuple(c.snapshot() for c in self._cursors))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        k = len(self._cursors)
+        snapshot.expect("token_blend", k)
+        draw = snapshot.count("draw")
+        rows, pending = snapshot.field("debts"), snapshot.field("pending")
+        is_whole = (
+            _is_table(rows, 3) and len(rows) == k and _is_table(pending, 4)
+            and all(_is_number(x) for row in rows for x in row)
+            and all(
+                child in range(k) and _is_number(guess) and isinstance(key, tuple)
+                and isinstance(tokens, int)
+                for child, guess, key, tokens in pending
+            )
+        )  # fmt: skip
+        if not is_whole:
+            raise StateError(
+                f"The checkpoint's token blend has debts={rows!r:.80} and pending={pending!r:.80}, "
+                "which it did not save; it was edited or damaged."
+            )
+        for cursor, inner in zip(self._cursors, snapshot.inner, strict=True):
+            cursor.restore(inner)
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        self._order.go_to(BudgetState(draw, *columns))
+        self._num_ended = 0
+        self._pending = deque(_Draw(child, guess, key) for child, guess, key, _ in pending)
+        self._measured = {
+            next(leaves(key)): tokens for _, _, key, tokens in pending if tokens
+        }
+
+
+def _is_table(value: Any, width: int) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(row, tuple) and len(row) == width for row in value
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
