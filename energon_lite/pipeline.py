@@ -1,32 +1,26 @@
-"""From a path to a dataset of batches: sources, then the task encoder's hooks in their order."""
+"""From a path to a dataset of batches: sources, blended, then the task encoder's hooks."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.core.user_function import UserFunction
-from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.webdataset import (
-    BaseCoreDatasetFactory,
-    BaseWebdatasetFactory,
-    CrudeWebdataset,
-)
-from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
-from energon_lite.stages.flow import EpochizeDataset, limited
-from energon_lite.stages.mapping import MapDataset
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder
-from energon_lite.task_encoder.cooking import find_cooker
+from energon_lite.metadataset.build import build_training, build_validation
+from energon_lite.metadataset.nodes import leaves
+from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.sources.webdataset import BaseCoreDatasetFactory
+from energon_lite.stages.flow import limited, virtual_epochs
+from energon_lite.task_encoder.base import DefaultTaskEncoder
+from energon_lite.task_encoder.hooks import AnyTaskEncoder, Batching, Hooks
 
-AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
+AnyPath = str | PathLike[str] | Mapping[str, Any]
 
 
 def get_train_dataset(
-    path: str | PathLike[str],
+    path: AnyPath,
     *,
     split_part: str = "train",
     worker_config: WorkerConfig | None = None,
@@ -41,11 +35,11 @@ def get_train_dataset(
     repeat: bool = True,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
-    """Makes the training dataset of a prepared folder.
+    """Makes the training dataset of a prepared folder or a metadataset.
 
     Args:
-        path: the folder.
-        split_part: which part of it.
+        path: the folder, the YAML file of a metadataset, or what such a file holds as a dict.
+        split_part: which part of the folder, or split of the metadataset.
         worker_config: this process's place in the run; by default 4 workers.
         batch_size: samples of a batch; None for single samples.
         batch_drop_last: whether a last batch that is not full is left out (without `repeat`).
@@ -58,37 +52,36 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: 1 permutes each epoch, n > 1 n copies as one; -1 draws
             slices with replacement; None keeps the file order.
         task_encoder: by default `DefaultTaskEncoder()`.
-        repeat: whether epoch follows epoch for ever; else a pass is one epoch.
-        kwargs: `dataset_config`, `split_config`, `subflavors`, `parallel_shard_iters`, `name`,
-            `trust` (run code that the dataset names).
+        repeat: whether epoch follows epoch for ever; else a pass is one epoch. A `blend` that
+            ends by its `until` has passes in any case.
+        kwargs: `subflavors`, `parallel_shard_iters`, `trust` (run code that a dataset names); for
+            a folder also `dataset_config`, `split_config`, `name`, `loss_weight`, `subset` (first
+            sample and the one after the last).
 
     Raises:
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    if virtual_epoch_length < 0:
-        raise ValueError(f"virtual_epoch_length={virtual_epoch_length} is negative; 0 for no end")
-    encoder = task_encoder or DefaultTaskEncoder()
-    factory = _factory(
-        path,
-        encoder,
-        kwargs,
+    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
+    node = open_node(path, split_part, kwargs)
+    opener = LeafOpener(
+        hooks.cooked,
+        num_leaves=len(leaves(node)),
+        decoder=hooks.decoder(kwargs),
+        shuffle_buffer_size=shuffle_buffer_size or 0,
+        block=batch_size or 1,
+        settings={"max_samples_per_sequence": max_samples_per_sequence, **kwargs},
         training=True,
-        split_part=split_part,
         worker_config=worker_config,
-        max_samples_per_sequence=max_samples_per_sequence,
-        shuffle_over_epochs=shuffle_over_epochs_multiplier,
+        multiplier=shuffle_over_epochs_multiplier,
     )
-    source = factory.build(
-        shuffle_buffer_size=shuffle_buffer_size or 0, repeat=repeat, block=batch_size or 1
-    )
-    batching = _Batching(batch_size, batch_drop_last, packing_buffer_size)
-    dataset = _encoded(source, factory, encoder, batching, worker_config)
-    return EpochizeDataset(dataset, virtual_epoch_length) if virtual_epoch_length else dataset
+    dataset = build_training(node, opener, opener.lengths, repeat)
+    dataset = hooks.encoded(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
+    return virtual_epochs(dataset, virtual_epoch_length)
 
 
 def get_val_dataset(
-    path: str | PathLike[str],
+    path: AnyPath,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
@@ -101,9 +94,11 @@ def get_val_dataset(
 ) -> SavableDataset[Any]:
     """Makes the validation dataset of a prepared folder: each sample once, in file order.
 
+    Those of a metadataset follow each other in the order of the file, whatever its weights.
+
     Args:
-        path: the folder.
-        split_part: which part of it.
+        path: as in `get_train_dataset`.
+        split_part: as in `get_train_dataset`.
         worker_config: as in `get_train_dataset`.
         batch_size: samples of a batch; None for single samples.
         batch_drop_last: whether the last batch is left out if it is not full.
@@ -116,22 +111,16 @@ def get_val_dataset(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    datasets = get_val_datasets(
-        path,
-        split_part=split_part,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size,
-        limit=limit,
-        task_encoder=task_encoder,
-        **kwargs,
-    )
-    return datasets[0][0]
+    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
+    node = open_node(path, split_part, kwargs)
+    opener = _validation_opener(hooks, len(leaves(node)), batch_size, worker_config, kwargs)
+    dataset = build_validation(leaves(node), opener)
+    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    return limited(hooks.encoded(dataset, batching), limit)
 
 
 def get_val_datasets(
-    path: str | PathLike[str],
+    path: AnyPath,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
@@ -143,125 +132,30 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
     """Makes one validation dataset for each leaf; see `get_val_dataset`."""
-    encoder = task_encoder or DefaultTaskEncoder()
-    factory = _factory(
-        path,
-        encoder,
-        kwargs,
+    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
+    node = open_node(path, split_part, kwargs)
+    opener = _validation_opener(hooks, len(leaves(node)), batch_size, worker_config, kwargs)
+    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    found: list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]] = []
+    for leaf in leaves(node):
+        dataset = hooks.encoded(opener(leaf, repeat=False), batching)
+        found.append((limited(dataset, limit), opener.factories[-1]))
+    return found
+
+
+def _validation_opener(
+    hooks: Hooks,
+    num_leaves: int,
+    batch_size: int | None,
+    worker_config: WorkerConfig | None,
+    kwargs: dict[str, Any],
+) -> LeafOpener:
+    return LeafOpener(
+        hooks.cooked,
+        num_leaves=num_leaves,
+        decoder=hooks.decoder(kwargs),
+        block=batch_size or 1,
+        settings=kwargs,
         training=False,
-        split_part=split_part,
         worker_config=worker_config,
     )
-    source = factory.build(block=batch_size or 1)
-    batching = _Batching(batch_size, batch_drop_last, packing_buffer_size)
-    dataset = _encoded(source, factory, encoder, batching, worker_config)
-    return [(limited(dataset, limit), factory)]
-
-
-def _factory(
-    path: str | PathLike[str], encoder: AnyTaskEncoder, kwargs: dict[str, Any], **settings: Any
-) -> BaseWebdatasetFactory[Any]:
-    decoder = _decoder(encoder, kwargs)
-    allowed = {
-        "dataset_config", "split_config", "subflavors", "parallel_shard_iters", "trust", "name",
-    }  # fmt: skip
-    unknown = set(kwargs) - allowed
-    if unknown:
-        raise TypeError(
-            f"unexpected keyword argument {sorted(unknown)[0]!r}; "
-            f"besides the named ones there are {', '.join(sorted(allowed))}"
-        )
-    return load_factory(path, decoder=decoder, **settings, **kwargs)
-
-
-def _decoder(encoder: AnyTaskEncoder, kwargs: dict[str, Any]) -> SampleDecoder | None:
-    """Gives the encoder's decoder, or the one that Energon's old keywords describe."""
-    auto_decode = kwargs.pop("auto_decode", True)
-    old = {
-        name: kwargs.pop(name)
-        for name in ("image_decode", "av_decode", "video_decode_audio")
-        if name in kwargs
-    }
-    if kwargs.pop("handler", None) is not None:
-        warnings.warn(
-            "handler is ignored; set WorkerConfig.global_error_handler", FutureWarning, 4
-        )
-    if old:
-        warnings.warn(
-            f"{', '.join(old)}: set `decoder = SampleDecoder(...)` on the task encoder instead",
-            FutureWarning,
-            stacklevel=4,
-        )
-        return SampleDecoder(**old)
-    return encoder.decoder if auto_decode else None
-
-
-class _Batching(NamedTuple):
-    """How samples become batches, as the user asked for it."""
-
-    batch_size: int | None
-    drop_last: bool
-    packing_buffer_size: int | None
-
-
-def _encoded(
-    dataset: SavableDataset[Any],
-    factory: BaseWebdatasetFactory[Any],
-    encoder: AnyTaskEncoder,
-    batching: _Batching,
-    config: WorkerConfig | None,
-) -> SavableDataset[Any]:
-    """Puts the hooks that do something over a source, each as a stage."""
-    batch_size, drop_last, packing_buffer_size = batching
-    if packing_buffer_size is not None:
-        raise ValueError("packing_buffer_size: this version does not pack; leave it at None")
-
-    def hook(name: str, function: Any = None) -> UserFunction:
-        return UserFunction(
-            function or getattr(encoder, name),
-            name=name,
-            seed=config.seed_offset if config else 0,
-            config=config,
-            failure_tolerance=encoder.__default_failure_tolerance__,
-        )
-
-    if isinstance(factory, CrudeWebdataset):
-        cook = hook("cook", _cook_function(factory, encoder))
-        dataset = MapDataset(dataset, cook)
-    for name in _encoding_hooks(encoder):
-        dataset = MapDataset(dataset, hook(name))
-    if encoder.overrides("batch_group_criterion"):
-        criterion = hook("batch_group_criterion")
-        dataset = GroupBatchDataset(
-            dataset, batch_size, criterion, hook("batch"), drop_last=drop_last
-        )
-    elif batch_size is not None:
-        dataset = BatchDataset(dataset, batch_size, hook("batch"), drop_last=drop_last)
-    else:
-        return dataset
-    if encoder.overrides("encode_batch"):
-        dataset = MapDataset(dataset, hook("encode_batch"))
-    return dataset
-
-
-def _cook_function(factory: CrudeWebdataset, encoder: AnyTaskEncoder) -> CookFunction:
-    cooker = find_cooker(encoder.cookers, factory.subflavors, str(factory.path))
-    if cooker.need_cache or cooker.need_primary:
-        raise ValueError(
-            f"{factory.path}: cooker {cooker.cook.__name__} asks for a cache or the primary file "
-            "store, which this version does not have"
-        )
-    return CookFunction(encoder, cooker)
-
-
-def _encoding_hooks(encoder: AnyTaskEncoder) -> list[str]:
-    """Lists the per-sample hooks that do something, in their order."""
-    hooks = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
-    if len(hooks) == 2:
-        if type(encoder).encode_sample is not DefaultTaskEncoder.encode_sample:
-            raise ValueError(
-                f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
-                "first part of encode_sample as preencode_sample and the rest as postencode_sample"
-            )
-        hooks.remove("encode_sample")
-    return hooks + ["postencode_sample"] * encoder.overrides("postencode_sample")

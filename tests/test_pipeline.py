@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.topology import Stream
 from energon_lite.sources.source import WebdatasetSource
 
 from .helpers import caption_set, text_set
@@ -53,7 +57,7 @@ def test_default_encoder_puts_no_stage_over_samples(texts) -> None:
     single = get_train_dataset(texts, worker_config=CONFIG, batch_size=None)
     assert isinstance(single, WebdatasetSource)
     batched = get_train_dataset(texts, worker_config=CONFIG, batch_size=2)
-    assert isinstance(batched, BatchDataset)
+    assert isinstance(batched.children[0], BatchDataset)  # below the loss weights
 
 
 def test_worker_config_is_optional_everywhere(texts) -> None:
@@ -199,3 +203,210 @@ def test_encoder_may_change_types(texts) -> None:
         task_encoder=DefaultTaskEncoder(encoded_sample_type=TextSample),
     )
     assert isinstance(next(iter(single)), TextSample)
+
+
+def metadataset(folder: Path, text: str) -> Path:
+    """Writes a metadataset beside the folders that it names."""
+    path = folder / "meta.yaml"
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    path.write_text(head + textwrap.dedent(text))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sets")
+    for name, number in (("a", 50), ("b", 20), ("c", 5)):
+        text_set(root / name, number)
+    return root
+
+
+def sources_of(dataset: Any) -> dict[str, float]:
+    return {facts.name: facts.loss_weight for facts in dataset.sources()}
+
+
+def test_blend_of_a_file_gives_its_shares_and_loss_weights(sets) -> None:
+    path = metadataset(
+        sets,
+        """
+        splits:
+          train:
+            loss_weight: 0.5
+            blend:
+            - {weight: 3, path: a, loss_weight: 0.2}
+            - weight: 1
+              blend: [{path: b}, {path: c, weight: 3}]
+            - {weight: 0, path: not_there}
+        """,
+    )
+    dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=8)
+    assert sources_of(dataset) == {"a/train": 0.1, "b/train": 0.5, "c/train": 0.5}
+    loader = get_savable_loader(dataset)
+    for batch in islice(loader, 200):
+        expected = [0.1 if "/a/" in f"{s[0].dataset_path}/" else 0.5 for s in batch.__sources__]
+        assert batch.loss_weight.tolist() == pytest.approx(expected)
+    stats = loader.stats()
+    asked = {"a/train": 1200, "b/train": 100, "c/train": 300}
+    for name, number in asked.items():
+        assert abs(stats[name].samples - number) <= 5
+        assert stats[name].asked_share == pytest.approx(number / 1600)
+        assert stats[name].epochs == stats[name].samples / stats.facts[name].num_samples
+    assert stats["a/train"].loss_weight_sum == pytest.approx(0.1 * stats["a/train"].samples)
+
+
+def test_nested_blends_have_the_weights_of_energons_example(sets) -> None:
+    inner = sets / "inner.yaml"
+    metadataset(sets, "splits: {train: {blend: [{path: b}, {path: c, weight: 3}]}}").rename(inner)
+    path = metadataset(
+        sets, "splits: {train: {blend: [{path: a, weight: 3}, {path: inner.yaml}]}}"
+    )
+    dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=None)
+    shares = dataset.expected(1000)
+    assert shares == pytest.approx({"a/train": 750, "b/train": 62.5, "c/train": 187.5})
+
+
+def test_leaf_used_twice_has_two_orders(sets) -> None:
+    path = metadataset(sets, "splits: {train: {blend: [{path: a}, {path: a}]}}")
+    dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=None)
+    assert list(sources_of(dataset)) == ["a/train", "a/train#2"]
+    samples = list(islice(dataset, 100))
+    orders = {
+        name: [s.__key__ for s in samples if s.__restore_key__[0] == name]
+        for name in sources_of(dataset)
+    }
+    first, second = orders.values()
+    assert sorted(first) == sorted(second)  # an epoch of each
+    assert first != second
+
+
+@pytest.mark.parametrize("num_streams", [1, 2, 3, 7])
+def test_epochized_blend_has_exact_counts_in_every_epoch(sets, num_streams) -> None:
+    path = metadataset(
+        sets,
+        """
+        splits:
+          train:
+            blend_epochized:
+            - {path: a, repetitions: 1.5}
+            - {path: b}
+            - {path: c, repetitions: 0.5}
+        """,
+    )
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)
+    dataset = get_train_dataset(path, worker_config=config, batch_size=None, repeat=False)
+    loader = get_savable_loader(dataset)
+    seen: Counter[Any] = Counter()
+    for epoch in range(1, 5):
+        counts = Counter(sample.__restore_key__[0] for sample in loader)
+        assert counts == {"a/train": 75, "b/train": 20, "c/train": 2}
+        seen.update(sample for sample in _keys_of(dataset, epoch - 1, num_streams))
+    # Over four epochs of 1.5 repetitions each sample came six times, of 0.5 (2 of 5) once or twice.
+    numbers: dict[str, set[int]] = {}
+    for (name, _), number in seen.items():
+        numbers.setdefault(name, set()).add(number)
+    assert numbers == {"a/train": {6}, "b/train": {4}, "c/train": {1, 2}}
+
+
+def _keys_of(dataset: Any, epoch: int, num_streams: int) -> list[tuple[str, int]]:
+    found = []
+    for index in range(num_streams):
+        run = StreamRun(dataset, Stream(index, num_streams, epoch))
+        found += [(sample.__restore_key__[0], sample.__restore_key__[2]) for sample in run]
+    return found
+
+
+def test_blend_without_an_end_is_refused_where_it_must_end(sets) -> None:
+    path = metadataset(sets, "splits: {train: {blend: [{path: a}, {path: b}]}}")
+    with pytest.raises(ValueError, match=r"until: first.*until: all_once.*blend_epochized"):
+        get_train_dataset(path, worker_config=CONFIG, batch_size=2, repeat=False)
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"),
+    [("first", {"a/train": range(15, 26), "b/train": {20}}), ("all_once", None)],
+)
+def test_blend_with_an_end_has_passes(sets, until, expected) -> None:
+    path = metadataset(
+        sets, f"splits: {{train: {{until: {until}, blend: [{{path: a}}, {{path: b}}]}}}}"
+    )
+    dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=None)
+    assert not dataset.endless
+    loader = get_savable_loader(dataset)
+    for _ in range(3):
+        keys = [sample.__restore_key__ for sample in loader]
+        counts = Counter(key[0] for key in keys)
+        if expected is None:
+            # b comes again and again until a has ended: every sample of both, a's just once.
+            assert counts["a/train"] == 50
+            assert len({key[2] for key in keys if key[0] == "b/train"}) == 20
+            assert abs(counts["b/train"] - 50) <= 5
+        else:
+            assert all(counts[name] in numbers for name, numbers in expected.items())
+        assert len(loader) == len(keys)
+
+
+def test_validation_of_a_blend_is_each_sample_once_in_file_order(sets) -> None:
+    path = metadataset(
+        sets,
+        "splits: {val: {split_part: train, blend: [{path: b, weight: 9}, {path: c}, {path: a}]}}",
+    )
+    loader = get_loader(get_val_dataset(path, worker_config=CONFIG, batch_size=7))
+    keys = [
+        (source[0].dataset_path, key)
+        for batch in loader
+        for source, key in zip(batch.__sources__, batch.__key__, strict=True)
+    ]
+    assert [Path(path).name for path, _ in keys] == ["b"] * 20 + ["c"] * 5 + ["a"] * 50
+    assert len(set(keys)) == 75
+    datasets = get_val_datasets(path, worker_config=CONFIG, batch_size=7)
+    assert [len(factory) for _, factory in datasets] == [20, 5, 50]
+    assert [len(list(get_loader(dataset))) for dataset, _ in datasets] == [3, 1, 8]
+
+
+def test_subsets_compose_and_leave_no_gap(sets) -> None:
+    def keys(subset: str, outer: str = "{range: [0%, 100%]}") -> set[str]:
+        path = metadataset(
+            sets,
+            f"splits: {{val: {{split_part: train, subset: {outer}, "
+            f"concat: [{{path: b, subset: {subset}}}]}}}}",
+        )
+        loader = get_loader(get_val_dataset(path, worker_config=CONFIG, batch_size=None))
+        return {sample.__key__ for sample in loader}
+
+    parts = [keys("{range: [0%, 33%]}"), keys("{range: [33%, 100%]}")]
+    assert [len(part) for part in parts] == [6, 14]
+    assert not parts[0] & parts[1]
+    assert len(keys("{range: [3, end]}")) == 17
+    assert sorted(keys("{range: [25%, 75%]}", "{range: [0%, 50%]}")) == [
+        f"{i:05d}" for i in range(5, 10)
+    ]
+    with pytest.raises(ValueError, match="ends after the last of 20 samples"):
+        keys("{range: [3, 21]}")
+
+
+def test_source_of_three_samples_among_64_streams_gets_its_share(tmp_path) -> None:
+    text_set(tmp_path / "a", 200)
+    text_set(tmp_path / "few", 3)
+    path = metadataset(tmp_path, "splits: {train: {blend: [{path: a}, {path: few}]}}")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=64)
+    dataset = get_train_dataset(path, worker_config=config, batch_size=None)
+    found: Counter[Any] = Counter()
+    of_stream: Counter[int] = Counter()
+    per_level: dict[int, Counter[int]] = {}
+    for sample in islice(iter(get_savable_loader(dataset)), 64 * 30):
+        name, _, index, draw = sample.__restore_key__
+        found[name] += 1
+        if name == "few/train":
+            per_level.setdefault(of_stream[draw % 64], Counter())[index] += 1
+            of_stream[draw % 64] += 1
+    assert abs(found["few/train"] - 960) <= 2 * 64 + 5
+    # Streams are at most a few draws apart; where all have drawn equally often, so has each sample
+    # been drawn.
+    total: Counter[int] = Counter()
+    num_levels = min(of_stream.values())
+    assert len(of_stream) == 64
+    assert num_levels >= 10
+    for level in range(num_levels):
+        total += per_level[level]
+        assert set(total) == {0, 1, 2}
+        assert max(total.values()) - min(total.values()) <= 1

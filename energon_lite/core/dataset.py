@@ -239,7 +239,9 @@ class WrapperDataset(SavableDataset[T_co]):
         return self.dataset.num_items(stream)
 
 
-def count_rank_items(dataset: SavableDataset[Any], config: WorkerConfig | None) -> int:
+def count_rank_items(
+    dataset: SavableDataset[Any], config: WorkerConfig | None, pass_index: int = 0
+) -> int:
     """Counts what a rank gives in a pass, or in an epoch of an endless one."""
     config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     if dataset.pass_length is not None and dataset.training:
@@ -247,7 +249,7 @@ def count_rank_items(dataset: SavableDataset[Any], config: WorkerConfig | None) 
     slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
     total = 0
     for first, index in enumerate(slots.streams()):
-        items = dataset.num_items(Stream(index, slots.num_streams))
+        items = dataset.num_items(Stream(index, slots.num_streams, pass_index))
         # The rank gives batch k of the stream for k = start, start + stride, ...
         start = slots.slot(first) // slots.num_streams
         total += max(0, -(-(items - start) // slots.stride))

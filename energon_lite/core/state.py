@@ -171,16 +171,3 @@ def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
     if saved != here:
         return [f"Checkpoint has {path}={saved!r} where this pipeline has {here!r}"]
     return []
-
-
-def refuse_differences(saved: Any, here: Any) -> None:
-    """Raises if a checkpoint was written by a pipeline with other settings.
-
-    Raises:
-        StateError: With every difference.
-    """
-    found = config_differences(saved, here)
-    if found:
-        raise StateError(
-            "\n".join(found) + "\nBuild the pipeline with the settings that it was saved with."
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, SkipRecord
@@ -21,6 +21,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot, as_key
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
+from energon_lite.loader.ranks import gathered, handed_out
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.stats import Counter, Stats
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
@@ -106,17 +107,9 @@ class SavableDataLoader(Generic[T]):
         return place.start.pass_index * length + (length if place.ended else min(here, length))
 
     def __len__(self) -> int:
-        """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
-        config = self.worker_config
-        return count_rank_items(
-            self.dataset,
-            WorkerConfig(
-                rank=config.rank,
-                world_size=config.world_size,
-                num_workers=config.num_workers,
-                num_streams=self.num_streams,
-            ),
-        )
+        """Counts the items of this rank in this pass (an epoch, if endless), before skipping."""
+        config = dataclasses.replace(self.worker_config, num_streams=self.num_streams)
+        return count_rank_items(self.dataset, config, self._place.start.pass_index)
 
     def __iter__(self) -> Iterator[T]:
         """Gives the rest of the pass in training; a new pass in validation."""
@@ -278,14 +271,18 @@ class SavableDataLoader(Generic[T]):
             "config": self._config,
         }
 
-    def restore_state_rank(self, state: dict[str, Any] | None) -> None:
+    def restore_state_rank(self, state: dict[str, Any] | None, *, migrate: bool = False) -> None:
         """Goes to where this rank stood when it saved, on the same topology; None does nothing.
+
+        Args:
+            state: of this rank.
+            migrate: as in `restore_state_global`.
 
         Raises:
             StateError: The state does not fit.
         """
         if state is not None:
-            self.restore_state_global([state])
+            self.restore_state_global([state], migrate=migrate)
 
     def save_state_global(self, global_dst_rank: int = 0) -> list[dict[str, Any]] | None:
         """Gathers the states of all ranks on one; every rank must call it.
@@ -296,48 +293,48 @@ class SavableDataLoader(Generic[T]):
         Returns:
             The list on that rank, None on the others.
         """
-        state = self.save_state_rank()
-        config = self.worker_config
-        if config.world_size == 1 or not dist.is_initialized():
-            return [state]
-        is_target = config.global_rank() == global_dst_rank
-        gathered: list[Any] | None = [None] * config.world_size if is_target else None
-        dist.gather_object(state, gathered, global_dst_rank, group=config.data_parallel_group)
-        return gathered
+        return gathered(self.save_state_rank(), global_dst_rank, self.worker_config)
 
     def restore_state_global(
-        self, states: Sequence[dict[str, Any]] | None, *, src_rank: int | None = None
-    ) -> None:
+        self,
+        states: Sequence[dict[str, Any]] | None,
+        *,
+        src_rank: int | None = None,
+        migrate: bool = False,
+    ) -> list[str]:
         """Goes to where a run stood, from the states of all its ranks, on any topology.
 
         Args:
             states: the states of all ranks that saved.
             src_rank: the rank, inside the data-parallel group, that has the list; the others give
                 None. By default every rank gives it.
+            migrate: whether the blend may have been edited: unchanged sources go on where they
+                were, new ones start at their beginning.
+
+        Returns:
+            What was edited, source by source; it is logged too.
 
         Raises:
             StateError: The states do not fit each other or this pipeline; nothing was changed.
         """
-        config = self.worker_config
-        if src_rank is not None and dist.is_initialized() and config.world_size > 1:
-            group = config.data_parallel_group
-            source = dist.get_global_rank(group, src_rank) if group is not None else src_rank
-            box: list[Any] = [states]
-            dist.broadcast_object_list(box, source, group=group)
-            states = box[0]
+        if src_rank is not None:
+            states = handed_out(states, src_rank, self.worker_config)
         if not isinstance(states, (list, tuple)):
             raise StateError(
                 f"{type(states).__name__} is no list of the states of all ranks; give the list, or "
                 "src_rank of the rank that has it"
             )
-        place = self._resumed(list(states))
+        place = self._resumed(list(states), migrate)
+        for edit in place.edits:
+            logger.warning("Restored with an edited blend: %s", edit)
         self._stop_workers()
         self._has_begun = False
         self._snapshots = {}
         self._place = place
         self._counter = Counter(self.dataset, place.stats, self._num_run_items)
+        return place.edits
 
-    def _resumed(self, states: list[dict[str, Any]]) -> Place:
+    def _resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> Place:
         config = self.worker_config
         return resume(
             states,
@@ -347,15 +344,18 @@ class SavableDataLoader(Generic[T]):
             config=self._config,
             endless=self.dataset.endless,
             fresh=StreamRun(self.dataset, Stream(0, 1)).snapshot(),
+            migrate=migrate,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Gives `save_state_rank()`, under the name that trainers look for."""
         return self.save_state_rank()
 
-    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any] | Sequence[dict[str, Any]], *, migrate: bool = False
+    ) -> None:
         """Restores the state of this rank, or a list of the states of all."""
-        self.restore_state_global([state] if isinstance(state, dict) else state)
+        self.restore_state_global([state] if isinstance(state, dict) else state, migrate=migrate)
 
     # ---------------------------------------------------------------------------- inspection
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot, refuse_differences
+from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot
 from energon_lite.core.topology import RankSlots
+from energon_lite.loader.migration import compare, migrated
 from energon_lite.loader.stats import SavedStats, check_counts
 from energon_lite.loader.turns import PassStart, StreamStart
 
@@ -50,6 +51,7 @@ class Place:
     count: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     stats: SavedStats = field(default_factory=SavedStats)
+    edits: list[str] = field(default_factory=list)
 
     def is_given(self, slot: int) -> bool:
         """Tells whether another rank gave a slot before this run was resumed."""
@@ -134,6 +136,7 @@ def resume(
     config: dict[str, JSON],
     endless: bool,
     fresh: Snapshot,
+    migrate: bool = False,
 ) -> Place:
     """Works out where a rank goes on.
 
@@ -146,6 +149,7 @@ def resume(
         config: the configuration of the pipeline here.
         endless: whether the pass never ends; then ranks must stand at the same step.
         fresh: a snapshot of a stream of this pipeline, which those of the states must be like.
+        migrate: whether sources may have been added, removed or weighted anew.
 
     Raises:
         StateError: The states do not fit each other, the pipeline, or the topology.
@@ -153,18 +157,15 @@ def resume(
     checked = [check_state(state) for state in states]
     if not checked:
         raise StateError("there is no state in the list; give the states of all ranks")
-    refuse_differences(checked[0]["config"], config)
+    edits = check_config(checked[0]["config"], config, migrate)
     _check_same(checked, "config", show=False)
+    if edits:
+        checked = [_migrated_state(state, fresh, config) for state in checked]
     aligned = _aligned(checked)
     for name in ("num_streams", "world_size", "base", "given"):
         _check_same(aligned, name)
-    old_streams, old_world = checked[0]["num_streams"], checked[0]["world_size"]
-    if num_streams not in (None, old_streams):
-        raise StateError(
-            f"the run has {old_streams} streams, and WorkerConfig asks for "
-            f"num_streams={num_streams}; the number of streams cannot change in a run. Leave it "
-            f"out, or set num_streams={old_streams}"
-        )
+    old_world = checked[0]["world_size"]
+    _check_num_streams(num_streams, checked[0]["num_streams"])
     _check_ranks([state["rank"] for state in checked], old_world, rank, world_size)
     if endless:
         _check_steps(checked)
@@ -180,10 +181,50 @@ def resume(
     for state in counted:
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number
+    place.edits = edits
     place.stats = SavedStats(
         [state["stats"]["counted"] for state in counted], checked[0]["stats"]["asked"]
     )
     return place
+
+
+def check_config(saved: Any, here: Any, migrate: bool) -> list[str]:
+    """Compares the configurations; gives how the blend was edited, if it was.
+
+    Raises:
+        StateError: With every difference, where they are more than edits of a blend, or those may
+            not be.
+    """
+    edits, others = compare(saved, here)
+    if others:
+        raise StateError(
+            "\n".join(others + edits)
+            + "\nBuild the pipeline with the settings that it was saved with."
+        )
+    if edits and not migrate:
+        raise StateError(
+            "\n".join(edits) + "\nThe blend is another than that of the checkpoint. Restore with "
+            "migrate=True to go on with it, or build the pipeline as it was."
+        )
+    return edits
+
+
+def _migrated_state(
+    state: dict[str, Any], fresh: Snapshot, config: dict[str, JSON]
+) -> dict[str, Any]:
+    streams = {
+        index: migrated(Snapshot.from_json(stream), fresh, state["config"], config).to_json()
+        for index, stream in state["streams"].items()
+    }
+    return {**state, "streams": streams}
+
+
+def _check_num_streams(asked: int | None, saved: int) -> None:
+    if asked not in (None, saved):
+        raise StateError(
+            f"the run has {saved} streams, and WorkerConfig asks for num_streams={asked}; the "
+            f"number of streams cannot change in a run. Leave it out, or set num_streams={saved}"
+        )
 
 
 def _check_ranks(ranks: list[int], old_world: int, rank: int, world_size: int) -> None:

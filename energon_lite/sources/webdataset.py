@@ -73,8 +73,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subflavors: tags; they go over those of `dataset.yaml`.
         decoder: how parts become values; None leaves bytes.
         name: id of the source in states and keys; by default folder name and split part.
-        subset: (first, last + 1) of the split part's samples, of which only those are used;
-            excluded samples count here.
+        subset: (first, last + 1) of the split part's samples, of which only those are used, or a
+            function that gives it for their number; excluded samples count here.
         loss_weight: factor for the loss of each sample.
         max_open: shards that stay open between two reads.
 
@@ -98,7 +98,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = None,
         name: str | None = None,
-        subset: tuple[int, int] | None = None,
+        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None = None,
         loss_weight: float = 1.0,
         max_open: int = MAX_OPEN,
     ) -> None:
@@ -141,13 +141,15 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         return self._last - self._first
 
     def _reader_range(
-        self, subset: tuple[int, int] | None, excluded: list[int]
+        self,
+        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None,
+        excluded: list[int],
     ) -> tuple[int, int]:
         """Gives first and last + 1 of the reader's samples, which leave out the excluded ones."""
         if subset is None:
             return 0, self._reader.num_samples
-        start, stop = subset
         total = sum(self._part.counts)
+        start, stop = subset(total) if callable(subset) else subset
         if not 0 <= start <= stop <= total:
             raise ValueError(
                 f"{self.path}: subset [{start}, {stop}] does not lie in the {total} samples of "
@@ -204,8 +206,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             first=self._first,
             pass_samples=None if repetitions is None else self._repeated(repetitions),
         )
-        excluded = tuple(sorted(self._part.excluded.items()))
-        data, num_bytes = fingerprint(self.path, self._part.shards, self._part.counts, excluded)
+        data, num_bytes = self._fingerprint()
         loader = self.sample_loader()
         loader.loss_weight = self.loss_weight
         return WebdatasetSource(
@@ -218,6 +219,20 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             num_bytes=num_bytes * len(self) // self._reader.num_samples,
             worker_config=self.worker_config,
         )
+
+    @property
+    def num_samples_of_part(self) -> int:
+        """How many samples the split part has, without the excluded ones."""
+        return self._reader.num_samples
+
+    @property
+    def data(self) -> str:
+        """Hash of the split part's data."""
+        return self._fingerprint()[0]
+
+    def _fingerprint(self) -> tuple[str, int]:
+        excluded = tuple(sorted(self._part.excluded.items()))
+        return fingerprint(self.path, self._part.shards, self._part.counts, excluded)
 
     def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
         """Gives what the user set, by its public names."""

@@ -32,6 +32,9 @@ def check_batch_size(batch_size: int) -> int:
 class _Collected(WrapperDataset[list[Any]]):
     """Lists of samples; what makes a batch of each is a `MapDataset` above."""
 
+    def __init__(self, dataset: SavableDataset[Any]) -> None:
+        super().__init__(dataset.nested())
+
     def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
         """Makes the samples of a list again."""
         if len(restore_key) < 3 or restore_key[0] != "batch":
@@ -65,6 +68,10 @@ class BatchLists(_Collected):
         num_samples = self.dataset.num_items(stream)
         whole = num_samples // self.batch_size
         return whole if self.drop_last else whole + (num_samples % self.batch_size > 0)
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Counts the samples of so many batches."""
+        return self.dataset.expected(num_items * self.batch_size)
 
     def config(self) -> dict[str, JSON]:
         """Gives batch size and the handling of the last batch."""
@@ -137,6 +144,10 @@ class GroupLists(_Collected):
         """Counts the batches as if all samples were of one group of the fixed size."""
         num_samples = self.dataset.num_items(stream)
         return -(-num_samples // self.batch_size) if self.batch_size else num_samples
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Counts the samples of so many batches, of the fixed size if there is one."""
+        return self.dataset.expected(num_items * (self.batch_size or 1))
 
     def config(self) -> dict[str, JSON]:
         """Gives batch size and the handling of the last batches."""

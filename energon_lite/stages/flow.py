@@ -195,6 +195,13 @@ class _StretchCursor(Cursor[T]):
         self._given, self._to_skip = given, to_skip
 
 
+def virtual_epochs(dataset: SavableDataset[Any], length: int) -> SavableDataset[Any]:
+    """Wraps a dataset in an `EpochizeDataset` for a positive length; 0 is no end."""
+    if length < 0:
+        raise ValueError(f"virtual_epoch_length={length} is negative; 0 for no end")
+    return EpochizeDataset(dataset, length) if length else dataset
+
+
 def limited(dataset: SavableDataset[Any], limit: int | None) -> SavableDataset[Any]:
     """Wraps a dataset in a `LimitDataset` for a positive limit; 0 and None are no limit."""
     if limit is not None and limit < 0:

@@ -61,6 +61,13 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Does the rest of the encoding, right before batching."""
         return sample  # type: ignore[no-any-return]
 
+    def sample_length(self, sample: T_encoded_sample) -> int | dict[str, int]:
+        """Gives the tokens of an encoded sample, or a dict of resources with an entry "tokens".
+
+        It is asked by blends with `unit: tokens`, and for the tokens in `loader.stats()`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sample_length")
+
     @stateless
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
         """Gives the group of a sample, and the group's batch size or None."""

@@ -1,0 +1,1 @@
+"""Metadatasets: YAML files that name datasets, and how they are blended and repeated."""

@@ -1,0 +1,171 @@
+"""From a tree of nodes to a tree of datasets: which stages, and which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.metadataset.nodes import (
+    Blend,
+    BlendEpochized,
+    Leaf,
+    Node,
+)
+from energon_lite.order.schedules import Weight, Weights
+from energon_lite.stages.blending import BlendDataset
+from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_items
+from energon_lite.stages.token_blending import TokenBlendDataset
+
+AnyDataset = SavableDataset[Any]
+Lengths = Callable[[Leaf, str], npt.NDArray[np.int64]]
+
+
+class MakeLeaf(Protocol):
+    """Makes the dataset of a leaf."""
+
+    def __call__(
+        self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
+    ) -> AnyDataset:
+        """Makes it endless, or with passes of all samples `repetitions` times."""
+
+
+def build_training(node: Node, make_leaf: MakeLeaf, lengths: Lengths, repeat: bool) -> AnyDataset:
+    """Makes the dataset of a training split.
+
+    Args:
+        node: the split.
+        make_leaf: makes the datasets of the leaves.
+        lengths: gives the tokens of a leaf's samples from the index with a name.
+        repeat: whether it goes on for ever, where its blend does not say `until`.
+
+    Raises:
+        ValueError: `repeat=False`, and a blend does not say when it ends.
+    """
+    is_open = not (isinstance(node, Blend) and node.until in ("first", "all_once"))
+    return _Builder(make_leaf, lengths).build(node, endless=repeat and is_open)
+
+
+def build_validation(leaves: list[Leaf], make_leaf: MakeLeaf) -> AnyDataset:
+    """Makes the dataset of a validation split: each leaf once, in the order of the file."""
+    datasets = [make_leaf(leaf, repeat=False) for leaf in leaves]
+    return datasets[0] if len(datasets) == 1 else ConcatDataset(*datasets)
+
+
+class _Builder:
+    def __init__(self, make_leaf: MakeLeaf, lengths: Lengths) -> None:
+        self.make_leaf = make_leaf
+        self.lengths = lengths
+
+    def build(self, node: Node, endless: bool) -> AnyDataset:
+        if isinstance(node, Leaf):
+            return self.make_leaf(node, repeat=endless)
+        if isinstance(node, Blend):
+            return self.blend(node, endless)
+        if isinstance(node, BlendEpochized):
+            dataset = self.blend_epochized(node)
+        else:
+            dataset = ConcatDataset(*(self.build(member, False) for member in node.members))
+        return RepeatDataset(dataset) if endless else dataset
+
+    def blend(self, node: Blend, endless: bool) -> AnyDataset:
+        until = node.until or ("forever" if endless else None)
+        if until is None:
+            raise ValueError(
+                f"{node.place}: a blend goes on for ever, and here it must end (repeat=False, or a "
+                "node around it that has an end). Say when: `until: first` or `until: all_once`, "
+                "or use blend_epochized"
+            )
+        if until == "forever" and not endless:
+            raise ValueError(
+                f"{node.place}: `until: forever` where the data must end (repeat=False, or a node "
+                "around it that has an end); leave it out, or say `until: all_once`"
+            )
+        flat = list(_flattened(node, node))
+        members = [self.build(member, until == "forever") for member in flat]
+        pairs = [(member, 1.0) for member in members]
+        weights = _weights(node, node)
+        dataset: AnyDataset
+        if node.unit == "tokens":
+            dataset = TokenBlendDataset(
+                *pairs, until=until, weights=weights, lengths=self.indexed(node, flat, members)
+            )
+        else:
+            dataset = BlendDataset(*pairs, until=until, weights=weights, blend_mode=node.mode)
+        return RepeatDataset(dataset) if endless and not dataset.endless else dataset
+
+    def indexed(
+        self, blend: Blend, nodes: list[Node], members: list[AnyDataset]
+    ) -> dict[str, npt.NDArray[np.int64]] | None:
+        """Gives the stored lengths of all sources, if the blend names an index of them."""
+        if blend.lengths is None:
+            return None
+        found = {}
+        for node, member in zip(nodes, members, strict=True):
+            if not isinstance(node, Leaf):
+                raise DatasetFormatError(
+                    f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "
+                    "leave it out to have the lengths measured"
+                )
+            found[member.sources()[0].name] = self.lengths(node, blend.lengths)
+        return found
+
+    def blend_epochized(self, node: BlendEpochized) -> AnyDataset:
+        members = []
+        for repetitions, member in _repeated(node, Fraction(1)):
+            if isinstance(member, Leaf):
+                times = None if repetitions == 1 else repetitions
+                members.append(self.make_leaf(member, repeat=False, repetitions=times))
+            else:
+                dataset = self.build(member, False)
+                if repetitions != 1:
+                    dataset = RepeatDataset(dataset, repeats=repetitions)
+                members.append(dataset)
+        # By its share of the epoch each member comes to its end with the others.
+        return BlendDataset(*((dataset, float(total_items(dataset))) for dataset in members))
+
+
+def _is_one_with(inner: Node, outer: Blend) -> bool:
+    """Whether a nested blend can be read as a part of the one around it."""
+    return (
+        isinstance(inner, Blend)
+        and inner.until in (None, outer.until)
+        and (inner.mode, inner.unit, inner.lengths) == (outer.mode, outer.unit, outer.lengths)
+    )
+
+
+def _flattened(blend: Blend, outer: Blend) -> Iterator[Node]:
+    """Gives the members of a blend, with those of the blends in it in their place."""
+    for member in blend.members:
+        if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
+            yield from _flattened(member.node, outer)
+        else:
+            yield member.node
+
+
+def _weights(blend: Blend, outer: Blend) -> Weights:
+    """Gives the weights of the same members, as a tree."""
+    entries: list[Weight | tuple[Weight, Weights]] = []
+    for member in blend.members:
+        if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
+            entries.append((member.weight, _weights(member.node, outer)))
+        else:
+            entries.append(member.weight)
+    return Weights(entries)
+
+
+def _repeated(node: BlendEpochized, times: Fraction) -> Iterator[tuple[Fraction, Node]]:
+    """Gives the members, nested ones included, with all repetitions multiplied."""
+    for member in node.members:
+        repetitions = times * member.repetitions
+        if isinstance(member.node, BlendEpochized):
+            yield from _repeated(member.node, repetitions)
+        else:
+            yield repetitions, member.node
+
+

@@ -1,0 +1,202 @@
+"""Opens the leaves of a metadataset, or of a plain folder: paths become sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange
+from energon_lite.metadataset.reading import is_metadataset, read_metadataset
+from energon_lite.order.permutation import Int64Array
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.lengths import read_lengths
+from energon_lite.storage.shards import MAX_OPEN
+
+Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDataset[Any]]
+
+# Shards that all leaves together keep open.
+_OPEN_OF_ALL = 256
+_SETTINGS = frozenset({"subflavors", "parallel_shard_iters", "trust"})
+_OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight", "subset"})
+
+
+def open_node(
+    path: str | PathLike[str] | Mapping[str, Any], split_part: str, settings: dict[str, Any]
+) -> Node:
+    """Reads a metadataset, or makes one leaf of a folder.
+
+    Args:
+        path: a folder, a YAML file, or what such a file holds.
+        split_part: the part, or the split.
+        settings: the further keyword arguments of the user; those that only a folder has are taken
+            out of it.
+
+    Raises:
+        TypeError: An argument is unknown.
+        ValueError: An argument does not go with a metadataset, or the file is wrong.
+    """
+    allowed = _SETTINGS | _OF_FOLDER
+    old = {"auto_decode", "image_decode", "av_decode", "video_decode_audio", "handler"}
+    unknown = sorted(set(settings) - allowed - old)
+    if unknown:
+        raise TypeError(
+            f"unexpected keyword argument {unknown[0]!r}; besides the named ones there are "
+            f"{', '.join(sorted(allowed))}"
+        )
+    own = {name: settings.pop(name) for name in sorted(_OF_FOLDER & set(settings))}
+    if is_metadataset(path):
+        if own:
+            raise ValueError(
+                f"{next(iter(own))}=... goes with the folder of one dataset; in a metadataset, "
+                "write it on the node that it is for"
+            )
+        source = path if isinstance(path, Mapping) else Path(path)
+        return read_metadataset(source, split_part)
+    assert not isinstance(path, Mapping)
+    subset = own.get("subset")
+    return Leaf(
+        path=Path(path),
+        written=str(path),
+        source_id=own.get("name") or f"{Path(path).resolve().name}/{split_part}",
+        name=own.get("name"),
+        split_part=split_part,
+        subflavors={},
+        loss_weight=own.get("loss_weight", 1.0),
+        shuffle_over_epochs_multiplier=1,
+        dataset_config=own.get("dataset_config"),
+        split_config=own.get("split_config"),
+        subset=() if subset is None else (SubsetRange(*subset),),
+        place="",
+    )
+
+
+class LeafOpener:
+    """Makes the datasets of leaves, cooked.
+
+    Args:
+        cook: puts the cooker of a crude source over it.
+        num_leaves: how many leaves there are, who share the open files.
+        decoder: how parts become values.
+        shuffle_buffer_size: samples of a stream's shuffle window, in each source.
+        block: samples that file order deals to a stream at a time.
+        settings: further arguments of the factories; subflavors go over those of the leaves.
+        training: whether the order is shuffled.
+        worker_config: seed and error handlers.
+        multiplier: `shuffle_over_epochs_multiplier` of the caller.
+
+    Attributes:
+        factories: what was opened, in that order.
+    """
+
+    def __init__(
+        self,
+        cook: Cook,
+        *,
+        num_leaves: int,
+        decoder: SampleDecoder | None,
+        shuffle_buffer_size: int = 0,
+        block: int = 1,
+        settings: Mapping[str, Any],
+        training: bool,
+        worker_config: WorkerConfig | None,
+        multiplier: int | None = 1,
+    ) -> None:
+        self.factories: list[BaseWebdatasetFactory[Any]] = []
+        self._cook = cook
+        self._max_open = min(MAX_OPEN, _OPEN_OF_ALL // max(1, num_leaves))
+        self._decoder = decoder
+        self._window = shuffle_buffer_size
+        self._block = block
+        self._settings = {**settings, "training": training, "worker_config": worker_config}
+        self._subflavors = self._settings.pop("subflavors", None) or {}
+        self._multiplier = multiplier
+
+    def __call__(
+        self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
+    ) -> SavableDataset[Any]:
+        """Makes the dataset of one leaf."""
+        factory = self._factory(leaf)
+        self.factories.append(factory)
+        source = factory.build(
+            shuffle_buffer_size=self._window,
+            repeat=repeat,
+            block=self._block,
+            repetitions=repetitions,
+        )
+        return self._cook(source, factory)
+
+    def _factory(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
+        try:
+            return load_factory(
+                leaf.path,
+                dataset_config=leaf.dataset_config,
+                split_config=leaf.split_config,
+                split_part=leaf.split_part,
+                name=leaf.source_id,
+                subflavors={**leaf.subflavors, **self._subflavors},
+                loss_weight=leaf.loss_weight,
+                subset=(lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+                max_open=self._max_open,
+                decoder=self._decoder,
+                shuffle_over_epochs=combined_multiplier(
+                    self._multiplier, leaf.shuffle_over_epochs_multiplier
+                ),
+                **self._settings,
+            )
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            if not leaf.place:
+                raise
+            raise type(error)(f"{leaf.place}: {error}") from error
+
+    def lengths(self, leaf: Leaf, name: str) -> Int64Array:
+        """Gives the tokens of a leaf's samples from the stored index `name`."""
+        factory = next(f for f in reversed(self.factories) if f.name == leaf.source_id)
+        return read_lengths(
+            factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data
+        )
+
+
+def combined_multiplier(outer: int | None, inner: int | None) -> int | None:
+    """Multiplies `shuffle_over_epochs_multiplier` down the tree.
+
+    None (file order) anywhere wins, then -1 (with replacement).
+    """
+    if outer is None or inner is None:
+        return None
+    return -1 if -1 in (outer, inner) else outer * inner
+
+
+def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:
+    """Works out which samples of a split part a leaf uses.
+
+    Args:
+        ranges: the leaf's own range, then those of the nodes around it.
+        total: samples of the split part.
+
+    Example:
+        Of 8 samples, 25 % to 75 % are 2..5; of these, 0 % to 50 % are 2 and 3.
+    """
+    start, stop = 0, total
+    for part in ranges:
+        size = stop - start
+        first, last = (_edge(edge, size) for edge in (part.start, part.stop))
+        if last > size:
+            raise DatasetFormatError(
+                f"subset range [{first}, {last}] ends after the last of {size} samples"
+            )
+        start, stop = start + first, start + last
+    return start, stop
+
+
+def _edge(edge: Fraction | int | None, size: int) -> int:
+    if edge is None:
+        return size
+    return edge if isinstance(edge, int) else size * edge.numerator // edge.denominator

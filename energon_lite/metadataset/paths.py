@@ -1,0 +1,153 @@
+"""Paths as metadatasets write them: schemes, variables, where they lead, and what to call that."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_VARIABLE = re.compile(r"\$\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a path of a metadataset leads.
+
+    Attributes:
+        path: absolute, `.` and `..` resolved by text alone.
+        shown: as error texts write it: relative where the root metadataset was given so.
+        label: relative to the root metadataset, wherever that lies; None where the way there
+            leads through an absolute path.
+    """
+
+    path: Path
+    shown: str
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that holds a metadataset file; `path`, `shown` and `label` as in `Target`.
+
+    Attributes:
+        root: absolute path of the folder of the root metadataset.
+    """
+
+    path: Path
+    shown: str
+    label: str | None
+    root: Path
+
+    def above(self, target: Target) -> Folder:
+        """Gives the folder that `target` lies in."""
+        label = None if target.label is None else posixpath.dirname(target.label)
+        return Folder(target.path.parent, posixpath.dirname(target.shown), label, self.root)
+
+    def find(self, written: str, *, expand: bool) -> Target:
+        """Finds out where a path leads that is written in a file in this folder.
+
+        Args:
+            written: relative to this folder, or absolute; may start with `file://`.
+            expand: whether `${VARIABLE}` and a leading `~` have a meaning.
+
+        Raises:
+            ValueError: It is of another scheme, leads above the root of the file system, or names
+                a variable that is not set.
+        """
+        scheme = _SCHEME.match(written)
+        if scheme and scheme[1].lower() != "file":
+            raise ValueError(
+                f"{written!r} is remote ({scheme[1]}://). Remote paths: not in this version; copy "
+                "or mount the data and write its local path"
+            )
+        local = written[scheme.end() :] if scheme else written
+        text = expanded(local) if expand else local
+        if not text:
+            raise ValueError(f"{written!r} has no path in it")
+        path = joined(self.path, text)
+        if not text.startswith("/"):
+            label = None if self.label is None else normalised(posixpath.join(self.label, text))
+            return Target(path, normalised(posixpath.join(self.shown, text)), label)
+        if text != local:
+            # What ${DATA} stands for differs between machines; what is written does not.
+            return Target(path, str(path), normalised(local))
+        inside = path.relative_to(self.root).as_posix() if self.root in path.parents else None
+        return Target(path, str(path), inside)
+
+    def name(self, target: Target) -> str:
+        """Gives the name of what lies at `target`, which moves with the root metadataset."""
+        if target.label is not None:
+            return target.label
+        if self.root in target.path.parents:
+            return target.path.relative_to(self.root).as_posix()
+        return "/".join(target.path.parts[1:][-2:]) or "/"
+
+
+def root_folder(source: str) -> Folder:
+    """Gives the folder of the root metadataset, `source`."""
+    path = Path(os.path.abspath(source)).parent  # noqa: PTH100  resolve() would follow links
+    return Folder(path, posixpath.dirname(source), "", path)
+
+
+def expanded(text: str) -> str:
+    """Puts in the values of `${VARIABLE}` and of a leading `~`.
+
+    Raises:
+        ValueError: A variable is not set or empty, or there is no such user.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], "")
+        if not found:
+            raise ValueError(f"{text!r}: environment variable {match[1]!r} is not set; set it")
+        return found
+
+    result = _VARIABLE.sub(value, text)
+    if "${" in _VARIABLE.sub("", text):
+        raise ValueError(f"{text!r}: '${{' without a name and '}}' behind it")
+    if text.startswith("~"):
+        result = os.path.expanduser(result)  # noqa: PTH111  Path.expanduser resolves no '~' as text
+        if result.startswith("~"):
+            raise ValueError(f"{text!r}: no home folder known for {text.split('/')[0]!r}")
+    return result
+
+
+def joined(folder: Path, text: str) -> Path:
+    """Gives the absolute path that `text` means in `folder`, by text alone.
+
+    Raises:
+        ValueError: `..` leads above the root of the file system.
+
+    Example:
+        >>> str(joined(Path("/data/meta"), "../coco/./train"))
+        '/data/coco/train'
+    """
+    parts: list[str] = []
+    for part in posixpath.join(str(folder), text).split("/"):
+        if part == "..":
+            if not parts:
+                raise ValueError(f"{text!r} leads above the root of the file system")
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return Path("/", *parts)
+
+
+def normalised(text: str) -> str:
+    """Takes `.` and `..` out of a path; `..` stays where it leaves the folder or a variable.
+
+    Example:
+        >>> [normalised(text) for text in ("sub/../coco/", "../a", "${DATA}/../b", ".")]
+        ['coco', '../a', '${DATA}/../b', '.']
+    """
+    parts: list[str] = []
+    for part in text.split("/"):
+        is_closed = not parts or parts[-1] == ".." or parts[-1] == "~" or "${" in parts[-1]
+        if part == ".." and not is_closed:
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return ("/" if text.startswith("/") else "") + "/".join(parts) or "."
