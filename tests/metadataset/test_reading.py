@@ -1,0 +1,511 @@
+"""From files to trees: paths, ids, nested files, and what multiplies or merges down the tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.metadataset.nodes import (
+    Blend,
+    BlendEpochized,
+    Concat,
+    Leaf,
+    Member,
+    Node,
+    SubsetRange,
+    children,
+)
+from energon_lite.metadataset.reading import is_metadataset, leaves, read_metadataset, split_names
+from energon_lite.order.schedules import Schedule
+from energon_lite.storage.yaml import dump_yaml
+
+HEAD = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+
+
+def write(path: str, expand_paths: bool | None = None, **splits: Any) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    expand = {} if expand_paths is None else {"expand_paths": expand_paths}
+    Path(path).write_text(dump_yaml({**HEAD, **expand, "splits": splits}))
+    return path
+
+
+def inline(node: Any, **root: Any) -> dict[str, Any]:
+    return {**HEAD, **root, "splits": {"train": node}}
+
+
+def only_leaf(source: Any, split: str = "train") -> Leaf:
+    [leaf] = leaves(read_metadataset(source, split))
+    return leaf
+
+
+def ids(source: Any, split: str = "train") -> list[str]:
+    return [leaf.source_id for leaf in leaves(read_metadataset(source, split))]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, deep enough that `..` stays in the test's own."""
+    (tmp_path / "x" / "meta").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "x" / "meta")
+    return Path.cwd()
+
+
+# Laws: whatever tree is written, its numbers come back.
+
+numbers = st.floats(0, 1e6, allow_subnormal=False) | st.integers(0, 100)
+plain_leaf = st.fixed_dictionaries(
+    {"path": st.sampled_from(["a", "./b", "../c", "deep/d"])},
+    optional={"loss_weight": numbers, "name": st.sampled_from(["one", "two"])},
+)
+
+
+def blends(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    entry = st.builds(
+        lambda node, weight: {**node, "weight": weight}, inner, numbers.filter(lambda w: w > 0)
+    )
+    made = st.fixed_dictionaries(
+        {"blend": st.lists(entry, min_size=1, max_size=3)}, optional={"loss_weight": numbers}
+    )
+    concats = st.fixed_dictionaries(
+        {"concat": st.lists(inner, min_size=1, max_size=3)}, optional={"loss_weight": numbers}
+    )
+    return made | concats
+
+
+trees = st.recursive(plain_leaf, blends, max_leaves=8)
+
+
+def flat(tree: Any, above: float = 1.0) -> Iterator[tuple[str, float]]:
+    """Each leaf's id and loss weight, worked out another way."""
+    factor = above * tree.get("loss_weight", 1.0)
+    if "path" in tree:
+        text = os.path.normpath(tree["path"])
+        yield tree.get("name", f"{text}/train"), factor
+    for entry in tree.get("blend", tree.get("concat", [])):
+        yield from flat(entry, factor)
+
+
+def same_shape(tree: Any, node: Node) -> None:
+    if "path" in tree:
+        assert isinstance(node, Leaf)
+        return
+    entries = tree.get("blend", tree.get("concat"))
+    assert isinstance(node, Blend if "blend" in tree else Concat)
+    if isinstance(node, Blend):
+        assert [member.weight for member in node.members] == [e["weight"] for e in entries]
+    for entry, child in zip(entries, children(node), strict=True):
+        same_shape(entry, child)
+
+
+@given(trees)
+def test_every_tree_comes_back_with_its_weights_and_ids(tree: Any) -> None:
+    node = read_metadataset(write("demo.yaml", train=tree), "train")
+    same_shape(tree, node)
+    assert [(leaf.source_id, leaf.loss_weight) for leaf in leaves(node)] == list(flat(tree))
+    from_dict = leaves(read_metadataset(inline(tree), "train"))
+    assert [leaf.path for leaf in from_dict] == [leaf.path for leaf in leaves(node)]
+
+
+@given(trees)
+def test_a_tree_in_a_file_of_its_own_is_the_same_tree(tree: Any) -> None:
+    write("inner.yaml", train=tree)
+    outer = read_metadataset(write("outer.yaml", train={"path": "inner.yaml"}), "train")
+    alone = read_metadataset("inner.yaml", "train")
+    assert outer == alone
+
+
+# Paths and ids.
+
+
+def test_paths_are_relative_to_their_file_and_ids_to_the_root(folder: Path) -> None:
+    nodes = [{"path": path} for path in ("../coco", "../../far/", str(folder / "abs" / "in"))]
+    write("sub/inner.yaml", train={"concat": nodes})
+    found = leaves(read_metadataset(write("demo.yaml", train={"path": "sub/inner.yaml"}), "train"))
+    assert [leaf.source_id for leaf in found] == ["coco/train", "../far/train", "abs/in/train"]
+    assert [leaf.path for leaf in found] == [
+        folder / "coco", folder.parent / "far", folder / "abs" / "in",
+    ]  # fmt: skip
+    assert found[1].written == "../../far/"
+    assert found[1].place == "sub/inner.yaml:7, splits.train.concat[1]"
+
+
+def test_ids_do_not_say_where_the_root_metadataset_lies(folder: Path) -> None:
+    for place in ("one", "two/deep"):
+        tree = {
+            "concat": [{"path": f"{folder}/{place}/mine"}, {"path": "../other"},
+                       {"path": "/data/sets/coco"}, {"path": "/coco"}]
+        }  # fmt: skip
+        write(f"{place}/demo.yaml", train=tree)
+        for source in (f"{place}/demo.yaml", f"{folder}/{place}/demo.yaml"):
+            assert ids(source) == [
+                "mine/train", "../other/train", "sets/coco/train", "coco/train",
+            ]  # fmt: skip
+
+
+def test_a_file_named_by_an_absolute_path_gives_short_ids(folder: Path) -> None:
+    other = folder.parent / "other"
+    nodes = [{"path": "../sets/coco"}, {"path": f"{folder}/mine"}]
+    write(str(other / "inner.yaml"), train={"concat": nodes})
+    source = write("demo.yaml", train={"path": str(other / "inner.yaml")})
+    assert ids(source) == ["sets/coco/train", "mine/train"]
+
+
+def test_relative_paths_of_a_dict_start_in_the_current_folder(folder: Path) -> None:
+    leaf = only_leaf(inline({"path": Path("sets") / "coco"}))
+    assert (leaf.path, leaf.source_id) == (folder / "sets" / "coco", "sets/coco/train")
+    assert leaf.place == "<dict>, splits.train"
+
+
+def test_links_are_not_followed(folder: Path) -> None:
+    (folder / "real" / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "real" / "deep")
+    assert only_leaf(inline({"path": "link/../coco"})).path == folder / "coco"
+
+
+def test_file_scheme_is_a_local_path(folder: Path) -> None:
+    assert only_leaf(inline({"path": "file://sub/a"})).path == folder / "sub" / "a"
+    assert only_leaf(inline({"path": "file:///sub/a"})).path == Path("/sub/a")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "msc", "rclone", "dss", "gs", "filesystem"])
+def test_remote_path_is_refused(scheme: str) -> None:
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset(inline({"path": f"{scheme}://bucket/a"}), "train")
+    assert str(caught.value) == (
+        f"<dict>, splits.train.path: '{scheme}://bucket/a' is remote ({scheme}://). Remote paths: "
+        "not in this version; copy or mount the data and write its local path"
+    )
+
+
+def test_path_above_the_root_is_refused(folder: Path) -> None:
+    path = "../" * (len(folder.parts) + 1) + "a"
+    with pytest.raises(DatasetFormatError, match="leads above the root of the file system"):
+        read_metadataset(inline({"path": path}), "train")
+
+
+def test_jsonl_is_refused() -> None:
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset(write("demo.yaml", train={"path": "a.jsonl"}), "train")
+    assert str(caught.value) == (
+        "demo.yaml:5, splits.train.path: 'a.jsonl': this version does not read JSONL datasets; "
+        "pack the samples into tar shards and prepare their folder"
+    )
+
+
+def test_paths_are_expanded_only_where_the_file_asks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA", "/mnt/disk7/data")
+    monkeypatch.setenv("NAME", "coco")
+    monkeypatch.setenv("HOME", "/users/me")
+    nodes = [{"path": path} for path in ("${DATA}/coco", "~/coco", "sets/${NAME}", "$DATA/x")]
+    found = leaves(read_metadataset(inline({"concat": nodes}, expand_paths=True), "train"))
+    assert [str(leaf.path) for leaf in found] == [
+        "/mnt/disk7/data/coco", "/users/me/coco", f"{folder}/sets/coco", f"{folder}/$DATA/x",
+    ]  # fmt: skip
+    # What is absolute keeps its id on another machine; what is relative is as if written out.
+    assert [leaf.source_id for leaf in found] == [
+        "${DATA}/coco/train", "~/coco/train", "sets/coco/train", "$DATA/x/train",
+    ]  # fmt: skip
+    assert [leaf.written for leaf in found] == [node["path"] for node in nodes]
+    literal = leaves(read_metadataset(inline({"concat": nodes}), "train"))
+    assert [leaf.path for leaf in literal] == [folder / node["path"] for node in nodes]
+
+
+def test_expansion_is_for_the_file_that_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", str(folder))
+    write("inner.yaml", train={"path": "${HERE}/a"})
+    outer = write("outer.yaml", expand_paths=True, train={"path": "${HERE}/inner.yaml"})
+    assert only_leaf(outer).path == folder / "${HERE}" / "a"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("${NOT_SET}/a", "'${NOT_SET}/a': environment variable 'NOT_SET' is not set; set it"),
+        ("${EMPTY}/a", "'${EMPTY}/a': environment variable 'EMPTY' is not set; set it"),
+        ("${OPEN/a", "'${OPEN/a': '${' without a name and '}' behind it"),
+        ("~no_such_user_/a", "'~no_such_user_/a': no home folder known for '~no_such_user_'"),
+    ],
+)
+def test_what_cannot_be_expanded_is_named(
+    path: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset(inline({"path": path}, expand_paths=True), "train")
+    assert str(caught.value) == f"<dict>, splits.train.path: {message}"
+
+
+# What multiplies and merges.
+
+
+def test_weights_stay_level_by_level(folder: Path) -> None:
+    # Reference 3.3: 3:1 around 1:3 gives 0.75, 0.0625, 0.1875.
+    write("inner.yaml", train={"blend": [{"path": "b"}, {"path": "c", "weight": 3}]})
+    outer = {"blend": [{"path": "a", "weight": 3}, {"path": "inner.yaml"}]}
+    node = read_metadataset(write("outer.yaml", train=outer), "train")
+    assert isinstance(node, Blend)
+    assert [member.weight for member in node.members] == [3.0, 1.0]
+    assert [member.weight for member in node.members[1].node.members] == [1.0, 3.0]  # type: ignore[union-attr]
+
+
+def test_subflavors_of_outer_nodes_win() -> None:
+    write("inner.yaml", train={"path": "a", "subflavors": {"x": 1, "y": 1, "z": 1}})
+    outer = {
+        "blend": [{"path": "inner.yaml", "subflavors": {"y": 2, "z": 2}}],
+        "subflavors": {"z": 3, "w": [3]},
+    }
+    leaf = only_leaf(write("outer.yaml", train=outer))
+    assert leaf.subflavors == {"x": 1, "y": 2, "z": 3, "w": [3]}
+    assert type(leaf.subflavors) is dict
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "combined"),
+    [(2, 3, 6), (2, -1, -1), (-1, 2, -1), (-1, -1, -1), (None, -1, None), (2, None, None)],
+)
+def test_multipliers_are_combined(outer: Any, inner: Any, combined: Any) -> None:
+    key = "shuffle_over_epochs_multiplier"
+    write("inner.yaml", train={"path": "a", key: inner})
+    assert only_leaf(inline({"path": "inner.yaml", key: outer})).shuffle_over_epochs_multiplier == (
+        combined
+    )
+
+
+def test_ranges_are_given_from_the_inside_to_the_outside() -> None:
+    write("inner.yaml", train={"path": "a", "subset": {"range": [100, "end"]}})
+    outer = {
+        "blend": [{"path": "inner.yaml", "subset": {"range": ["25%", "75%"]}}, {"path": "b"}],
+        "subset": {"range": ["0%", "50%"]},
+    }
+    first, second = leaves(read_metadataset(write("outer.yaml", train=outer), "train"))
+    half = SubsetRange(Fraction(0), Fraction(1, 2))
+    assert first.subset == (
+        SubsetRange(100, None), SubsetRange(Fraction(1, 4), Fraction(3, 4)), half,
+    )  # fmt: skip
+    assert second.subset == (half,)
+
+
+def test_numbers_of_samples_are_refused_for_a_metadataset() -> None:
+    write("inner.yaml", train={"path": "a"})
+    outer = write("outer.yaml", train={"path": "inner.yaml", "subset": {"range": [0, 5]}})
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset(outer, "train")
+    assert str(caught.value) == (
+        "outer.yaml:6, splits.train.subset: numbers of samples are for the path of a dataset, and "
+        "inner.yaml is a metadataset; write percentages, as ['0%', '50%']"
+    )
+
+
+def test_split_part_holds_for_what_is_inside() -> None:
+    write("inner.yaml", good={"concat": [{"path": "a"}, {"path": "b", "split_part": "own"}]})
+    tree = {"concat": [{"path": "inner.yaml"}, {"path": "c"}], "split_part": "good"}
+    assert ids(inline(tree)) == ["a/good", "b/own", "c/good"]
+    found = leaves(read_metadataset(inline(tree), "train"))
+    assert [leaf.split_part for leaf in found] == ["good", "own", "good"]
+
+
+def test_names_are_ids_of_leaves_and_names_of_nodes() -> None:
+    write("one.yaml", train={"path": "a", "name": "inner"})
+    write("many.yaml", train={"concat": [{"path": "a"}, {"path": "b"}], "name": "inner"})
+    assert ids(inline({"path": "a", "name": "mine"})) == ["mine"]
+    assert ids("one.yaml") == ["inner"]
+    assert ids(inline({"path": "one.yaml", "name": "outer"})) == ["outer"]
+    node = read_metadataset(inline({"path": "many.yaml", "name": "outer"}), "train")
+    assert isinstance(node, Concat)
+    assert node.name == "outer"
+    assert [leaf.name for leaf in leaves(node)] == [None, None]
+
+
+# What is off.
+
+
+def test_entries_of_weight_0_are_left_out_and_never_looked_up() -> None:
+    off = {"schedule": "step", "points": {"0": 0}}
+    on = {"schedule": "step", "points": {"0": 0, "5": 1}}
+    tree = {
+        "blend": [
+            {"path": "missing.yaml", "weight": 0},
+            {"path": "s3://nowhere", "weight": 0.0},
+            {"path": "${NOT_SET}", "weight": off},
+            {"blend_epochized": [{"path": "missing.yaml", "repetitions": 0}], "weight": 0},
+            {"path": "a"},
+            {"path": "b", "weight": on},
+        ]
+    }
+    node = read_metadataset(inline(tree, expand_paths=True), "train")
+    assert isinstance(node, Blend)
+    assert [member.weight for member in node.members] == [
+        1.0, Schedule("step", ((0.0, 0.0), (5.0, 1.0))),
+    ]  # fmt: skip
+    epochized = {"blend_epochized": [{"path": "missing.yaml", "repetitions": 0}, {"path": "a"}]}
+    node = read_metadataset(inline(epochized), "train")
+    assert isinstance(node, BlendEpochized)
+    assert len(node.members) == 1
+
+
+def test_zero_loss_weight_is_not_off() -> None:
+    assert only_leaf(inline({"path": "a", "loss_weight": 0})).loss_weight == 0.0
+
+
+# Blends of both kinds.
+
+
+@pytest.mark.parametrize("through_a_file", [False, True])
+@pytest.mark.parametrize("concat_between", [False, True])
+@pytest.mark.parametrize("outer", ["blend", "blend_epochized"])
+def test_both_kinds_of_blend_in_one_tree_are_refused(
+    outer: str, concat_between: bool, through_a_file: bool
+) -> None:
+    inner_kind = "blend" if outer == "blend_epochized" else "blend_epochized"
+    inner: dict[str, Any] = {inner_kind: [{"path": "a"}]}
+    if concat_between:
+        inner = {"concat": [inner]}
+    if through_a_file:
+        inner = {"path": write("inner.yaml", train=inner)}
+    source = write("demo.yaml", train={outer: [{"path": "b"}, inner]})
+    with pytest.raises(ValueError, match="same blend mode") as caught:
+        read_metadataset(source, "train")
+    assert "demo.yaml:4, splits.train " in str(caught.value)
+    at = "inner.yaml:" if through_a_file else f"splits.train.{outer}[1]"
+    assert at in str(caught.value)
+    assert ("concat[0]" in str(caught.value)) == concat_between
+
+
+def test_each_split_may_have_its_own_kind_of_blend() -> None:
+    source = write(
+        "demo.yaml", train={"blend": [{"path": "a"}]}, val={"blend_epochized": [{"path": "a"}]}
+    )
+    assert isinstance(read_metadataset(source, "train"), Blend)
+    assert isinstance(read_metadataset(source, "val"), BlendEpochized)
+
+
+# Nested files.
+
+
+def test_nested_files_of_both_suffixes_and_forms_are_opened() -> None:
+    write("new.yml", train={"path": "a"})
+    Path("old.yaml").write_text(
+        "splits:\n  train:\n    datasets:\n    - {path: new.yml, weight: 2}\n"
+    )
+    node = read_metadataset(inline({"blend": [{"path": "old.yaml", "weight": 3}]}), "train")
+    assert isinstance(node, Blend)
+    assert isinstance(node.members[0], Member)
+    assert isinstance(node.members[0].node, Blend)
+    assert ids(inline({"path": "old.yaml"})) == ["a/train"]
+
+
+def test_a_folder_with_the_suffix_of_a_file_is_a_dataset(folder: Path) -> None:
+    (folder / "odd.yaml").mkdir()
+    assert only_leaf(inline({"path": "odd.yaml"})).path == folder / "odd.yaml"
+    assert not is_metadataset("odd.yaml")
+
+
+def test_configs_are_refused_for_a_metadataset_and_kept_for_a_dataset() -> None:
+    write("inner.yaml", train={"path": "a"})
+    leaf = only_leaf(inline({"path": "a", "dataset_config": "d.yaml", "split_config": "s.yaml"}))
+    assert (leaf.dataset_config, leaf.split_config) == ("d.yaml", "s.yaml")
+    for key in ("dataset_config", "split_config"):
+        source = write("outer.yaml", train={"path": "inner.yaml", key: "x.yaml"})
+        with pytest.raises(DatasetFormatError) as caught:
+            read_metadataset(source, "train")
+        assert str(caught.value) == (
+            f"outer.yaml:6, splits.train.{key}: {key!r} is for dataset folders, and inner.yaml is "
+            "a metadataset; set it beside the paths of the folders in there"
+        )
+
+
+def test_missing_metadatasets_are_named_with_who_names_them(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"metadataset nope\.yaml does not exist"):
+        read_metadataset("nope.yaml", "train")
+    with pytest.raises(FileNotFoundError, match="is a folder, not a metadataset file"):
+        read_metadataset(folder, "train")
+    write("sub/inner.yaml", train={"concat": [{"path": "gone.yaml"}]})
+    write("outer.yaml", train={"path": "sub/inner.yaml"})
+    with pytest.raises(FileNotFoundError) as caught:
+        read_metadataset("outer.yaml", "train")
+    assert str(caught.value) == (
+        f"sub/inner.yaml:6, splits.train.concat[0].path: there is no metadataset {folder}/sub/"
+        "gone.yaml; check the path, which is relative to the folder of the file that names it"
+    )
+    assert caught.value.__notes__ == ["sub/inner.yaml is named at outer.yaml:5, splits.train.path"]
+
+
+def test_mistake_in_a_nested_file_says_who_names_it() -> None:
+    write("sub/inner.yaml", train={"paht": "a"})
+    with pytest.raises(DatasetFormatError, match=r"^sub/inner\.yaml:5, splits\.train: ") as caught:
+        read_metadataset(write("outer.yaml", train={"path": "sub/inner.yaml"}), "train")
+    assert caught.value.__notes__ == ["sub/inner.yaml is named at outer.yaml:5, splits.train.path"]
+
+
+def test_missing_split_lists_those_that_exist() -> None:
+    write("sub/inner.yaml", train={"path": "a"}, val={"path": "a"})
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset("sub/inner.yaml", "trian")
+    assert str(caught.value) == (
+        "sub/inner.yaml: no split 'trian'. Did you mean 'train'? Splits there: train, val. Ask for "
+        "one of them with split_part"
+    )
+    outer = write("outer.yaml", test={"path": "sub/inner.yaml"})
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset(outer, "test")
+    assert str(caught.value) == (
+        "outer.yaml:5, splits.test.path: sub/inner.yaml has no split 'test'. Splits there: train, "
+        "val. Ask for one of them with split_part"
+    )
+
+
+def test_files_that_name_each_other_are_refused_with_the_chain(folder: Path) -> None:
+    write("a.yaml", train={"path": "sub/b.yaml"})
+    write("sub/b.yaml", train={"path": "../c.yaml"})
+    write("c.yaml", train={"blend": [{"path": "sub/b.yaml"}]})
+    with pytest.raises(DatasetFormatError) as caught:
+        read_metadataset("a.yaml", "train")
+    assert str(caught.value) == (
+        "c.yaml:6, splits.train.blend[0].path: metadatasets name each other in a circle: "
+        "sub/b.yaml -> c.yaml -> sub/b.yaml"
+    )
+    write("self.yaml", train={"path": "link/self.yaml"})
+    (folder / "link").symlink_to(folder)
+    with pytest.raises(DatasetFormatError, match=r"circle: self\.yaml -> link/self\.yaml$"):
+        read_metadataset("self.yaml", "train")
+
+
+def test_one_file_may_be_named_twice() -> None:
+    write("inner.yaml", train={"path": "a"}, val={"path": "a"})
+    tree = {"concat": [{"path": "inner.yaml"}, {"path": "inner.yaml", "split_part": "val"}]}
+    assert ids(inline(tree)) == ["a/train", "a/val"]
+
+
+# The other functions.
+
+
+def test_metadatasets_are_told_by_form(folder: Path) -> None:
+    assert is_metadataset(write("a.yaml", train={"path": "a"}))
+    assert is_metadataset("later.yml")
+    assert is_metadataset(folder / "a.yaml")
+    assert is_metadataset({})
+    assert not is_metadataset(folder)
+    assert not is_metadataset("a.jsonl")
+
+
+def test_split_names_come_in_the_order_of_the_file() -> None:
+    source = write("demo.yaml", val={"path": "a"}, train={"path": "a"}, extra={"path": "a"})
+    assert split_names(source) == ["val", "train", "extra"]
+    assert split_names(inline({"path": "a"})) == ["train"]
+
+
+def test_reading_changes_nothing_in_the_dict() -> None:
+    tags = {"x": [1]}
+    source = inline({"path": "a", "subflavors": tags})
+    only_leaf(source).subflavors["x"].append(2)
+    assert tags == {"x": [1]}
