@@ -73,9 +73,13 @@ from energon_lite.sources.webdataset import (
 )
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.blending import BlendDataset, MixBatchDataset
+from energon_lite.stages.filtering import FilterDataset
 from energon_lite.stages.flow import EpochizeDataset, LimitDataset
+from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
+from energon_lite.stages.iterating import IterMapDataset
 from energon_lite.stages.mapping import MapDataset
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
+from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
@@ -104,6 +108,8 @@ __all__ = [
     "EpochizeDataset",
     "FatalSampleError",
     "FieldAccessError",
+    "FilterDataset",
+    "GcDataset",
     "GroupBatchDataset",
     "ImageClassificationSample",
     "ImageClassificationWebdataset",
@@ -111,7 +117,9 @@ __all__ = [
     "ImageWebdataset",
     "InterleavedSample",
     "InterleavedWebdataset",
+    "IterMapDataset",
     "LimitDataset",
+    "LogSampleDataset",
     "MapDataset",
     "MixBatchDataset",
     "MultiChoiceVQASample",
@@ -125,6 +133,7 @@ __all__ = [
     "SavableDataLoader",
     "SavableDataset",
     "Schedule",
+    "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
     "SimilarityInterleavedWebdataset",
     "SkipSample",

@@ -9,9 +9,14 @@ from energon_lite.core.activity import current_activity, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
-from energon_lite.stages.mapping import MapDataset
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import (
+    DEFAULT_FAILURE_TOLERANCE,
+    LEFT_OUT,
+    FunctionRun,
+    UserFunction,
+)
+from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
 
 T = TypeVar("T")
 
@@ -248,7 +253,12 @@ class BatchDataset(MapDataset[T]):
         dataset: the samples.
         batch_size: samples of a batch.
         batcher: makes a batch of a list of samples.
+        batcher_stateless: whether its result depends on the samples only; None to see whether
+            `@stateless` marks it.
+        batcher_config: as `map_fn_config` of `MapDataset`.
         drop_last: whether a last batch that is not full is left out.
+        failure_tolerance: failures in a row that end the run; 0 for any number.
+        worker_config: by default that of the dataset.
     """
 
     def __init__(
@@ -257,9 +267,20 @@ class BatchDataset(MapDataset[T]):
         batch_size: int,
         batcher: Callable[[list[Any]], T] | UserFunction,
         *,
+        batcher_stateless: bool | None = None,
+        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(BatchLists(dataset, batch_size, drop_last), batcher)
+        super().__init__(
+            BatchLists(dataset, batch_size, drop_last),
+            batcher,
+            stateless_map_fn=batcher_stateless,
+            map_fn_config=batcher_config,
+            failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )
 
 
 class GroupBatchDataset(MapDataset[T]):
@@ -272,7 +293,11 @@ class GroupBatchDataset(MapDataset[T]):
         fixed_batch_size: samples of a batch; None if `sample_group_key` gives them.
         sample_group_key: gives (group, batch size or None) for a sample.
         batcher: makes a batch of a list of samples; no generator function.
+        batcher_stateless: as in `BatchDataset`.
+        batcher_config: as `map_fn_config` of `MapDataset`.
         drop_last: whether groups that are not full at the end are left out.
+        failure_tolerance: failures in a row that end the run, of either function; 0 for any number.
+        worker_config: by default that of the dataset.
     """
 
     def __init__(
@@ -282,13 +307,23 @@ class GroupBatchDataset(MapDataset[T]):
         sample_group_key: GroupKey | UserFunction,
         batcher: Callable[[list[Any]], T] | UserFunction,
         *,
+        batcher_stateless: bool | None = None,
+        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
     ) -> None:
-        if not isinstance(sample_group_key, UserFunction):
-            sample_group_key = UserFunction(
-                sample_group_key, name="batch_group_criterion", config=dataset.worker_config
-            )
-        lists = GroupLists(dataset, sample_group_key, fixed_batch_size, drop_last)
-        super().__init__(lists, batcher)
+        config = worker_config or dataset.worker_config
+        criterion = as_user_function(
+            sample_group_key, "batch_group_criterion", config, None, failure_tolerance
+        )
+        super().__init__(
+            GroupLists(dataset, criterion, fixed_batch_size, drop_last),
+            batcher,
+            stateless_map_fn=batcher_stateless,
+            map_fn_config=batcher_config,
+            failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )
         if self.function.is_generator:
             raise ValueError(f"{self.function.where} is a generator; with groups `batch` must not")

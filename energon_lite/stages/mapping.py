@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -9,10 +10,55 @@ from typing import Any, TypeVar
 from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import (
+    DEFAULT_FAILURE_TOLERANCE,
+    LEFT_OUT,
+    FunctionRun,
+    UserFunction,
+)
 
 T = TypeVar("T")
+
+FunctionConfig = dict[str, JSON] | Callable[[], dict[str, JSON]] | None
+
+
+def as_user_function(
+    function: Callable[[Any], Any] | UserFunction,
+    name: str,
+    config: WorkerConfig | None,
+    is_stateless: bool | None = None,
+    failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+) -> UserFunction:
+    """Gives what runs a function; one that is such already stays as it is."""
+    if isinstance(function, UserFunction):
+        return function
+    return UserFunction(
+        function,
+        name=name,
+        seed=config.seed_offset if config else 0,
+        config=config,
+        is_stateless=is_stateless,
+        failure_tolerance=failure_tolerance,
+    )
+
+
+def function_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
+    """Gives a function's settings, as the entry `config` of a stage's; nothing for None.
+
+    Raises:
+        TypeError: They are no plain JSON; names the argument.
+    """
+    value = given() if callable(given) else given
+    if value is None:
+        return {}
+    try:
+        plain: JSON = json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}={value!r:.80} is no plain JSON ({error}); give a dict of numbers and texts"
+        ) from None
+    return {"config": plain}
 
 
 class MapDataset(WrapperDataset[T]):
@@ -28,13 +74,30 @@ class MapDataset(WrapperDataset[T]):
     Args:
         dataset: the items.
         map_fn: a function of one argument.
+        stateless_map_fn: whether its result depends on its input only; None to see whether
+            `@stateless` marks it.
+        map_fn_config: what is to be noticed, on a resume, if it changes; a dict, or a function that
+            gives one.
+        failure_tolerance: failures in a row that end the run; 0 for any number.
+        worker_config: by default that of the dataset.
     """
 
-    def __init__(self, dataset: SavableDataset[Any], map_fn: Callable[[Any], T] | UserFunction):
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        map_fn: Callable[[Any], T] | UserFunction,
+        *,
+        stateless_map_fn: bool | None = None,
+        map_fn_config: FunctionConfig = None,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
         super().__init__(dataset)
-        if not isinstance(map_fn, UserFunction):
-            map_fn = UserFunction(map_fn, name="map", config=dataset.worker_config)
-        self.function = map_fn
+        self.worker_config = worker_config or self.worker_config
+        self.function = as_user_function(
+            map_fn, "map", self.worker_config, stateless_map_fn, failure_tolerance
+        )
+        self.function_config = function_config(map_fn_config, "map_fn_config")
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
@@ -59,6 +122,7 @@ class MapDataset(WrapperDataset[T]):
             "stage": function.name,
             "seeded": function.restore_seeds,
             "expands": function.is_generator,
+            **self.function_config,
             "of": self.dataset.config(),
         }
 

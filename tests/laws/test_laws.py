@@ -16,12 +16,17 @@ from energon_lite import (
     BlendDataset,
     ConcatDataset,
     EpochizeDataset,
+    FilterDataset,
+    GcDataset,
     GroupBatchDataset,
+    IterMapDataset,
     LimitDataset,
+    LogSampleDataset,
     MapDataset,
     MixBatchDataset,
     RepeatDataset,
     SavableDataset,
+    ShuffleBufferDataset,
     TextSample,
     WorkerConfig,
     stateless,
@@ -180,7 +185,57 @@ def token_blend(first: Any, second: Any, **settings: Any) -> TokenBlendDataset[A
     return TokenBlendDataset((first, 1), (second, 2), **settings)
 
 
+def is_odd(sample: TextSample) -> bool:
+    return number_of(sample) % 2 == 1
+
+
+def some_twice(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    """Drops each third sample and gives each fifth twice."""
+    for sample in samples:
+        number = number_of(sample)
+        if number % 3:
+            yield sample
+        if number % 5 == 0:
+            yield TextSample.derive_from(sample, text="again")
+
+
+def pairs_swapped(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    """Holds each second sample back."""
+    for first in samples:
+        second = next(samples, None)
+        yield from (first,) if second is None else (second, first)
+
+
+def iterated(dataset: SavableDataset[Any], function: Any, stateless: bool) -> IterMapDataset[Any]:
+    return IterMapDataset(dataset, function, stateless_iter_fn=stateless)
+
+
+ITER_CASES: list[Case] = [
+    lambda root: iterated(texts(root), some_twice, True),
+    lambda root: iterated(texts(root, repeat=True), some_twice, True),
+    lambda root: iterated(blend((texts(root), 1), (other(root), 1)), some_twice, True),
+    lambda root: iterated(MapDataset(texts(root), stage(twice)), some_twice, True),
+    lambda root: iterated(texts(root), pairs_swapped, False),
+    lambda root: iterated(MapDataset(texts(root), stage(twice)), pairs_swapped, False),
+]
+SHUFFLE_CASES: list[Case] = [
+    lambda root: ShuffleBufferDataset(texts(root), 5),
+    lambda root: ShuffleBufferDataset(texts(root, repeat=True), 5),
+    lambda root: ShuffleBufferDataset(texts(root), 99),
+    lambda root: ShuffleBufferDataset(texts(root), None),
+    lambda root: ShuffleBufferDataset(MapDataset(texts(root), stage(twice)), 4),
+    lambda root: ShuffleBufferDataset(BatchDataset(texts(root), 3, stage(listed)), 4),
+]
+
 CASES: dict[type, list[Case]] = {
+    IterMapDataset: ITER_CASES,
+    ShuffleBufferDataset: SHUFFLE_CASES,
+    FilterDataset: [
+        lambda root: FilterDataset(texts(root), filter_fn=is_odd),
+        lambda root: FilterDataset(MapDataset(texts(root), stage(twice)), filter_fn=is_odd),
+    ],
+    GcDataset: [lambda root: GcDataset(texts(root), every_n_iter=3)],
+    LogSampleDataset: [lambda root: LogSampleDataset(texts(root), "train")],
     BlendDataset: BLEND_CASES,
     ConcatDataset: CONCAT_CASES,
     RepeatDataset: REPEAT_CASES,
