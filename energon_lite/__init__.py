@@ -48,6 +48,15 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
 from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader
 from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.metadataset.energon_api import (
+    DatasetLoader,
+    DatasetLoaderInterface,
+    Metadataset,
+    MetadatasetV2,
+    load_dataset,
+    prepare_metadataset,
+    traverse_metadataset,
+)
 from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.dataset import prepare_dataset
@@ -101,6 +110,8 @@ __all__ = [
     "CrudeWebdataset",
     "Cursor",
     "DatasetFormatError",
+    "DatasetLoader",
+    "DatasetLoaderInterface",
     "DecodingError",
     "DefaultDecoderWebdatasetFactory",
     "DefaultTaskEncoder",
@@ -121,6 +132,8 @@ __all__ = [
     "LimitDataset",
     "LogSampleDataset",
     "MapDataset",
+    "Metadataset",
+    "MetadatasetV2",
     "MixBatchDataset",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
@@ -166,9 +179,12 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
     "homogeneous_concat_mix",
+    "load_dataset",
     "log_exception",
     "prepare_dataset",
+    "prepare_metadataset",
     "reraise_exception",
     "sample_rng",
     "stateless",
+    "traverse_metadataset",
 ]

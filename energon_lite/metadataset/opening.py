@@ -123,7 +123,7 @@ class LeafOpener:
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
     ) -> SavableDataset[Any]:
         """Makes the dataset of one leaf."""
-        factory = self._factory(leaf)
+        factory = self.open(leaf)
         self.factories.append(factory)
         source = factory.build(
             shuffle_buffer_size=self._window,
@@ -133,7 +133,8 @@ class LeafOpener:
         )
         return self._cook(source, factory)
 
-    def _factory(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
+    def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
+        """Opens the folder of a leaf."""
         try:
             return load_factory(
                 leaf.path,
