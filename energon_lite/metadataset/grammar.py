@@ -176,13 +176,15 @@ BLEND = Shape(
         *_anywhere(PERCENT_SUBSET),
         Key(
             "blend_mode",
-            choice(*MODES),
-            "exact keeps to the weights at all times; random draws independently.",
-            default="exact",
+            or_nothing(choice(*MODES)),
+            "exact (the default) keeps to the weights at all times; random draws independently. "
+            "Holds for the blends inside too.",
         ),
         Key(
-            "unit", choice("samples", "tokens"), "What the weights are shares of.",
-            default="samples",
+            "unit",
+            or_nothing(choice("samples", "tokens")),
+            "What the weights are shares of: samples (the default) or tokens. Holds for the blends "
+            "inside too.",
         ),
         Key(
             "lengths",
@@ -298,7 +300,4 @@ def read_node(raw: Any, place: Place, role: Role) -> Written:
     for key in raw:
         if key not in allowed:
             raise _refusal(raw, key, place, allowed)
-    written = Written(shape, shape.read(raw, place, role.keys), place, raw)
-    if written.values.get("lengths") and written.values["unit"] != "tokens":
-        raise written.at("lengths").error("'lengths' has no meaning without 'unit: tokens'")
-    return written
+    return Written(shape, shape.read(raw, place, role.keys), place, raw)

@@ -57,11 +57,15 @@ class _Around:
     multiplier: int | None = 1
     subset: tuple[SubsetRange, ...] = ()
     name: str | None = None
+    mode: str = "exact"
+    unit: str = "samples"
+    lengths: str | None = None
 
     def entered(self, values: Mapping[str, Any]) -> _Around:
         """Gives what holds inside a node with these values."""
         own = values["subset"]
-        return _Around(
+        return replace(
+            self,
             split_part=values["split_part"] or self.split_part,
             loss_weight=self.loss_weight * values["loss_weight"],
             subflavors={**(values["subflavors"] or {}), **self.subflavors},
@@ -160,6 +164,7 @@ def _node(written: Written, file: _File, around: _Around) -> Node:
     inside = replace(here, name=None)
     entries: tuple[Written, ...] = values[shape.keys[0].name]
     if shape is BLEND:
+        inside = _blending(written, inside)
         members = tuple(
             Member(entry.values["weight"], _node(entry, file, inside))
             for entry in entries
@@ -168,9 +173,8 @@ def _node(written: Written, file: _File, around: _Around) -> Node:
         if not members:
             raise _nothing_left(written, "weights", "a weight")
         return Blend(
-            members, values["blend_mode"], values["unit"], values["lengths"], values["until"],
-            here.name, place,
-        )  # fmt: skip
+            members, inside.mode, inside.unit, inside.lengths, values["until"], here.name, place
+        )
     if shape is BLEND_EPOCHIZED:
         repeated = tuple(
             Repetition(entry.values["repetitions"], _node(entry, file, inside))
@@ -181,6 +185,20 @@ def _node(written: Written, file: _File, around: _Around) -> Node:
             raise _nothing_left(written, "repetitions", "repetitions")
         return BlendEpochized(repeated, here.name, place)
     return Concat(tuple(_node(entry, file, inside) for entry in entries), here.name, place)
+
+
+def _blending(written: Written, around: _Around) -> _Around:
+    """Gives how a blend chooses, which holds for the blends in it that do not say it."""
+    values = written.values
+    unit, mode = values["unit"] or around.unit, values["blend_mode"] or around.mode
+    if unit != "tokens":
+        if values["lengths"]:
+            raise written.at("lengths").error("'lengths' has no meaning without 'unit: tokens'")
+        return replace(around, mode=mode, unit=unit, lengths=None)
+    if mode == "random":
+        at = written.at("unit" if values["unit"] else "blend_mode")
+        raise at.error("a blend by tokens is exact: 'unit: tokens' cannot be 'blend_mode: random'")
+    return replace(around, mode=mode, unit=unit, lengths=values["lengths"] or around.lengths)
 
 
 def _reference(written: Written, file: _File, here: _Around) -> Node:

@@ -509,3 +509,38 @@ def test_reading_changes_nothing_in_the_dict() -> None:
     source = inline({"path": "a", "subflavors": tags})
     only_leaf(source).subflavors["x"].append(2)
     assert tags == {"x": [1]}
+
+
+def test_blends_inside_choose_as_the_one_around_them_unless_they_say_otherwise(tmp_path) -> None:
+    tree = read_metadataset(
+        {
+            "__module__": "megatron.energon",
+            "__class__": "MetadatasetV2",
+            "splits": {
+                "s": {
+                    "unit": "tokens",
+                    "lengths": "gpt2",
+                    "blend": [
+                        {"blend": [{"path": "a"}, {"concat": [{"blend": [{"path": "b"}]}]}]},
+                        {"unit": "samples", "blend_mode": "random", "blend": [{"path": "c"}]},
+                    ],
+                }
+            },
+        },
+        "s",
+    )
+    first, second = (member.node for member in tree.members)
+    inner = first.members[1].node.members[0]
+    for blend in (tree, first, inner):
+        assert (blend.mode, blend.unit, blend.lengths) == ("exact", "tokens", "gpt2")
+    assert (second.mode, second.unit, second.lengths) == ("random", "samples", None)
+
+
+def test_random_blend_by_tokens_is_refused() -> None:
+    for split in (
+        {"unit": "tokens", "blend_mode": "random", "blend": [{"path": "a"}]},
+        {"blend_mode": "random", "blend": [{"unit": "tokens", "blend": [{"path": "a"}]}]},
+    ):
+        document = {"__class__": "MetadatasetV2", "splits": {"s": split}}
+        with pytest.raises(DatasetFormatError, match=r"unit: tokens' cannot be 'blend_mode: rand"):
+            read_metadataset(document, "s")

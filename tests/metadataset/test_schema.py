@@ -161,10 +161,9 @@ def test_schema_and_parser_agree_on_every_value_of_every_key(
             if kind == "v1":
                 document = {"splits": {"s": {"datasets": [{"path": "x", key: value}, one]}}}
             else:
-                node = {kind: main, "unit": "tokens"} if kind == "blend" else {kind: main}
-                document = {**FULL, "splits": {"s": {**node, key: value}}}
-            if key == "unit" and value == "samples":
-                continue
+                # Lengths go with tokens only, which two keys decide together.
+                unit = {"unit": "tokens"} if (kind, key) == ("blend", "lengths") else {}
+                document = {**FULL, "splits": {"s": {kind: main, **unit, key: value}}}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 try:
