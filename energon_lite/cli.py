@@ -1,4 +1,4 @@
-"""The command `energon-lite`: reads arguments, calls `prepare`, `info` or `lint`, prints."""
+"""The command `energon-lite`: reads arguments, calls what does the work, prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from rich.progress import (
 
 from energon_lite.inspect.info import dataset_info
 from energon_lite.inspect.lint import lint_dataset
+from energon_lite.inspect.plan import plan as plan_run
+from energon_lite.inspect.plan_text import plan_text
 from energon_lite.inspect.text import info_text, lint_text, prepared_text, size_text
+from energon_lite.metadataset.schema import metadataset_schema
 from energon_lite.prepare import Progress as PrepareProgress
 from energon_lite.prepare import prepare_dataset
 from energon_lite.prepare.config import CRUDE, fields_of, sample_type_names
@@ -44,6 +47,7 @@ app = typer.Typer(
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
+Trust = Annotated[bool, typer.Option(help="Run code that the dataset names (sample_loader.py).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 ShowProgress = Annotated[
     bool | None,
@@ -335,9 +339,7 @@ def lint(
     dataset_config: DatasetConfig = None,
     num_workers: NumWorkers = None,
     decode: Annotated[bool, typer.Option(help="Whether to decode the samples.")] = True,
-    trust: Annotated[
-        bool, typer.Option(help="Run code that the dataset names (sample_loader.py).")
-    ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
     progress: ShowProgress = None,
 ) -> None:
@@ -355,6 +357,38 @@ def lint(
         )
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else lint_text(report))
     raise typer.Exit(0 if report.is_ok else 1)
+
+
+# -------------------------------------------------------------------------------- plan and schema
+
+
+@app.command()
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A metadataset file, or a folder.")],
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the run.")],
+    split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank in a step.")] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 1,
+    num_streams: Annotated[
+        int | None, typer.Option(min=1, help="Ranks x loader workers.  [default: world size]")
+    ] = None,
+    repeat: Annotated[bool, typer.Option(help="Whether epoch follows epoch for ever.")] = True,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Says what a training run will give: samples, epochs and bytes of each source."""
+    with _errors_as_text():
+        report = plan_run(
+            path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
+            world_size=world_size, num_streams=num_streams, trust=trust,
+        )  # fmt: skip
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else plan_text(report))
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON Schema of metadataset files, for editors."""
+    typer.echo(json.dumps(metadataset_schema(), indent=2))
 
 
 if __name__ == "__main__":

@@ -164,8 +164,63 @@ def test_the_progress_bar_is_on_stderr_and_only_on_wish(root):
 def test_version_and_help_without_a_command():
     assert run("--version").stdout.startswith("energon-lite ")
     assert "prepare" in run("--help").stdout
-    for command in ("prepare", "info", "lint"):
+    for command in ("prepare", "info", "lint", "plan", "schema"):
         assert run(command, "--help").exit_code == 0
+
+
+@pytest.fixture
+def blend(root):
+    """A metadataset of two splits of the prepared folder."""
+    assert run("prepare", root, *TYPED).exit_code == 0
+    path = root.parent / "blend.yaml"
+    path.write_text(
+        "__module__: energon_lite\n"
+        "__class__: MetadatasetV2\n"
+        "splits:\n"
+        "  train:\n"
+        "    blend:\n"
+        "      - {path: ./data, weight: 3}\n"
+        "      - {path: ./data, weight: 1, split_part: val, name: other}\n"
+    )
+    return path
+
+
+def test_plan_says_what_a_run_will_give(root, blend):
+    options = ["--steps", 10, "--batch-size", 4, "--world-size", 2, "--num-streams", 4]
+    result = run("plan", blend, *options)
+    assert result.exit_code == 0
+    assert "10 steps of 2 ranks x 4 samples, from 4 streams: 80 samples" in result.stdout
+    assert "warning: data/train: each of its 10 samples comes" in result.stdout
+    report = json.loads(run("plan", blend, *options, "--json").stdout)
+    assert [source["name"] for source in report["sources"]] == ["data/train", "other"]
+    assert sum(source["samples"] for source in report["sources"]) == report["samples"] == 80
+    folder = run("plan", root, "--steps", 100, "--no-repeat", "--split-part", "val")
+    assert "5 of 100 steps of 1 rank x 1 sample" in folder.stdout
+    assert "warning: the pass ends after 5 of 100 steps" in folder.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ([], 2, "--steps"),
+        (["--steps", "0"], 2, "--steps"),
+        (["--steps", "1", "--split-part", "tain"], 1, "no split 'tain'. Did you mean 'train'?"),
+        (["--steps", "1", "--no-repeat"], 1, "`until: first` or `until: all_once`"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(blend, args, code, message):
+    result = run("plan", blend, *args)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_schema_prints_that_of_the_docs():
+    result = run("schema")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads(
+        (REPO / "docs/metadataset.schema.json").read_text()
+    )
 
 
 COMMAND = [sys.executable, "-c", "from energon_lite.cli import main; main()"]

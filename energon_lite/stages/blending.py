@@ -17,7 +17,7 @@ from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.combining import CombinedDataset
-from energon_lite.stages.sequence import RepeatDataset, total_items
+from energon_lite.stages.sequence import RepeatCursor, RepeatDataset, total_items
 
 T = TypeVar("T")
 
@@ -147,9 +147,6 @@ class _BlendCursor(Cursor[T]):
         self._inner: list[Snapshot | None] = [None] * len(self._cursors)
         self._ended: set[int] = set()
         self._only_one_left: int | None = 0 if len(self._cursors) == 1 else None
-        self._done_once: set[int] = set()
-        if self._spec.until == "all_once":
-            self._done_once = {i for i in range(len(self._cursors)) if self._round(i) > 0}
         self._go_to(draw)
 
     def _go_to(self, draw: int) -> None:
@@ -166,12 +163,10 @@ class _BlendCursor(Cursor[T]):
             cursor = self._cursors[child]
             self._inner[child] = None
             try:
-                item = next(cursor)
+                item = next_until(self._spec.until, cursor)
             except StopIteration:
                 self._has_ended(child)
                 continue
-            if self._spec.until == "all_once" and self._is_over(child):
-                raise StopIteration
             self._at += 1
             self.key = cursor.key
             return item
@@ -194,6 +189,9 @@ class _BlendCursor(Cursor[T]):
 
     def _has_ended(self, child: int) -> None:
         """Takes a dataset out of the plan; ends the pass where it was the one to wait for."""
+        if self._spec.until == "all_once":
+            begin_again(self._cursors, child)
+            return
         self._ended.add(child)
         if self._spec.until == "first" or len(self._ended) == len(self._cursors):
             raise StopIteration
@@ -202,18 +200,9 @@ class _BlendCursor(Cursor[T]):
             # Whatever the plan says, it is always its turn.
             (self._only_one_left,) = set(range(len(self._cursors))) - self._ended
 
-    def _is_over(self, child: int) -> bool:
-        """Whether each dataset has ended once, the last of them before this draw."""
-        if self._round(child) > 0:
-            self._done_once.add(child)
-        return len(self._done_once) == len(self._cursors)
-
     @property
     def _next_draw(self) -> int:
         return self._draws[self._at] if self._at < len(self._plan) else self._next_plan
-
-    def _round(self, child: int) -> int:
-        return self._cursors[child].round  # type: ignore[attr-defined, no-any-return]
 
     def snapshot(self) -> Snapshot:
         inner = self._inner
@@ -228,6 +217,28 @@ class _BlendCursor(Cursor[T]):
         for cursor, inner in zip(self._cursors, snapshot.inner, strict=True):
             cursor.restore(inner)
         self._begin(draw)
+
+
+def next_until(until: str | None, cursor: Cursor[T]) -> T:
+    """Gives a dataset's next item; with "all_once", its first round ends as finite data do."""
+    if until == "all_once" and isinstance(cursor, RepeatCursor) and cursor.round == 0:
+        item: T = cursor.next_in_round()
+        return item
+    return next(cursor)
+
+
+def begin_again(cursors: Sequence[Cursor[Any]], child: int) -> None:
+    """Starts the second round of a dataset, whose first has ended.
+
+    Raises:
+        StopIteration: It was the last one in its first round; all stay where they are.
+    """
+    rounds = [cursor.round for cursor in cursors if isinstance(cursor, RepeatCursor)]
+    if rounds[child] > 0 or rounds.count(0) == 1:
+        raise StopIteration
+    ended = cursors[child]
+    assert isinstance(ended, RepeatCursor)
+    ended.begin_round()
 
 
 class MixBatchDataset(BatchDataset[T]):

@@ -146,7 +146,7 @@ class RepeatDataset(WrapperDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
-        return _RepeatCursor(self, stream)
+        return RepeatCursor(self, stream)
 
     @property
     def num_rounds(self) -> int | None:
@@ -213,8 +213,12 @@ class RepeatDataset(WrapperDataset[T]):
         return {"stage": "repeat", "repeats": repeats, "of": self.dataset.config()}
 
 
-class _RepeatCursor(Cursor[T]):
-    """Attributes: round: rounds that are done."""
+class RepeatCursor(Cursor[T]):
+    """A place in the rounds of a `RepeatDataset`.
+
+    Attributes:
+        round: rounds that are done.
+    """
 
     def __init__(self, spec: RepeatDataset[T], stream: Stream) -> None:
         self._spec = spec
@@ -228,19 +232,23 @@ class _RepeatCursor(Cursor[T]):
         self._length = self._spec.round_length(self._below, number)
         self._inner: Cursor[T] = self._spec.dataset.cursor(self._below)
 
+    def next_in_round(self) -> T:
+        """Gives the next item of this round; raises StopIteration at its end and stays there."""
+        if self._length is not None and self._given >= self._length:
+            raise StopIteration
+        item = next(self._inner)
+        self.key = self._inner.key
+        self._given += 1
+        return item
+
     def __next__(self) -> T:
         rounds = self._spec.num_rounds
         num_empty = 0
         while rounds is None or self.round < rounds:
-            if self._length is None or self._given < self._length:
-                try:
-                    item = next(self._inner)
-                except StopIteration:
-                    pass
-                else:
-                    self.key = self._inner.key
-                    self._given += 1
-                    return item
+            try:
+                return self.next_in_round()
+            except StopIteration:
+                pass
             # A stream may have no part in many rounds: that of 3 samples is empty for most of 64.
             num_empty = 0 if self._given else num_empty + 1
             if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
@@ -252,12 +260,18 @@ class _RepeatCursor(Cursor[T]):
             self._go_to(self.round + 1)
         raise StopIteration
 
+    def begin_round(self) -> None:
+        """Goes on with the next round."""
+        self._go_to(self.round + 1)
+
     def snapshot(self) -> Snapshot:
+        """Gives round and place."""
         return Snapshot(
             "repeat", {"round": self.round, "given": self._given}, (self._inner.snapshot(),)
         )
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Goes to a round, and to a place in it."""
         snapshot.expect("repeat", 1)
         number, given = snapshot.count("round"), snapshot.count("given")
         rounds = self._spec.num_rounds

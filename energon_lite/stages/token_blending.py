@@ -17,7 +17,12 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Weight, Weights
-from energon_lite.stages.blending import BlendDataset, typical_shares
+from energon_lite.stages.blending import (
+    BlendDataset,
+    begin_again,
+    next_until,
+    typical_shares,
+)
 
 T = TypeVar("T")
 
@@ -110,15 +115,10 @@ class _TokenBlendCursor(Cursor[T]):
             child = order.choose()
             cursor = self._cursors[child]
             try:
-                item = next(cursor)
+                item = next_until(self._spec.until, cursor)
             except StopIteration:
-                if self._spec.until == "first":
-                    raise
-                order.leave_out(child)
-                self._num_ended += 1
+                self._has_ended(child)
                 continue
-            if self._is_over():
-                raise StopIteration
             self.key = cursor.key
             self._count(child)
             return item
@@ -162,10 +162,15 @@ class _TokenBlendCursor(Cursor[T]):
     def _length(self, key: RestoreKey) -> int:
         return sum(self._measured.get(leaf, 0) for leaf in leaves(key))
 
-    def _is_over(self) -> bool:
-        if self._spec.until != "all_once":
-            return False
-        return all(cursor.round > 0 for cursor in self._cursors)  # type: ignore[attr-defined]
+    def _has_ended(self, child: int) -> None:
+        """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
+        if self._spec.until == "first":
+            raise StopIteration
+        if self._spec.until == "all_once":
+            begin_again(self._cursors, child)
+            return
+        self._order.leave_out(child)
+        self._num_ended += 1
 
     def snapshot(self) -> Snapshot:
         state = self._order.state()

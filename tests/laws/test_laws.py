@@ -38,6 +38,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.flow import StretchDataset
@@ -94,6 +95,10 @@ SOURCE_CASES: list[Case] = [
     lambda root: texts(root, repeat=True, shuffle_over_epochs=-1),
     lambda root: texts(root, repeat=True, shuffle_over_epochs=None, block=4),
     lambda root: texts(root, training=False, block=4),
+]
+ORDER_CASES: list[Case] = [
+    lambda root: order_only(texts(root, repeat=True, shuffle_buffer_size=8)),
+    lambda root: order_only(texts(root)),
 ]
 MAP_CASES: list[Case] = [
     lambda root: MapDataset(texts(root, repeat=True), stage(loud)),
@@ -251,6 +256,7 @@ CASES: dict[type, list[Case]] = {
         lambda root: LossWeightDataset(texts(root)),
     ],
     WebdatasetSource: SOURCE_CASES,
+    OrderOnlySource: ORDER_CASES,
     MapDataset: MAP_CASES,
     BatchLists: [
         lambda root: BatchLists(texts(root, block=4), 4),

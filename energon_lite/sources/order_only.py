@@ -1,0 +1,102 @@
+"""A source that tells which samples come and reads none of them: for foreseeing a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from energon_lite.core.activity import activity_or
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.sources.source import WebdatasetSource
+
+# Positions that are ordered together: few at first, since a repeated source may be a small one.
+_FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+
+
+class OrderOnlySource(WrapperDataset[RestoreKey]):
+    """The restore keys of a source's samples in place of the samples; no byte is read.
+
+    State: one integer, the position in the stream.
+    Length: that of the source.
+    Keys: those of the source: `(source, epoch, index, sample_index)`.
+
+    Args:
+        source: the samples.
+    """
+
+    dataset: WebdatasetSource[Any]
+
+    def __init__(self, source: WebdatasetSource[Any]) -> None:
+        super().__init__(source)
+
+    def cursor(self, stream: Stream) -> Cursor[RestoreKey]:
+        """Gives a fresh cursor."""
+        return _OrderCursor(self.dataset, stream)
+
+    def restore_sample(self, restore_key: RestoreKey) -> RestoreKey:
+        """Gives the key itself, if it is one of the source."""
+        order = self.dataset.order
+        samples = range(order.first, order.first + order.num_samples)
+        if len(restore_key) != 4 or restore_key[0] != order.source or restore_key[2] not in samples:
+            raise ValueError(f"{restore_key!r} is not a restore key of source {order.source!r}")
+        return restore_key
+
+    def config(self) -> dict[str, JSON]:
+        """As the source."""
+        return self.dataset.config()
+
+
+class _OrderCursor(Cursor[RestoreKey]):
+    def __init__(self, source: WebdatasetSource[Any], stream: Stream) -> None:
+        self._name = source.name
+        self._stream = stream
+        self._order = source.order.stream(stream)
+        self._go_to(0)
+
+    def _go_to(self, position: int) -> None:
+        self._position = position
+        self._samples = self._generate()
+
+    def __next__(self) -> RestoreKey:
+        self.key = key = next(self._samples)
+        return key
+
+    def take(self, n: int) -> tuple[list[RestoreKey], list[RestoreKey]]:
+        keys = list(islice(self._samples, n))
+        return keys, keys
+
+    def _generate(self) -> Iterator[RestoreKey]:
+        name, activity = self._name, activity_or(self._stream)
+        num_streams, stream = self._stream.num_streams, self._stream.index
+        size = _FIRST_BLOCK
+        while True:
+            epochs, indices = self._order.block(self._position, size)
+            if not len(indices):
+                return
+            size = min(2 * size, _LARGEST_BLOCK)
+            for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
+                self._position += 1
+                draw = activity.num_draws
+                activity.num_draws = draw + 1
+                yield (name, epoch, index, draw * num_streams + stream)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("source", {"name": self._name, "position": self._position})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("source", 0)
+        if snapshot.field("name") != self._name:
+            raise StateError(
+                f"The checkpoint stands in source {snapshot.field('name')!r} where this plan has "
+                f"{self._name!r}. Build the plan with the sources it was saved with."
+            )
+        self._go_to(snapshot.count("position"))
+
+
+def order_only(source: SavableDataset[Any], _factory: object = None) -> SavableDataset[Any]:
+    """Gives a source without its bytes; a dataset of another kind as it is."""
+    return OrderOnlySource(source) if isinstance(source, WebdatasetSource) else source

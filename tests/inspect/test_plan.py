@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
+from energon_lite.core.activity import leaves
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.inspect import plan as module
+from energon_lite.inspect.plan import Plan, plan
+from energon_lite.inspect.plan_draws import stretch_edges
+from energon_lite.inspect.plan_text import plan_text
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.order_only import order_only
+from energon_lite.storage.lengths import write_lengths
+from energon_lite.testing import check_dataset
+
+from ..helpers import Ranks, text_set
+
+SIZES = {"a": 23, "b": 40, "c": 7, "d": 61}
+FADING = {"schedule": "linear", "points": {0: 3, 60: 0}}
+COSINE = {"schedule": "cosine", "points": {10: 0.5, 90: 4}}
+
+
+def entry(name: str, **keys: Any) -> dict[str, Any]:
+    return {"path": f"./{name}", **keys}
+
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "a folder": entry("a"),
+    "a blend": {"blend": [entry("a", weight=5), entry("b", weight=1), entry("c", weight=0.7)]},
+    "a blend at random": {"blend": [entry("a"), entry("b", weight=2)], "blend_mode": "random"},
+    "nested blends": {
+        "blend": [
+            entry("a", weight=2),
+            {"blend": [entry("b", weight=3), entry("c")], "weight": 3},
+            {"blend": [entry("d"), entry("a", weight=FADING)], "blend_mode": "random"},
+        ]
+    },
+    "schedules": {"blend": [entry("a", weight=FADING), entry("b", weight=COSINE), entry("c")]},
+    "one folder three times": {"blend": [entry("a"), entry("a", weight=2), entry("a")]},
+    "epochized": {
+        "blend_epochized": [
+            entry("a", repetitions=1.5),
+            entry("c", repetitions=0.3),
+            entry("b", repetitions=2),
+            {"blend_epochized": [entry("d", repetitions=0.1)], "repetitions": 3},
+        ]
+    },
+    "a concat": {"concat": [entry("c"), entry("a"), {"blend_epochized": [entry("b")]}]},
+    "a concat in a blend": {"blend": [{"concat": [entry("c"), entry("a")]}, entry("b", weight=3)]},
+    "subsets": {
+        "blend": [
+            entry("a", subset={"range": [3, 9]}),
+            entry("b", subset={"range": ["50%", "100%"]}, weight=2),
+        ]
+    },
+    "file order": {
+        "blend": [entry("a", shuffle_over_epochs_multiplier=None), entry("b")],
+    },
+    "with replacement": {
+        "blend": [entry("a", shuffle_over_epochs_multiplier=-1), entry("b")],
+    },
+    "until forever": {"blend": [entry("a"), entry("c")], "until": "forever"},
+    "tokens": {
+        "blend": [entry("a", weight=1), entry("b", weight=3), entry("a", weight=2)],
+        "unit": "tokens",
+        "lengths": "words",
+    },
+}
+FINITE: dict[str, dict[str, Any]] = {
+    "a folder": entry("a"),
+    "epochized": ENDLESS["epochized"],
+    "a concat": ENDLESS["a concat"],
+    "file order": entry("b", shuffle_over_epochs_multiplier=None),
+    "two epochs in one": entry("b", shuffle_over_epochs_multiplier=2),
+    "until first": {"blend": [entry("a"), entry("b", weight=3), entry("c")], "until": "first"},
+    "until all once": {"blend": [entry("a"), entry("b", weight=3)], "until": "all_once"},
+    "until inside a concat": {
+        "concat": [{"blend": [entry("a"), entry("c")], "until": "all_once"}, entry("d")]
+    },
+    "tokens until first": {
+        "blend": [entry("a"), entry("b", weight=2)],
+        "unit": "tokens",
+        "lengths": "words",
+        "until": "first",
+    },
+}
+TOPOLOGIES = [(1, 1), (1, 3), (2, 2), (2, 4), (3, 3), (3, 4), (2, 5)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with the sets a..d, each with an index of lengths."""
+    folder = tmp_path_factory.mktemp("plan")
+    for number, (name, size) in enumerate(SIZES.items()):
+        path = text_set(folder / name, size)
+        lengths = 1 + np.arange(size, dtype=np.int64) * (7 + number) % 30
+        write_lengths(path, "train", "words", lengths, load_factory(path).data)
+    return folder
+
+
+def written(root: Path, split: dict[str, Any], name: str = "meta.yaml") -> Path:
+    """Writes a metadataset with one split; JSON is YAML."""
+    file = {
+        "__module__": "energon_lite",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": split},
+    }
+    (root / name).write_text(json.dumps(file))
+    return root / name
+
+
+def real_steps(
+    path: Path, steps: int, world_size: int, num_streams: int, **arguments: Any
+) -> list[Counter[str]]:
+    """The samples of each source at each step of a real run, up to its pass's end."""
+    ranks = Ranks(
+        lambda config: get_train_dataset(path, worker_config=config, **arguments),
+        world_size,
+        num_streams=num_streams,
+    )
+    found = []
+    for _ in range(steps):
+        counted: Counter[str] = Counter()
+        for rank in range(world_size):
+            try:
+                batch = next(ranks.iterators[rank])
+            except StopIteration:
+                return found
+            counted.update(key[0] for key in leaves(batch.__restore_key__))
+        found.append(counted)
+    return found
+
+
+def assert_foreseen(found: Plan, real: list[Counter[str]]) -> None:
+    """Compares a plan with the steps of a real run, in all and in each stretch."""
+    assert found.kind == "exact"
+    assert found.steps == len(real)
+    counted: Counter[str] = sum(real, Counter())
+    assert {s.name: s.samples for s in found.sources if s.samples} == dict(counted)
+    assert found.samples == counted.total()
+    assert [stretch.start for stretch in found.stretches] == stretch_edges(len(real))[:-1]
+    for stretch in found.stretches if found.unit == "samples" else ():
+        here: Counter[str] = sum(real[stretch.start : stretch.stop], Counter())
+        shares = {name: number / here.total() for name, number in here.items()}
+        assert stretch.given is not None
+        assert {k: v for k, v in stretch.given.items() if v} == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(("world_size", "num_streams"), TOPOLOGIES)
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_plan_of_an_endless_run_is_what_the_run_gives(root, name, world_size, num_streams):
+    path = written(root, ENDLESS[name])
+    run = {"batch_size": 3, "shuffle_buffer_size": 8, "max_samples_per_sequence": 5}
+    real = real_steps(path, 37, world_size, num_streams, **run)
+    assert len(real) == 37
+    found = plan(path, steps=37, world_size=world_size, num_streams=num_streams, **run)
+    assert_foreseen(found, real)
+    assert all("comes" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(("world_size", "num_streams"), TOPOLOGIES)
+@pytest.mark.parametrize("name", FINITE)
+def test_a_plan_stops_where_the_pass_of_the_first_rank_ends(root, name, world_size, num_streams):
+    path = written(root, FINITE[name])
+    run = {"batch_size": 3, "repeat": False}
+    real = real_steps(path, 1000, world_size, num_streams, **run)
+    assert 0 < len(real) < 200
+    found = plan(path, steps=1000, world_size=world_size, num_streams=num_streams, **run)
+    assert_foreseen(found, real)
+    assert f"the pass ends after {len(real)} of 1,000 steps" in found.warnings[0]
+    assert f"{len(real)} of 1,000 steps" in plan_text(found)
+    shorter = plan(
+        path, steps=len(real), world_size=world_size, num_streams=num_streams, **run
+    )
+    assert_foreseen(shorter, real)
+    assert not any("the pass ends" in warning for warning in shorter.warnings)
+
+
+def test_batches_that_only_some_ranks_have_are_told(root):
+    found = plan(root / "c", steps=10, world_size=2, num_streams=3, repeat=False)
+    assert (found.steps, found.samples, found.more_batches) == (3, 6, 1)
+    assert "; batches that only some ranks have then: 1" in found.warnings[0]
+
+
+WEIGHTS = st.one_of(
+    st.sampled_from([1, 0.01, 3]),
+    st.builds(
+        lambda kind, y, x, z: {"schedule": kind, "points": {0: y, x: z}},
+        st.sampled_from(["linear", "step", "cosine"]),
+        st.floats(0.1, 5), st.integers(1, 150), st.floats(0.1, 5),
+    ),
+)  # fmt: skip
+LEAVES = st.sampled_from(list(SIZES)).map(entry)
+
+
+def nodes(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    def blend(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        return {"blend": [{**node, "weight": weight} for node, weight in pairs]}
+
+    return st.lists(st.tuples(inner, WEIGHTS), min_size=1, max_size=3).map(blend)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    split=st.recursive(LEAVES, nodes, max_leaves=5),
+    steps=st.integers(1, 40),
+    batch_size=st.integers(1, 4),
+    topology=st.sampled_from(TOPOLOGIES),
+    seed=st.integers(0, 3),
+)
+def test_any_blend_is_foreseen(root, split, steps, batch_size, topology, seed):
+    path = written(root, split, "any.yaml")
+    world_size, num_streams = topology
+    ranks = Ranks(
+        lambda config: get_train_dataset(path, worker_config=config, batch_size=batch_size),
+        world_size,
+        num_streams=num_streams,
+        seed=seed,
+    )
+    ranks.steps(steps)
+    stats = ranks.loaders[0].stats().merged(loader.stats() for loader in ranks.loaders[1:])
+    found = plan(
+        path, steps=steps, batch_size=batch_size, world_size=world_size, num_streams=num_streams,
+        seed_offset=seed,
+    )  # fmt: skip
+    assert {s.name: s.samples for s in found.sources} == {n: s.samples for n, s in stats.items()}
+    for source in found.sources:
+        assert source.epochs == pytest.approx(stats[source.name].epochs)
+        assert source.asked_share == pytest.approx(stats[source.name].asked_share)
+        assert source.given_share == pytest.approx(stats[source.name].given_share)
+
+
+def test_the_draws_carry_the_keys_of_the_real_run(root):
+    """So they are the same samples, not only as many."""
+    path = written(root, ENDLESS["nested blends"])
+    ranks = Ranks(
+        lambda config: get_train_dataset(path, worker_config=config, batch_size=4), 1, num_streams=1
+    )
+    batches = [next(ranks.iterators[0]) for _ in range(30)]
+    real = [key for batch in batches for key in leaves(batch.__restore_key__)]
+    config = ranks.loaders[0].worker_config
+    foreseen = iter(module._opened(path, "train", 4, True, config, {}))
+    assert [next(foreseen) for _ in real] == real
+
+
+def test_a_source_without_bytes_keeps_the_laws_of_datasets(root):
+    for settings_ in ({"repeat": True}, {"repeat": False}, {"repeat": False, "block": 3}):
+        source = load_factory(root / "a", training="block" not in settings_).build(**settings_)
+        check_dataset(order_only(source))
+
+
+def test_nothing_of_a_shard_is_read(root, tmp_path):
+    data = text_set(tmp_path / "data", 30)
+    before = plan(data, steps=50)
+    for shard in data.glob("*.tar"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    assert plan(data, steps=50) == before
+
+
+def test_bytes_are_those_of_the_mean_sample(root):
+    found = plan(root / "a", steps=46)
+    size = sum(shard.stat().st_size for shard in (root / "a").glob("*.tar"))
+    assert found.read_bytes == 2 * size
+    (source,) = found.sources
+    assert (source.samples, source.epochs, source.given_share) == (46, 2.0, 1.0)
+
+
+def test_shares_over_time_follow_the_schedule(root):
+    falling = {"schedule": "step", "points": {0: 3, 400: 1}}
+    split = {"blend": [entry("a", weight=falling), entry("b")]}
+    found = plan(written(root, split), steps=200, batch_size=4)
+    assert [(s.start, s.stop) for s in found.stretches] == [(k * 25, k * 25 + 25) for k in range(8)]
+    asked = [stretch.asked["a/train"] for stretch in found.stretches]
+    assert asked == pytest.approx([0.75] * 4 + [0.5] * 4)
+    given_ = [stretch.given["a/train"] for stretch in found.stretches]
+    assert given_ == pytest.approx(asked, abs=0.06)
+
+
+def test_a_run_of_fewer_steps_than_stretches_has_a_stretch_for_each(root):
+    assert [(s.start, s.stop) for s in plan(root / "a", steps=3).stretches] == [
+        (0, 1), (1, 2), (2, 3),
+    ]  # fmt: skip
+    for steps in range(1, 50):
+        edges = stretch_edges(steps)
+        assert edges[-1] == steps
+        of_step = [step * (len(edges) - 1) // steps for step in range(steps)]
+        assert [of_step.index(k) for k in range(len(edges) - 1)] == edges[:-1]
+
+
+def test_sources_seen_often_or_never_are_warned_of(root):
+    split = {"blend": [entry("c", weight=2), entry("b", weight=1e-9), entry("d", weight=1)]}
+    found = plan(written(root, split), steps=60)
+    often, never = found.warnings
+    assert often.startswith("c/train: each of its 7 samples comes 5.7 times.")
+    assert never.startswith("b/train: none of its 40 samples comes.")
+
+
+def test_a_long_run_is_expected_from_the_weights(root, monkeypatch):
+    split = {
+        "blend": [
+            entry("a", weight=FADING), entry("b"),
+            {"concat": [entry("c"), entry("d")], "weight": 0.5},
+        ]
+    }  # fmt: skip
+    path = written(root, split)
+    run = {"steps": 400, "batch_size": 2, "world_size": 2}
+    exact = plan(path, **run)
+    monkeypatch.setattr(module, "MAX_DRAWS", 1599)
+    expected = plan(path, **run)
+    assert (exact.kind, expected.kind) == ("exact", "expected")
+    assert "(expected)" in plan_text(expected)
+    for one, other in zip(exact.sources, expected.sources, strict=True):
+        assert one.name == other.name
+        assert abs(one.samples - other.samples) <= 15
+        assert one.asked_share == pytest.approx(other.asked_share)
+
+
+def test_a_long_pass_is_expected_up_to_its_end(root, monkeypatch):
+    split = {"blend": [entry("a"), entry("b")], "until": "all_once"}
+    path = written(root, split)
+    run = {"steps": 100, "world_size": 2, "batch_size": 3, "repeat": False}
+    exact = plan(path, **run)
+    monkeypatch.setattr(module, "MAX_DRAWS", 10)
+    expected = plan(path, **run)
+    assert abs(exact.steps - expected.steps) <= 1
+    assert "the pass ends after" in expected.warnings[0]
+
+
+def test_a_finite_pass_counts_as_long_as_it_is_not_as_was_asked(root):
+    found = plan(root / "a", steps=10**9, repeat=False)
+    assert (found.kind, found.steps, found.samples) == ("exact", 23, 23)
+
+
+# ------------------------------------------------------------------------------------------ tokens
+
+
+class Words(DefaultTaskEncoder):
+    def sample_length(self, sample: TextSample) -> int:
+        return len(sample.text)
+
+
+def test_tokens_are_counted_with_an_index(root):
+    path = written(root, ENDLESS["tokens"])
+    found = plan(path, steps=600)
+    assert found.unit == "tokens"
+    assert [source.name for source in found.sources] == ["a/train", "b/train", "a/train#2"]
+    total = sum(source.tokens for source in found.sources)
+    for source, share in zip(found.sources, (1 / 6, 3 / 6, 2 / 6), strict=True):
+        assert source.asked_share == pytest.approx(share)
+        assert source.given_share == pytest.approx(share, abs=0.02)
+        assert source.given_share == pytest.approx(source.tokens / total)
+    assert "tokens" in plan_text(found).splitlines()[1]
+
+
+def test_tokens_without_an_index_have_only_the_shares_asked_for(root):
+    split = {"blend": [entry("a", weight=1), entry("b", weight=3)], "unit": "tokens"}
+    path = written(root, split)
+    found = plan(path, steps=100)
+    assert (found.kind, found.unit, found.samples, found.read_bytes) == (
+        "shares", "tokens", None, None,
+    )  # fmt: skip
+    assert [source.asked_share for source in found.sources] == [0.25, 0.75]
+    assert all(source.samples is source.given_share is None for source in found.sources)
+    assert "Name a stored index with `lengths`" in found.warnings[0]
+    text = plan_text(found)
+    assert "only shares can be foreseen" in text
+    assert "shares of tokens asked" in text
+    assert json.loads(json.dumps(found.to_json()))["samples"] is None
+    # The run itself knows them, from the encoder.
+    dataset = get_train_dataset(path, batch_size=2, task_encoder=Words())
+    assert dataset.share_unit == "tokens"
+
+
+def test_a_long_blend_by_tokens_is_refused(root, monkeypatch):
+    monkeypatch.setattr(module, "MAX_DRAWS", 100)
+    with pytest.raises(ValueError, match=r"steps=60 are 120 samples.*plan at most 50 steps"):
+        plan(written(root, ENDLESS["tokens"]), steps=60, batch_size=2)
+
+
+# ------------------------------------------------------------------------------- report and errors
+
+
+def test_a_plan_is_json_and_a_table(root):
+    found = plan(written(root, ENDLESS["a blend"]), steps=100, world_size=2, batch_size=4)
+    report = found.to_json()
+    plain = json.loads(json.dumps(report))
+    assert plain["samples"] == 800
+    for name, value in report.items():
+        assert plain[name] == (list(value) if isinstance(value, tuple) else value)
+    headline, header, *rows = plan_text(found).splitlines()
+    assert "100 steps of 2 ranks x 4 samples, from 2 streams: 800 samples" in headline
+    assert headline.endswith("of tars (exact)")
+    assert header.split() == ["source", "size", "asked", "given", "samples", "epochs", "bytes"]
+    assert [row.split()[0] for row in rows[:3]] == ["a/train", "b/train", "c/train"]
+    assert rows[3] == "shares of samples given, over time:"
+    assert plan_text(plan(root / "a", steps=1)).startswith(
+        f"{root / 'a'}, train: 1 step of 1 rank x 1 sample, from 1 stream: 1 sample, "
+    )
+
+
+def test_of_many_warnings_the_first_are_shown(root):
+    split = {"blend": [entry("c", weight=1), *(entry("a", weight=1e-9) for _ in range(30))]}
+    text = plan_text(plan(written(root, split), steps=7))
+    assert text.count("warning: ") == 20
+    assert text.endswith("and 10 more warnings")
+
+
+def test_a_dict_is_planned_too(root, monkeypatch):
+    monkeypatch.chdir(root)
+    content = json.loads(written(root, ENDLESS["a blend"]).read_text())
+    found = plan(content, steps=20)
+    assert found.path == "(a dict)"
+    assert found.sources == plan(root / "meta.yaml", steps=20).sources
+
+
+def test_what_cannot_be_planned_is_refused(root):
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        plan(root / "a", steps=0)
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        plan(root / "a", steps=1, batch_size=0)
+    with pytest.raises(ValueError, match="world_size=0"):
+        plan(root / "a", steps=1, world_size=0)
+    with pytest.raises(TypeError, match="'stepps'"):
+        plan(root / "a", steps=1, stepps=2)
+    with pytest.raises(DatasetFormatError, match="no split part 'tain'"):
+        plan(root / "a", steps=1, split_part="tain")
+    with pytest.raises(DatasetFormatError, match=r"meta\.yaml: no split 'tain'"):
+        plan(written(root, ENDLESS["a blend"]), steps=1, split_part="tain")
+    with pytest.raises(ValueError, match=r"a blend goes on for ever, and here it must end"):
+        plan(written(root, ENDLESS["a blend"]), steps=1, repeat=False)
+    with pytest.raises(FileNotFoundError, match="not a prepared dataset"):
+        plan(root / "none", steps=1)
+
+
+def test_half_a_million_draws_take_less_than_a_second(root, tmp_path):
+    text_set(tmp_path / "big", 2000)
+    split = {"blend": [entry("big"), entry("big", weight=3)]}
+    path = written(tmp_path, split)
+    start = time.perf_counter()
+    assert plan(path, steps=500_000, num_streams=4).kind == "exact"
+    # Thrice the second, for machines that do other things too.
+    assert time.perf_counter() - start < 3
