@@ -1,10 +1,11 @@
-"""Trains a tiny model on pictures and texts, stops in mid-epoch, and resumes with other workers.
+"""Trains a tiny model on a blend of pictures and texts, stops in mid-epoch, and resumes.
 
     python examples/train_resume.py --num-workers 2 --steps 120
 
-What to look at: `DemoTaskEncoder` says how a sample becomes model input, `make_loader` builds a
-resumable loader, and `main` saves its state as JSON and shows that loaders with 1 and with 0 worker
-processes go on with exactly the batches that the first loader, with 2, would have given.
+What to look at: `metadatasets/demo.yaml` says what is blended, `DemoTaskEncoder` how a sample
+becomes model input, `make_loader` builds a resumable loader, and `main` saves its state as JSON and
+shows that loaders with 1 and with 0 worker processes go on with exactly the batches that the first
+loader, with 2, would have given.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import torch
 from draw_data import caption_samples, text_samples, write_shards
@@ -31,6 +31,7 @@ from energon_lite import (
     CaptioningSample,
     DefaultTaskEncoder,
     Sample,
+    SavableDataLoader,
     TextSample,
     WorkerConfig,
     batch_pad_stack,
@@ -43,12 +44,13 @@ from energon_lite import (
     prepare_dataset,
     stateless,
 )
+from energon_lite.loss import DeferredMean, weighted_mean
 
+METADATASET = Path(__file__).resolve().parents[1] / "metadatasets" / "demo.yaml"
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "coco_captions"
 IMAGE_SIZE = 32
 MAX_TOKENS = 96
 BATCH_SIZE = 16
-SETS = ("captions", "text")
 
 console = Console()
 
@@ -136,14 +138,14 @@ class DemoTaskEncoder(DefaultTaskEncoder):
 
 
 # ---------------------------------------------------------------------------------------------
-# Loaders: one per set, taken in turns.
+# Loader: the blend of metadatasets/demo.yaml.
 # ---------------------------------------------------------------------------------------------
 
 
-def make_loader(path: Path, num_workers: int, start_method: str) -> Any:
+def make_loader(num_workers: int, start_method: str) -> SavableDataLoader[TrainBatch]:
     """A resumable loader. `num_streams` fixes the order of samples, whatever `num_workers` is."""
     dataset = get_train_dataset(
-        path,
+        METADATASET,
         batch_size=BATCH_SIZE,
         shuffle_buffer_size=200,
         max_samples_per_sequence=50,
@@ -157,34 +159,6 @@ def make_loader(path: Path, num_workers: int, start_method: str) -> Any:
         ),
     )
     return get_savable_loader(dataset)
-
-
-class AlternatingLoaders:
-    """Batches of all sets in turns: pictures, texts, pictures, and so on."""
-
-    def __init__(self, data: Path, num_workers: int, start_method: str) -> None:
-        self.loaders = {name: make_loader(data / name, num_workers, start_method) for name in SETS}
-        self.next_set = 0
-
-    def __iter__(self) -> Iterator[TrainBatch]:
-        iterators = [iter(self.loaders[name]) for name in SETS]
-        while True:
-            current = self.next_set
-            self.next_set = (current + 1) % len(SETS)
-            yield next(iterators[current])
-
-    def save(self, path: Path) -> None:
-        """Writes where all loaders stand, as JSON."""
-        states = {name: loader.save_state_rank() for name, loader in self.loaders.items()}
-        path.write_text(json.dumps({"next_set": self.next_set, "loaders": states}))
-
-    def restore(self, path: Path) -> None:
-        """Goes on where the loaders that wrote the file stood."""
-        saved = json.loads(path.read_text())
-        self.next_set = saved["next_set"]
-        for name, loader in self.loaders.items():
-            # The list has the states of all ranks that saved; here it was one.
-            loader.restore_state_global([saved["loaders"][name]], src_rank=None)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,11 +184,11 @@ class TinyCaptioner(nn.Module):
         self.predict = nn.Linear(width, 256)
 
     def forward(self, batch: TrainBatch) -> Tensor:
-        """Mean loss in nats per byte."""
+        """Losses in nats of each byte but the first, (B, T - 1)."""
         seen = self.see(batch.image)[None]
         hidden, _ = self.read(self.embed(batch.tokens[:, :-1]), torch.tanh(seen))
         logits = self.predict(hidden)
-        return F.cross_entropy(logits.transpose(1, 2), batch.tokens[:, 1:], ignore_index=0)
+        return F.cross_entropy(logits.mT, batch.tokens[:, 1:], reduction="none")
 
 
 @dataclass
@@ -232,7 +206,8 @@ class Trainer:
 
     def step(self, batch: TrainBatch) -> float:
         self.optimizer.zero_grad()
-        loss = self.model(batch)
+        # The YAML's loss weights: a text counts half as much as a picture's caption.
+        loss = weighted_mean(self.model(batch), batch.loss_weight, mask=batch.tokens[:, 1:] != 0)
         loss.backward()
         self.optimizer.step()
         return loss.item()
@@ -246,7 +221,9 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
 
 
-def train(trainer: Trainer, loaders: AlternatingLoaders, num_steps: int, title: str) -> list[str]:
+def train(
+    trainer: Trainer, loader: SavableDataLoader[TrainBatch], num_steps: int, title: str
+) -> list[str]:
     """Trains for some steps; returns a digest of each batch."""
     digests = []
     progress = Progress(
@@ -261,7 +238,7 @@ def train(trainer: Trainer, loaders: AlternatingLoaders, num_steps: int, title: 
         task = progress.add_task(f"{title:<17}", total=num_steps, loss=float("nan"), speed=0.0)
         start, num_samples = time.perf_counter(), 0
         # The range first: zip then takes no batch too many.
-        for _, batch in zip(range(num_steps), loaders, strict=False):
+        for _, batch in zip(range(num_steps), loader, strict=False):
             loss = trainer.step(batch)
             digests.append(digest(batch))
             num_samples += len(batch.__key__)
@@ -272,21 +249,24 @@ def train(trainer: Trainer, loaders: AlternatingLoaders, num_steps: int, title: 
 
 def digest(batch: TrainBatch) -> str:
     """Changes if any key or any value of any tensor does."""
-    parts = [json.dumps(batch.__key__).encode(), batch.image.numpy(), batch.tokens.numpy()]
-    return blake2b(b"".join(bytes(part) for part in parts), digest_size=16).hexdigest()
+    tensors = (batch.image, batch.tokens, batch.loss_weight)
+    parts = [json.dumps(batch.__key__).encode(), *(bytes(tensor.numpy()) for tensor in tensors)]
+    return blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 @torch.no_grad()
-def validate(trainer: Trainer, path: Path) -> float:
-    """Mean loss over one pass of the validation part."""
+def validate(trainer: Trainer) -> float:
+    """Mean loss over one pass of the validation parts, one after the other."""
     dataset = get_val_dataset(
-        path,
+        METADATASET,
         batch_size=BATCH_SIZE,
         task_encoder=DemoTaskEncoder(),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
     )
-    losses = [trainer.model(batch).item() for batch in get_loader(dataset)]
-    return sum(losses) / len(losses)
+    mean = DeferredMean()
+    for batch in get_loader(dataset):
+        mean.add(trainer.model(batch), batch.loss_weight, mask=batch.tokens[:, 1:] != 0)
+    return mean.finish(()).item()
 
 
 def main() -> None:
@@ -302,36 +282,38 @@ def main() -> None:
     # This model is too small to gain from threads, and on a busy machine they wait for each other.
     torch.set_num_threads(1)
     make_data(args.data, args.num_samples)
+    os.environ["DEMO_DATA"] = str(args.data.resolve())  # metadatasets/demo.yaml asks for it
     trainer = Trainer.new()
     num_left, num_right = args.steps // 2, args.steps - args.steps // 2
     model_file, state_file = args.data / "model.pt", args.data / "state.json"
 
-    loaders = AlternatingLoaders(args.data, args.num_workers, args.start_method)
-    train(trainer, loaders, args.steps, f"Train, {args.num_workers} workers")
+    loader = make_loader(args.num_workers, args.start_method)
+    train(trainer, loader, args.steps, f"Train, {args.num_workers} workers")
     trainer.save(model_file)
-    loaders.save(state_file)
-    epochs = [args.steps / len(SETS) / len(loaders.loaders[name]) for name in SETS]
+    state_file.write_text(json.dumps(loader.save_state_rank()))
+    epochs = ", ".join(f"epoch {s.epochs:.2f} of the {n}" for n, s in loader.stats().items())
     console.print(
-        f"Saved after step {args.steps}, at epoch {epochs[0]:.2f} of the pictures "
-        f"and {epochs[1]:.2f} of the texts: {state_file.stat().st_size:,} bytes of JSON",
+        f"Saved after step {args.steps}, at {epochs}: {state_file.stat().st_size:,} bytes of JSON",
         soft_wrap=True,
     )
-    expected = train(trainer, loaders, args.steps, f"Go on, {args.num_workers} workers")
+    expected = train(trainer, loader, args.steps, f"Go on, {args.num_workers} workers")
 
     # As after a crash: nothing but the two files is left.
     trainer = Trainer.new()
     trainer.restore(model_file)
-    resumed = AlternatingLoaders(args.data, num_workers=1, start_method=args.start_method)
-    resumed.restore(state_file)
+    resumed = make_loader(num_workers=1, start_method=args.start_method)
+    resumed.restore_state_rank(json.loads(state_file.read_text()))
     actual = train(trainer, resumed, num_left, "Resume, 1 worker")
-    resumed.save(state_file)
+    state_file.write_text(json.dumps(resumed.save_state_rank()))
 
-    resumed = AlternatingLoaders(args.data, num_workers=0, start_method=args.start_method)
-    resumed.restore(state_file)
+    resumed = make_loader(num_workers=0, start_method=args.start_method)
+    resumed.restore_state_rank(json.loads(state_file.read_text()))
     actual += train(trainer, resumed, num_right, "Resume, 0 workers")
 
+    console.print(f"Validation loss: {validate(trainer):.2f}")
+    console.print(f"What the blend gave in {2 * args.steps} steps, and what the YAML asks:")
+    console.print(str(resumed.stats()), soft_wrap=True)
     num_equal = sum(a == b for a, b in zip(actual, expected, strict=True))
-    console.print(f"Validation loss: {validate(trainer, args.data / 'captions'):.2f}")
     if num_equal < args.steps:
         raise SystemExit(f"Only {num_equal} of the {args.steps} remaining batches are identical.")
     console.print(

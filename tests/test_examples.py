@@ -32,6 +32,13 @@ def test_demo_resumes_with_identical_batches(start_method: str, tmp_path: Path) 
     arguments = ["--num-samples", "80", "--steps", "8", "--start-method", start_method]
     output = run_example("train_resume.py", *arguments, cwd=tmp_path)
     assert "The remaining 8 batches are identical" in output
+    # 16 steps of 16 samples: what was asked of pictures and texts, and given.
+    shares = {row[0]: row[1:4] for row in map(str.split, output.splitlines()) if len(row) == 6}
+    asked = {name: float(row[0].rstrip("%")) for name, row in shares.items() if name != "source"}
+    given = {name: float(shares[name][1].rstrip("%")) for name in asked}
+    assert list(asked) == ["pictures", "texts"]
+    assert given == pytest.approx(asked, abs=2)
+    assert sum(int(shares[name][2]) for name in asked) == 256
     assert (tmp_path / "demo_data" / "captions" / ".nv-meta" / ".info.json").is_file()
 
     # A second run finds the data and gives the same.
@@ -44,3 +51,10 @@ def test_minimal_example_prints_batches(tmp_path: Path) -> None:
     write_captions(tmp_path / "captions", num_shards=10, samples_per_shard=4)
     output = run_example("minimal.py", "captions", cwd=tmp_path)
     assert output.count("torch.Size([4, 3, 16, 24])") == 5
+
+
+def test_picture_of_blending_is_what_the_example_draws(tmp_path: Path) -> None:
+    run_example("draw_blend.py", "picture.svg", cwd=tmp_path)
+    committed = REPO / "docs" / "images" / "blending.svg"
+    assert committed.read_bytes() == (tmp_path / "picture.svg").read_bytes()
+    assert committed.stat().st_size < 150_000
