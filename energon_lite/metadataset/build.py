@@ -17,6 +17,7 @@ from energon_lite.metadataset.nodes import (
     Leaf,
     Node,
 )
+from energon_lite.metadataset.opening import located
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blending import BlendDataset
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_items
@@ -89,14 +90,15 @@ class _Builder:
         flat = list(_flattened(node, node))
         members = [self.build(member, until == "forever") for member in flat]
         pairs = [(member, 1.0) for member in members]
-        weights = _weights(node, node)
         dataset: AnyDataset
-        if node.unit == "tokens":
-            dataset = TokenBlendDataset(
-                *pairs, until=until, weights=weights, lengths=self.indexed(node, flat, members)
-            )
-        else:
-            dataset = BlendDataset(*pairs, until=until, weights=weights, blend_mode=node.mode)
+        with located(node.place):
+            weights = _weights(node, node)
+            if node.unit == "tokens":
+                dataset = TokenBlendDataset(
+                    *pairs, until=until, weights=weights, lengths=self.indexed(node, flat, members)
+                )
+            else:
+                dataset = BlendDataset(*pairs, until=until, weights=weights, blend_mode=node.mode)
         return RepeatDataset(dataset) if endless and not dataset.endless else dataset
 
     def indexed(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset
@@ -123,46 +123,54 @@ class LeafOpener:
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
     ) -> SavableDataset[Any]:
         """Makes the dataset of one leaf."""
-        factory = self.open(leaf)
-        self.factories.append(factory)
-        source = factory.build(
-            shuffle_buffer_size=self._window,
-            repeat=repeat,
-            block=self._block,
-            repetitions=repetitions,
-        )
-        return self._cook(source, factory)
+        with located(leaf.place):
+            factory = self.open(leaf)
+            self.factories.append(factory)
+            source = factory.build(
+                shuffle_buffer_size=self._window,
+                repeat=repeat,
+                block=self._block,
+                repetitions=repetitions,
+            )
+            return self._cook(source, factory)
 
     def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
         """Opens the folder of a leaf."""
-        try:
-            return load_factory(
-                leaf.path,
-                dataset_config=leaf.dataset_config,
-                split_config=leaf.split_config,
-                split_part=leaf.split_part,
-                name=leaf.source_id,
-                subflavors={**leaf.subflavors, **self._subflavors},
-                loss_weight=leaf.loss_weight,
-                subset=(lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
-                max_open=self._max_open,
-                decoder=self._decoder,
-                shuffle_over_epochs=combined_multiplier(
-                    self._multiplier, leaf.shuffle_over_epochs_multiplier
-                ),
-                **self._settings,
-            )
-        except (FileNotFoundError, ValueError, TypeError) as error:
-            if not leaf.place:
-                raise
-            raise type(error)(f"{leaf.place}: {error}") from error
+        return load_factory(
+            leaf.path,
+            dataset_config=leaf.dataset_config,
+            split_config=leaf.split_config,
+            split_part=leaf.split_part,
+            name=leaf.source_id,
+            subflavors={**leaf.subflavors, **self._subflavors},
+            loss_weight=leaf.loss_weight,
+            subset=(lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+            max_open=self._max_open,
+            decoder=self._decoder,
+            shuffle_over_epochs=combined_multiplier(
+                self._multiplier, leaf.shuffle_over_epochs_multiplier
+            ),
+            **self._settings,
+        )
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
         """Gives the tokens of a leaf's samples from the stored index `name`."""
         factory = next(f for f in reversed(self.factories) if f.name == leaf.source_id)
-        return read_lengths(
-            factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data
-        )
+        with located(leaf.place):
+            return read_lengths(
+                factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data
+            )
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Names a place in a metadataset in the errors of what is made of it; "" names none."""
+    try:
+        yield
+    except (FileNotFoundError, ValueError, TypeError) as error:
+        if not place or place in str(error):
+            raise
+        raise type(error)(f"{place}: {error}") from error
 
 
 def combined_multiplier(outer: int | None, inner: int | None) -> int | None:
@@ -190,7 +198,7 @@ def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:
         size = stop - start
         first, last = (_edge(edge, size) for edge in (part.start, part.stop))
         if last > size:
-            raise DatasetFormatError(
+            raise ValueError(
                 f"subset range [{first}, {last}] ends after the last of {size} samples"
             )
         start, stop = start + first, start + last

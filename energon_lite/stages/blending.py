@@ -302,7 +302,7 @@ def typical_shares(weights: Weights) -> list[float]:
     if weights.is_constant:
         shares: list[float] = weights.constant().tolist()
         return shares
-    ends = weights.at(np.array([0, 1 << 40], dtype=np.int64))
+    ends = weights.at(np.array([0, weights.breaks[-1]]))
     largest: list[float] = ends.max(axis=0).tolist()
     return largest
 
