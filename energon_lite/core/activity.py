@@ -66,7 +66,7 @@ class Cost:
         tokens: measured length of what was encoded.
     """
 
-    __slots__ = ("draws", "encode_sec", "read_sec", "tokens")
+    __slots__ = ("draws", "encode_sec", "is_touched", "read_sec", "tokens")
 
     def __init__(
         self, draws: int = 0, read_sec: float = 0.0, encode_sec: float = 0.0, tokens: int = 0
@@ -75,6 +75,13 @@ class Cost:
         self.read_sec = read_sec
         self.encode_sec = encode_sec
         self.tokens = tokens
+        self.is_touched = False
+
+    def taken(self) -> Cost:
+        """Gives the numbers, and starts anew."""
+        taken = Cost(self.draws, self.read_sec, self.encode_sec, self.tokens)
+        self.__init__()  # type: ignore[misc]
+        return taken
 
 
 class Activity:
@@ -95,7 +102,8 @@ class Activity:
         self.hook = ""
         self.rng: Generator | None = None
         self.records: list[SkipRecord] = []
-        self.costs: dict[str, Cost] = {}
+        self.touched: list[str] = []
+        self._costs: dict[str, Cost] = {}
         self.length_listeners: list[Callable[[RestoreKey, int], None]] = []
         self.fill = 0.0
         self.last_draw = 0
@@ -144,18 +152,26 @@ class Activity:
 
     def cost(self, source: str) -> Cost:
         """Gives what a source's samples took since the last item, to be added to."""
-        cost = self.costs.get(source)
+        cost = self._costs.get(source)
         if cost is None:
-            cost = self.costs[source] = Cost()
+            cost = self._costs[source] = Cost()
+        if not cost.is_touched:
+            self.touch(source, cost)
         return cost
+
+    def touch(self, source: str, cost: Cost) -> None:
+        """Notes that something is added to the cost of a source."""
+        cost.is_touched = True
+        self.touched.append(source)
 
     def spend(self, key: RestoreKey, seconds: float) -> None:
         """Counts time in a hook for the source of the sample `key`, or those of the batch."""
         if type(key[-1]) is int:
             self.cost(key[0]).encode_sec += seconds
             return
-        total = sum(cost.draws for cost in self.costs.values())
-        for cost in self.costs.values() if total else ():
+        costs = [self._costs[source] for source in self.touched]
+        total = sum(cost.draws for cost in costs)
+        for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
 
     def measured(self, key: RestoreKey, tokens: int) -> None:
@@ -167,8 +183,8 @@ class Activity:
 
     def take_costs(self) -> dict[str, Cost]:
         """Gives what the samples took since the last call, by source, and forgets it."""
-        costs, self.costs = self.costs, {}
-        return costs
+        touched, self.touched = self.touched, []
+        return {source: self._costs[source].taken() for source in touched}
 
     def take_records(self) -> list[SkipRecord]:
         """Gives what was left out since the last call, and forgets it."""

@@ -80,8 +80,9 @@ class WorkerConfig:
         num_workers: loader processes of this rank; 0 loads in the calling process.
         data_parallel_group: the `torch.distributed` group of the data-parallel ranks.
         seed_offset: the seed of the run: another value gives another order.
-        worker_debug_path: accepted for Energon's signature, not used.
-        worker_log_level: accepted for Energon's signature, not used.
+        worker_debug_path: file of the lines of `LogSampleDataset`; `{worker_id}` and `{pid}` in it
+            are replaced.
+        worker_log_level: 1 and more to write them.
         global_error_handler: called with (exception, sample, sources) for each failed sample; the
             sample is skipped if it returns.
         restore_error_handler: the same, while samples are made again from restore keys.

@@ -28,9 +28,10 @@ from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 T = TypeVar("T")
 
 # Samples that are ordered and read together: few at first, so that the first comes at once and a
-# short pass costs little, then twice as many each time. A source that is one of many in a blend
-# reads less ahead, by its share of the draws, so that all of them together hold about as much.
-_FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 16
+# short pass costs little, then twice as many each time. The sources of a blend share what may be
+# held ahead by their shares of the draws; a block of few samples costs much for each of them.
+_FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
+_HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 16 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
 
 
@@ -149,16 +150,13 @@ class WebdatasetSource(SavableDataset[T]):
 class _SourceCursor(Cursor[T]):
     def __init__(self, source: WebdatasetSource[T], stream: Stream) -> None:
         self._source = source
-        self._name = source.name
         self._stream = stream
-        self._activity = activity_or(stream)
         self._order = source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._position = 0
         self._samples = self._generate()
 
     def __next__(self) -> T:
-        start, before = perf_counter(), self._position
         try:
             sample: Any = next(self._samples)
             # A dataclass, or a crude sample, a dict.
@@ -171,37 +169,29 @@ class _SourceCursor(Cursor[T]):
             # The generator is over; whoever goes on after the error gets the next sample.
             self._samples = self._generate()
             raise
-        finally:
-            cost = self._activity.cost(self._name)
-            cost.draws += self._position - before
-            cost.read_sec += perf_counter() - start
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        start, before = perf_counter(), self._position
         items: list[T] = []
         try:
             items.extend(islice(self._samples, n))
         except BaseException:
             self._samples = self._generate()
             raise
-        finally:
-            cost = self._activity.cost(self._name)
-            cost.draws += self._position - before
-            cost.read_sec += perf_counter() - start
         if items and isinstance(items[0], dict):
             return items, [item["__restore_key__"] for item in items]  # type: ignore[index]
         return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
 
     def _generate(self) -> Iterator[T]:
-        name, activity = self._name, activity_or(self._stream)
-        self._activity = activity
+        name, activity = self._source.name, activity_or(self._stream)
+        cost = activity.cost(name)
         num_streams, stream = self._stream.num_streams, self._stream.index
         load, run, read = self._source.loader, self._run, self._source.reader.read
         share = self._stream.share
-        largest = max(_SMALLEST_BLOCK, int(share * _LARGEST_BLOCK))
-        max_bytes = max(_SMALLEST_READ_BYTES, int(share * MAX_BLOCK_BYTES))
+        largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
+        max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
         size = min(_FIRST_BLOCK, largest)
         while True:
+            since = perf_counter()
             epochs, indices = self._order.block(self._position, size)
             if not len(indices):
                 return
@@ -210,22 +200,31 @@ class _SourceCursor(Cursor[T]):
             at = 0
             while at < len(samples):
                 data, block, shards, places = read(indices[at:], max_bytes)
+                cost.read_sec += perf_counter() - since
                 rows = zip(block, shards, places, samples[at : at + len(places)], strict=True)
                 for members, shard, place, (epoch, index) in rows:
                     self._position += 1
                     # Draws are counted over all sources of the pipeline, which take turns.
                     draw = activity.num_draws
                     activity.num_draws = draw + 1
+                    if not cost.is_touched:
+                        activity.touch(name, cost)
+                    cost.draws += 1
                     key = (name, epoch, index, draw * num_streams + stream)
+                    # One in eight is timed, and stands for all.
+                    since = 0.0 if draw & 7 else perf_counter()
                     try:
                         sample = load(data, members, shard, place, key)
                     except Exception as error:
                         self._left_out(error, members, shard, place, key)
                         continue
+                    if since:
+                        cost.read_sec += 8 * (perf_counter() - since)
                     if run.failures:
                         run.failures = 0
                     yield sample
                 at += len(places)
+                since = perf_counter()
 
     def _left_out(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey

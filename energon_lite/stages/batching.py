@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.activity import current_activity, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
@@ -261,6 +261,8 @@ class BatchDataset(MapDataset[T]):
         worker_config: by default that of the dataset.
     """
 
+    config_name: ClassVar[str] = "batcher_config"
+
     def __init__(
         self,
         dataset: SavableDataset[Any],
@@ -300,6 +302,8 @@ class GroupBatchDataset(MapDataset[T]):
         worker_config: by default that of the dataset.
     """
 
+    config_name: ClassVar[str] = "batcher_config"
+
     def __init__(
         self,
         dataset: SavableDataset[Any],
@@ -313,12 +317,15 @@ class GroupBatchDataset(MapDataset[T]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        config = worker_config or dataset.worker_config
-        criterion = as_user_function(
-            sample_group_key, "batch_group_criterion", config, None, failure_tolerance
-        )
+        if not isinstance(sample_group_key, UserFunction):
+            sample_group_key = as_user_function(
+                sample_group_key,
+                "batch_group_criterion",
+                worker_config or dataset.worker_config,
+                failure_tolerance=failure_tolerance,
+            )
         super().__init__(
-            GroupLists(dataset, criterion, fixed_batch_size, drop_last),
+            GroupLists(dataset, sample_group_key, fixed_batch_size, drop_last),
             batcher,
             stateless_map_fn=batcher_stateless,
             map_fn_config=batcher_config,

@@ -134,7 +134,7 @@ class _BlendCursor(Cursor[T]):
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
         shares = typical_shares(spec.weights)
         self._spec = spec
-        self._stream = stream
+        self._is_plain = spec.until != "all_once"
         self._order = spec.order(stream)
         self._cursors: list[Cursor[T]] = [
             dataset.cursor(replace(stream, share=stream.share * share))
@@ -154,16 +154,17 @@ class _BlendCursor(Cursor[T]):
         self._next_plan = draw
         self._plan: list[int] = []
         self._draws: Sequence[int] = ()
-        self._at = 0
+        self._at = self._stop = 0
         self._block = _BLOCK
 
     def __next__(self) -> T:
         while True:
-            child = self._choose()
+            at = self._at
+            child = self._plan[at] if at < self._stop else self._choose()
             cursor = self._cursors[child]
             self._inner[child] = None
             try:
-                item = next_until(self._spec.until, cursor)
+                item = next(cursor) if self._is_plain else next_until("all_once", cursor)
             except StopIteration:
                 self._has_ended(child)
                 continue
@@ -185,6 +186,7 @@ class _BlendCursor(Cursor[T]):
                 # Where little is left of the weights, long stretches are passed over at once.
                 self._block = min(_LONGEST_BLOCK, 2 * self._block) if len(plan) < 16 else _BLOCK
             self._plan, self._draws, self._at = plan.tolist(), draws.tolist(), 0
+            self._stop = len(self._plan)
         return self._plan[self._at]
 
     def _has_ended(self, child: int) -> None:

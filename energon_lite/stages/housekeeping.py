@@ -6,9 +6,10 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from torch.utils.data import get_worker_info
 
@@ -16,6 +17,7 @@ from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.stages.mapping import is_passed_over
 
 T = TypeVar("T")
 
@@ -54,7 +56,12 @@ class _PassingCursor(Cursor[T]):
 class GcDataset(_Passing[T]):
     """Collects garbage every few items, in the process that computes them.
 
-    Nothing in this library needs it; it is for user functions that leave reference cycles behind.
+    With `freeze`, what there is when the first item is asked for (modules, indexes, in the main
+    process also the model) is taken out of all collections, which makes them quick and leaves the
+    memory that forked processes share alone. This is done once in a process: later it would also
+    keep garbage for ever. In a worker process it stays so, since other streams of the process go
+    on, and both end together. In the main process the stream that froze undoes it at the end of
+    its pass, so that what the program drops afterwards is freed.
 
     State: none of its own.
     Length: as below.
@@ -62,10 +69,8 @@ class GcDataset(_Passing[T]):
 
     Args:
         dataset: the items.
-        every_n_iter: items between two collections.
-        freeze: whether what exists when a stream's first item is asked for is taken out of the
-            collections, which makes them quick (`gc.freeze`; it stays so, since another stream of
-            the process may rely on it).
+        every_n_iter: items of a stream between two collections; 0 for none.
+        freeze: whether to freeze.
         worker_config: by default that of the dataset.
     """
 
@@ -79,8 +84,8 @@ class GcDataset(_Passing[T]):
     ) -> None:
         super().__init__(dataset)
         self.worker_config = worker_config or self.worker_config
-        if every_n_iter < 1:
-            raise ValueError(f"every_n_iter={every_n_iter} must be at least 1")
+        if every_n_iter < 0:
+            raise ValueError(f"every_n_iter={every_n_iter} is negative; 0 for no collections")
         self.every_n_iter = every_n_iter
         self.freeze = freeze
 
@@ -93,31 +98,55 @@ class _GcCursor(_PassingCursor[T]):
     def __init__(self, spec: GcDataset[T], inner: Cursor[T]) -> None:
         super().__init__(inner)
         self._spec = spec
-        self._given = 0
+        self._num_asked = 0
+        self._has_frozen = False
 
     def __next__(self) -> T:
-        if self._given == 0 and self._spec.freeze:
+        spec = self._spec
+        # Whoever has frozen before, another stream or the user, has done it for the process.
+        if self._num_asked == 0 and spec.freeze and not gc.get_freeze_count():
+            gc.collect()  # or garbage would be kept for ever
             gc.freeze()
-        item = super().__next__()
-        self._given += 1
-        if self._given % self._spec.every_n_iter == 0:
+            self._has_frozen = True
+        self._num_asked += 1
+        if spec.every_n_iter and self._num_asked % spec.every_n_iter == 0:
             gc.collect()
-        return item
+        try:
+            return super().__next__()
+        except StopIteration:
+            if self._has_frozen and get_worker_info() is None:
+                gc.unfreeze()
+                self._has_frozen = False
+            raise
 
 
 def default_get_keys(item: Any) -> list[str] | None:
-    """Gives the keys of a sample or a batch, if it has them."""
-    keys = item.get("__key__") if isinstance(item, dict) else getattr(item, "__key__", None)
-    if keys is None:
-        return None
-    return [str(key) for key in keys] if isinstance(keys, (list, tuple)) else [str(keys)]
+    """Gives the sample keys of a sample, of a batch or of a list of such, if they have any."""
+    if isinstance(item, (list, tuple)):
+        found = [default_get_keys(entry) for entry in item]
+        keys = [key for entry in found if entry is not None for key in entry]
+        return keys or None
+    own = item.get("__key__") if isinstance(item, dict) else getattr(item, "__key__", None)
+    return None if own is None else list(_texts(own))
+
+
+def _texts(keys: Any) -> Iterator[str]:
+    """Gives the texts of a key, or of a list of keys at any depth."""
+    if isinstance(keys, (list, tuple)):
+        for key in keys:
+            yield from _texts(key)
+    else:
+        yield str(keys)
 
 
 class LogSampleDataset(_Passing[T]):
     """Writes one line of JSON for each item, where `worker_log_level` is at least 1.
 
-    The lines go to `WorkerConfig.worker_debug_path` (`{worker_id}` and `{pid}` in it are replaced),
-    or to the logger of this module.
+    The lines go to the end of `WorkerConfig.worker_debug_path` (where `{worker_id}` and `{pid}` are
+    replaced), or to the logger of this module. Each has the fields of Energon's `yield_batch`: `t`,
+    rank `r`, worker `w`, mode `m`, the batch's slot `idx`, and `keys` if there are any; and
+    `stream`. What is made again on a resume is not written again. Where several ranks compute one
+    stream, each writes a line for all of its batches.
 
     State: none of its own.
     Length: as below.
@@ -125,7 +154,7 @@ class LogSampleDataset(_Passing[T]):
 
     Args:
         dataset: the items.
-        mode: a word for the lines, such as "train".
+        mode: a word for the lines, such as "train" or "val".
         get_keys_fn: gives the sample keys of an item, or None.
         worker_config: by default that of the dataset.
     """
@@ -163,32 +192,42 @@ class _LogCursor(_PassingCursor[T]):
         self._spec = spec
         self._config = config
         self._stream = stream
+        self._file: TextIO | None = None
 
     def __next__(self) -> T:
         item = super().__next__()
-        config, spec = self._config, self._spec
-        line = json.dumps(
-            {
-                "t": "yield_batch",
-                "r": config.rank,
-                "w": config.rank_worker_id(),
-                "m": spec.mode,
-                "idx": activity_or(self._stream).batch_index,
-                "stream": self._stream.index,
-                "keys": spec.get_keys_fn(item),
-            }
-        )
-        if config.worker_debug_path is None:
-            logger.info("%s", line)
-            return item
-        with Path(debug_path(config)).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        if not is_passed_over():
+            self._write(item)
         return item
 
+    def _write(self, item: T) -> None:
+        entry: dict[str, Any] = {
+            "t": "yield_batch",
+            "r": self._config.rank,
+            "w": self._config.global_worker_id(),
+            "m": self._spec.mode,
+            "idx": activity_or(self._stream).batch_index,
+            "stream": self._stream.index,
+        }
+        keys = self._spec.get_keys_fn(item)
+        if keys is not None:
+            entry["keys"] = keys
+        line = json.dumps(entry, default=str)
+        if self._config.worker_debug_path is None:
+            logger.info("%s", line)
+            return
+        if self._file is None:
+            path = debug_path(self._config)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A buffer of one line: lines of several streams in one file stay whole.
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+            weakref.finalize(self, self._file.close)
+        self._file.write(line + "\n")
 
-def debug_path(config: WorkerConfig) -> str:
-    """Gives the file of this process: number 0 is the main process of rank 0."""
+
+def debug_path(config: WorkerConfig) -> Path:
+    """Gives this process's file; rank r has ids from `r * (num_workers + 1)`, its own first."""
     info = get_worker_info()
     local = 0 if info is None else 1 + info.id
     worker_id = config.rank * (config.num_workers + 1) + local
-    return str(config.worker_debug_path).format(worker_id=worker_id, pid=os.getpid())
+    return Path(str(config.worker_debug_path).format(worker_id=worker_id, pid=os.getpid()))

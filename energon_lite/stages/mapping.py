@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
@@ -20,6 +22,7 @@ from energon_lite.core.user_function import (
 
 T = TypeVar("T")
 
+# Settings of a user's function: a dict of plain JSON, or a function that gives one.
 FunctionConfig = dict[str, JSON] | Callable[[], dict[str, JSON]] | None
 
 
@@ -30,35 +33,48 @@ def as_user_function(
     is_stateless: bool | None = None,
     failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
 ) -> UserFunction:
-    """Gives what runs a function; one that is such already stays as it is."""
-    if isinstance(function, UserFunction):
-        return function
-    return UserFunction(
-        function,
-        name=name,
-        seed=config.seed_offset if config else 0,
-        config=config,
-        is_stateless=is_stateless,
-        failure_tolerance=failure_tolerance,
-    )
-
-
-def function_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
-    """Gives a function's settings, as the entry `config` of a stage's; nothing for None.
+    """Gives what runs a function, with the seed and the error handlers of a `WorkerConfig`.
 
     Raises:
-        TypeError: They are no plain JSON; names the argument.
+        TypeError: It is a `UserFunction`, which has all of that, and is to have other settings.
     """
-    value = given() if callable(given) else given
+    if not isinstance(function, UserFunction):
+        return UserFunction(
+            function,
+            name=name,
+            seed=config.seed_offset if config else 0,
+            config=config,
+            is_stateless=is_stateless,
+            failure_tolerance=failure_tolerance,
+        )
+    if is_stateless is not None or failure_tolerance != DEFAULT_FAILURE_TOLERANCE:
+        raise TypeError(
+            f"{function.where} is a UserFunction, which says itself whether it is stateless and "
+            "how many failures it may have; set is_stateless and failure_tolerance there"
+        )
+    return function
+
+
+def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
+    """Gives a function's settings as an entry `name` of a stage's config; nothing for None.
+
+    Raises:
+        TypeError: They are no dict of plain JSON; names the argument.
+    """
+    value: Any = given() if callable(given) else given
     if value is None:
         return {}
     try:
-        plain: JSON = json.loads(json.dumps(value))
+        plain = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}={value!r:.200} is not plain JSON ({error})") from error
+    # json writes tuples as lists and all keys as text: such settings would differ from their own.
+    if not isinstance(value, dict) or plain != value:
         raise TypeError(
-            f"{name}={value!r:.80} is no plain JSON ({error}); give a dict of numbers and texts"
-        ) from None
-    return {"config": plain}
+            f"{name}={value!r:.200} is not a dict of plain JSON; use texts as keys, and lists "
+            "instead of tuples"
+        )
+    return {name: plain}
 
 
 class MapDataset(WrapperDataset[T]):
@@ -76,11 +92,17 @@ class MapDataset(WrapperDataset[T]):
         map_fn: a function of one argument.
         stateless_map_fn: whether its result depends on its input only; None to see whether
             `@stateless` marks it.
-        map_fn_config: what is to be noticed, on a resume, if it changes; a dict, or a function that
-            gives one.
-        failure_tolerance: failures in a row that end the run; 0 for any number.
-        worker_config: by default that of the dataset.
+        map_fn_config: what is to be noticed, on a resume, if it changes; a dict of plain JSON, or a
+            function that gives one, which is called here.
+        failure_tolerance: failures in a row that end the run; 0 for any number. One that is given
+            to `@stateless` goes before.
+        worker_config: gives seed and error handlers; by default that of the dataset.
+
+    Raises:
+        TypeError: The settings are not plain JSON; or a `UserFunction` and other settings of it.
     """
+
+    config_name: ClassVar[str] = "map_fn_config"
 
     def __init__(
         self,
@@ -97,7 +119,7 @@ class MapDataset(WrapperDataset[T]):
         self.function = as_user_function(
             map_fn, "map", self.worker_config, stateless_map_fn, failure_tolerance
         )
-        self.function_config = function_config(map_fn_config, "map_fn_config")
+        self.function_config = plain_config(map_fn_config, self.config_name)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
@@ -197,6 +219,29 @@ class _ExpandCursor(Cursor[T]):
             activity = current_activity()
             slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
             activity.num_draws = snapshot.count("draws")
-            for _ in range(given):
-                next(self)
+            with passing_over():
+                for _ in range(given):
+                    next(self)
             activity.batch_index = slot
+
+
+class _PassingOver(threading.local):
+    is_on = False
+
+
+_passing_over = _PassingOver()
+
+
+@contextmanager
+def passing_over() -> Iterator[None]:
+    """Says for a `with` block that the items of it were given before the run was resumed."""
+    before, _passing_over.is_on = _passing_over.is_on, True
+    try:
+        yield
+    finally:
+        _passing_over.is_on = before
+
+
+def is_passed_over() -> bool:
+    """Tells whether the current item was given before the run was resumed."""
+    return _passing_over.is_on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
@@ -12,23 +12,24 @@ from energon_lite.core.topology import Stream, WorkerConfig
 
 T = TypeVar("T")
 
+# Random words made at once; a multiple of 4, as `random_words` wants it.
 _WORDS = 256
 
 
 class ShuffleBufferDataset(WrapperDataset[T]):
-    """Keeps `size` items of a stream and gives one of them at random, again and again.
+    """Holds `size` items of a stream, and gives one of them at random for each that it reads.
 
-    For samples as they come from their sources, `shuffle_buffer_size` of `get_train_dataset` does
-    the same without holding or reading anything ahead; this is for items that stages made.
+    Prefer the sources' own shuffling (`shuffle_buffer_size`): it costs no memory, reads nothing
+    ahead and keeps nothing in the state. This is for the order of items that stages made.
 
-    State: the restore keys of the items held, and how many were given.
+    State: how many items were given, and the restore keys of those held; a resume makes them again.
     Length: as below.
     Keys: as below.
 
     Args:
         dataset: the items; they must be replayable, since those held are saved as restore keys.
         size: items held; None, 0 and 1 pass everything on as it comes.
-        worker_config: by default that of the dataset.
+        worker_config: gives the seed; by default that of the dataset.
 
     Raises:
         ValueError: `size` is negative, or items below cannot be made again.
@@ -50,7 +51,8 @@ class ShuffleBufferDataset(WrapperDataset[T]):
             raise ValueError(
                 "A shuffle buffer holds items back, and these are saved as restore keys; but a "
                 "function below is not marked as repeatable. Put @stateless on it (with "
-                "restore_seeds=True, or sample_rng(), if it is random), or shuffle the source: "
+                "restore_seeds=True, or sample_rng(), if it is random; for an IterMapDataset "
+                "stateless_iter_fn=True), or leave the shuffling to the sources: "
                 "shuffle_buffer_size."
             )
 
@@ -61,6 +63,8 @@ class ShuffleBufferDataset(WrapperDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
+        if self.size == 1:
+            return self.dataset.cursor(stream)
         return _ShuffleCursor(self, stream)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
@@ -69,17 +73,35 @@ class ShuffleBufferDataset(WrapperDataset[T]):
         return item
 
     def config(self) -> dict[str, JSON]:
-        """Gives the size and what is shuffled."""
-        return {"stage": "shuffle_buffer", "size": self.size, "of": self.dataset.config()}
+        """Gives size and seed; nothing of its own where it passes everything on."""
+        below = self.dataset.config()
+        if self.size == 1:
+            return below
+        return {
+            "stage": "shuffle_buffer",
+            "size": self.size,
+            "seed_offset": self.seed,
+            "of": below,
+        }
+
+    def random_key(self, stream: Stream) -> int:
+        """Gives the key of a stream's random words, unlike that of any other buffer of the run."""
+        return key_of(
+            "shuffle_buffer",
+            self.seed,
+            tuple(facts.name for facts in self.dataset.sources()),
+            _depth(self),
+            stream.num_streams,
+            stream.index,
+            stream.pass_index,
+        )
 
 
 class _ShuffleCursor(Cursor[T]):
     def __init__(self, spec: ShuffleBufferDataset[T], stream: Stream) -> None:
         self._spec = spec
         self._inner: Cursor[T] = spec.dataset.cursor(stream)
-        self._key = key_of(
-            "shuffle_buffer", spec.seed, stream.num_streams, stream.index, stream.pass_index
-        )
+        self._random_key = spec.random_key(stream)
         self._held: list[tuple[RestoreKey, T]] = []
         self._given = 0
         self._words: tuple[int, list[int]] = (-1, [])
@@ -102,10 +124,11 @@ class _ShuffleCursor(Cursor[T]):
         return item
 
     def _word(self) -> int:
-        """Gives the random word of this step; each step has its own."""
+        """Gives the random word of the item that comes next."""
         block, place = divmod(self._given, _WORDS)
         if self._words[0] != block:
-            self._words = (block, random_words(self._key, block, size=_WORDS).tolist())
+            words = random_words(self._random_key, size=_WORDS, skip=block * _WORDS)
+            self._words = (block, words.tolist())
         return self._words[1][place]
 
     def snapshot(self) -> Snapshot:
@@ -118,10 +141,20 @@ class _ShuffleCursor(Cursor[T]):
         snapshot.expect("shuffle_buffer", 1)
         given, held = snapshot.count("given"), snapshot.field("held")
         if not isinstance(held, tuple) or not all(isinstance(key, tuple) for key in held):
-            raise StateError(f"'held' of the checkpoint's shuffle_buffer is {held!r:.80}")
+            raise StateError(
+                f"'held' of the checkpoint's shuffle_buffer is {held!r:.80}, not a list of keys"
+            )
+        if len(held) >= self._spec.size:
+            raise StateError(
+                f"The checkpoint's shuffle_buffer holds {len(held)} items between two, which does "
+                f"not go with size={self._spec.size}."
+            )
         self._inner.restore(snapshot.inner[0])
-        try:
-            self._held = [(key, self._spec.dataset.restore_sample(key)) for key in held]
-        except ValueError as error:
-            raise StateError(f"The checkpoint's shuffle_buffer: {error}") from None
+        self._held = [(key, self._spec.dataset.restore_sample(key)) for key in held]
         self._given = given
+
+
+def _depth(dataset: SavableDataset[Any]) -> int:
+    """Counts how many buffers lie in one another, so that those do not choose in step."""
+    below = max((_depth(child) for child in dataset.children), default=0)
+    return below + isinstance(dataset, ShuffleBufferDataset)

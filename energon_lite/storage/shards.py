@@ -101,6 +101,8 @@ class ShardReader:
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
 
+        The smaller the block may be, the less is read along between two samples.
+
         Returns:
             A block of at least one sample, if N > 0.
         """
@@ -120,7 +122,9 @@ class ShardReader:
             order, shard_numbers, places, starts, stops = (
                 x[kept] for x in (order, shard_numbers, places, starts, stops)
             )
-        data, shifts, is_read = self._read_runs(shard_numbers, starts, stops, errors)
+        max_gap = MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES
+        runs = _runs(shard_numbers, starts, stops, max_gap)
+        data, shifts, is_read = self._read_runs(runs, shard_numbers, starts, stops, errors)
         self._close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.
         back = np.argsort(order)
@@ -156,6 +160,7 @@ class ShardReader:
 
     def _read_runs(
         self,
+        runs: list[tuple[int, int]],
         shard_numbers: Int64Array,
         starts: Int64Array,
         stops: Int64Array,
@@ -167,7 +172,6 @@ class ShardReader:
             The buffer, a multiple of 512 bytes; what must be added to a place in its file to find
             it there, shape (N,); and whether each sample was read in full, shape (N,).
         """
-        runs = _runs(shard_numbers, starts, stops)
         # Tars are made of blocks of 512 bytes; only a broken index asks for other ranges.
         sizes = [
             -(-int(stops[last - 1] - starts[first]) // TAR_BLOCK) * TAR_BLOCK
@@ -221,16 +225,16 @@ class ShardReader:
 
 
 def _runs(
-    shard_numbers: Int64Array, starts: Int64Array, stops: Int64Array
+    shard_numbers: Int64Array, starts: Int64Array, stops: Int64Array, max_gap: int
 ) -> list[tuple[int, int]]:
     """Groups samples, ascending by position, that one read should bring.
 
     Example:
-        With 1,000-byte samples of one shard at bytes 0, 1000, 1000, 90000 the groups are (0, 3)
-        and (3, 4).
+        With 1,000-byte samples of one shard at bytes 0, 1000, 1000, 90000 and gaps of 8,192 bytes
+        the groups are (0, 3) and (3, 4).
     """
     return _groups(
-        (shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > MAX_GAP_BYTES)
+        (shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > max_gap)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +28,13 @@ from energon_lite import (
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
+    SkipSample,
     TextSample,
     WorkerConfig,
+    sample_rng,
     stateless,
 )
+from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.dataset import Cursor, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
@@ -52,6 +56,7 @@ from ..helpers import ENCODERS, caption_set, ignore, number_of, text_set, train,
 NUM_SAMPLES = 23
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=5)
 QUIET = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
+LOGGING = WorkerConfig(rank=0, world_size=1, num_workers=0, worker_log_level=1)
 
 Case = Callable[[Path], SavableDataset[Any]]
 
@@ -215,7 +220,54 @@ def iterated(dataset: SavableDataset[Any], function: Any, stateless: bool) -> It
     return IterMapDataset(dataset, function, stateless_iter_fn=stateless)
 
 
+@stateless
+def numbered(sample: TextSample) -> TextSample:
+    """Writes down slot and number of the sample, which a resume must not change."""
+    numbers = f"{current_batch_index()} {current_sample_index()}"
+    return TextSample.derive_from(sample, text=f"{sample.text} {numbers}")
+
+
+def noisy(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    """Gives each sample with one random number, and some with another."""
+    for sample in samples:
+        for _ in range(1 + number_of(sample) % 2):
+            yield TextSample.derive_from(sample, text=f"{sample.text} {sample_rng().random()}")
+
+
+def picky(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    for sample in samples:
+        if number_of(sample) % 5 == 2:
+            raise SkipSample
+        yield sample
+
+
+def first_four(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    return itertools.islice(samples, 4)
+
+
+@stateless(restore_seeds=True)
+def at_random(sample: TextSample) -> bool:
+    return random.random() < 0.5
+
+
+def whole(dataset: SavableDataset[Any]) -> IterMapDataset[Any]:
+    return IterMapDataset(MapDataset(dataset, stage(numbered)), pairs_swapped)
+
+
 ITER_CASES: list[Case] = [
+    lambda root: iterated(texts(root, repeat=True), pairs_swapped, False),
+    lambda root: blend((whole(texts(root)), 1), (other(root), 1)),
+    lambda root: RepeatDataset(whole(texts(root))),
+    lambda root: ConcatDataset(texts(root, training=False), whole(other(root, training=False))),
+    lambda root: BatchDataset(whole(texts(root)), 3, stage(listed)),
+    lambda root: MapDataset(whole(texts(root)), stage(twice)),
+    lambda root: iterated(BatchDataset(texts(root), 2, stage(listed)), iter, False),
+    lambda root: iterated(texts(root), noisy, True),
+    lambda root: iterated(texts(root), noisy, False),
+    lambda root: iterated(texts(root), picky, True),
+    lambda root: iterated(texts(root), picky, False),
+    lambda root: iterated(texts(root), first_four, False),
+    lambda root: iterated(ShuffleBufferDataset(texts(root), 4), pairs_swapped, False),
     lambda root: iterated(texts(root), some_twice, True),
     lambda root: iterated(texts(root, repeat=True), some_twice, True),
     lambda root: iterated(blend((texts(root), 1), (other(root), 1)), some_twice, True),
@@ -230,6 +282,10 @@ SHUFFLE_CASES: list[Case] = [
     lambda root: ShuffleBufferDataset(texts(root), None),
     lambda root: ShuffleBufferDataset(MapDataset(texts(root), stage(twice)), 4),
     lambda root: ShuffleBufferDataset(BatchDataset(texts(root), 3, stage(listed)), 4),
+    lambda root: ShuffleBufferDataset(ShuffleBufferDataset(texts(root), 4), 4),
+    lambda root: ShuffleBufferDataset(iterated(texts(root), some_twice, True), 4),
+    lambda root: ShuffleBufferDataset(train(root, "skipping", repeat=False)(QUIET), 3),
+    lambda root: RepeatDataset(ShuffleBufferDataset(texts(root), 4)),
 ]
 
 CASES: dict[type, list[Case]] = {
@@ -238,9 +294,22 @@ CASES: dict[type, list[Case]] = {
     FilterDataset: [
         lambda root: FilterDataset(texts(root), filter_fn=is_odd),
         lambda root: FilterDataset(MapDataset(texts(root), stage(twice)), filter_fn=is_odd),
+        lambda root: FilterDataset(texts(root, repeat=True), filter_fn=at_random),
+        lambda root: GroupBatchDataset(
+            FilterDataset(texts(root), filter_fn=is_odd), 2, stage(parity), stage(listed)
+        ),
     ],
-    GcDataset: [lambda root: GcDataset(texts(root), every_n_iter=3)],
-    LogSampleDataset: [lambda root: LogSampleDataset(texts(root), "train")],
+    GcDataset: [
+        lambda root: GcDataset(texts(root), every_n_iter=3),
+        lambda root: GcDataset(train(root, "skipping")(QUIET), every_n_iter=0, freeze=False),
+    ],
+    LogSampleDataset: [
+        lambda root: LogSampleDataset(texts(root), "train"),
+        lambda root: LogSampleDataset(texts(root), "train", worker_config=LOGGING),
+        lambda root: LogSampleDataset(
+            BatchDataset(texts(root, repeat=True), 3, stage(listed)), "train", worker_config=LOGGING
+        ),
+    ],
     BlendDataset: BLEND_CASES,
     ConcatDataset: CONCAT_CASES,
     RepeatDataset: REPEAT_CASES,

@@ -114,3 +114,34 @@ def test_ends_of_passes_change_neither_config_nor_keys(texts) -> None:
         run = StreamRun(dataset, Stream(0, 1))
         next(run)
         assert dataset.restore_sample(run.key).__key__ == "00000"
+
+
+def plain_batch(samples: list[Any]) -> list[int]:
+    return [number_of(sample) for sample in samples]
+
+
+def plain_group(sample: Any) -> tuple[int, None]:
+    return 0, None
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_further_arguments_of_energon_reach_the_batcher(texts, grouped) -> None:
+    def make(batcher: Any, **settings: Any) -> Any:
+        if grouped:
+            return GroupBatchDataset(source(texts), 4, plain_group, batcher, **settings)
+        return BatchDataset(source(texts), 4, batcher, **settings)
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=7)
+    dataset = make(
+        plain_batch, batcher_stateless=True, batcher_config={"pad": 0}, failure_tolerance=2,
+        worker_config=config,
+    )  # fmt: skip
+    assert list(dataset) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert dataset.can_restore_sample()
+    assert dataset.config()["batcher_config"] == {"pad": 0}
+    assert (dataset.function.failure_tolerance, dataset.function.seed) == (2, 7)
+    assert dataset.worker_config is config
+    assert not make(plain_batch).can_restore_sample()
+    assert not make(numbers, batcher_stateless=False).can_restore_sample()
+    with pytest.raises(TypeError, match=r"^batcher_config=.* plain JSON"):
+        make(plain_batch, batcher_config={"pad": object()})

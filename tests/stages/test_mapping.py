@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import MapDataset, WorkerConfig, stateless
+from energon_lite import FatalSampleError, MapDataset, WorkerConfig, stateless
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.state import config_differences
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.dataset_config import load_factory
@@ -83,3 +84,60 @@ def test_config_tells_generators_and_seeded_functions_apart(texts) -> None:
     config = MapDataset(source(texts), letters).config()
     assert (config["stage"], config["expands"], config["seeded"]) == ("map", True, False)
     assert config["of"]["name"] == "texts/train"
+
+
+def plain(sample: Any) -> Any:
+    return sample
+
+
+def test_argument_says_whether_it_is_stateless_and_else_the_mark(texts) -> None:
+    assert not MapDataset(source(texts), plain).can_restore_sample()
+    assert MapDataset(source(texts), plain, stateless_map_fn=True).can_restore_sample()
+    assert MapDataset(source(texts), key).can_restore_sample()
+    assert not MapDataset(source(texts), key, stateless_map_fn=False).can_restore_sample()
+
+
+def test_seed_handlers_and_tolerance_come_from_the_arguments(texts) -> None:
+    seen: list[Exception] = []
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=0, seed_offset=7,
+        global_error_handler=lambda error, sample, sources: seen.append(error),
+    )  # fmt: skip
+
+    def fails(sample: Any) -> Any:
+        raise ValueError("no")
+
+    dataset = MapDataset(source(texts), fails, failure_tolerance=3, worker_config=config)
+    assert (dataset.function.seed, dataset.worker_config) == (7, config)
+    with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
+        list(dataset)
+    assert len(seen) == 3
+
+
+def test_settings_of_the_function_are_part_of_the_config(texts) -> None:
+    settings = {"size": 3, "names": ["a", None]}
+    for given in (settings, lambda: settings):
+        dataset = MapDataset(source(texts), key, map_fn_config=given)
+        assert dataset.config()["map_fn_config"] == settings
+        pickle.dumps(dataset)
+    assert "map_fn_config" not in MapDataset(source(texts), key).config()
+    changed = MapDataset(source(texts), key, map_fn_config={**settings, "size": 4})
+    assert config_differences(dataset.config(), changed.config()) == [
+        "Checkpoint has map_fn_config.size=3 where this pipeline has 4"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{1: 2}, {"a": (1, 2)}, {"a": float("nan")}, [1], {"a": object()}]
+)
+def test_settings_that_are_not_plain_json_are_refused(texts, settings) -> None:
+    with pytest.raises(TypeError, match=r"^map_fn_config=.* plain JSON"):
+        MapDataset(source(texts), key, map_fn_config=settings)
+
+
+def test_user_function_has_its_settings_itself(texts) -> None:
+    function = UserFunction(key, name="key")
+    MapDataset(source(texts), function, map_fn_config={"a": 1})
+    for settings in ({"failure_tolerance": 3}, {"stateless_map_fn": True}):
+        with pytest.raises(TypeError, match=r"key \(test_mapping.py:\d+\) is a UserFunction"):
+            MapDataset(source(texts), function, **settings)

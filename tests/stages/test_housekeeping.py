@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    BatchDataset,
+    EpochizeDataset,
+    GcDataset,
+    IterMapDataset,
+    LogSampleDataset,
+    MapDataset,
+    WorkerConfig,
+    get_savable_loader,
+    stateless,
+)
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.topology import Stream
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.housekeeping import default_get_keys
+
+from ..helpers import number_of, text_set
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("housekeeping") / "texts", 10)
+
+
+def source(texts: Path, **settings: Any) -> Any:
+    factory = load_factory(
+        texts, split_part="train", training=False, worker_config=CONFIG, **settings
+    )
+    return factory.build()
+
+
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    gc.unfreeze()  # what an endless pass of another test in this process froze
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append(1))
+    return calls
+
+
+def logging_config(path: Path | None, **settings: Any) -> WorkerConfig:
+    return WorkerConfig(
+        **{"rank": 0, "world_size": 1, "num_workers": 0, **settings},
+        worker_log_level=1,
+        worker_debug_path=None if path is None else str(path),
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@stateless
+def keys(samples: list[Any]) -> dict[str, Any]:
+    return {"__key__": [sample.__key__ for sample in samples]}
+
+
+@stateless
+def twice(sample: Any) -> Iterator[Any]:
+    yield sample
+    yield sample
+
+
+def test_garbage_is_collected_every_few_items(texts, collections) -> None:
+    dataset = GcDataset(source(texts), every_n_iter=3, freeze=False)
+    assert [number_of(sample) for sample in dataset] == list(range(10))
+    assert len(collections) == 3
+    list(GcDataset(source(texts), every_n_iter=0, freeze=False))
+    assert len(collections) == 3
+
+
+def test_process_is_frozen_at_the_first_item_and_not_after_the_pass(texts, unfrozen) -> None:
+    run = StreamRun(GcDataset(source(texts)), Stream(0, 1))
+    assert gc.get_freeze_count() == 0
+    next(run)
+    assert gc.get_freeze_count() > 0
+    assert gc.isenabled()
+    list(run)
+    assert gc.get_freeze_count() == 0
+
+
+def test_who_did_not_freeze_does_not_unfreeze(texts, unfrozen) -> None:
+    gc.freeze()
+    list(GcDataset(source(texts)))
+    assert gc.get_freeze_count() > 0
+
+
+def test_stages_that_change_nothing_leave_no_trace(texts) -> None:
+    below = EpochizeDataset(source(texts), 3)
+    for dataset in (GcDataset(below), LogSampleDataset(below, "train")):
+        assert dataset.config() == below.config()
+        assert (dataset.pass_length, len(dataset)) == (3, 3)
+        assert dataset.restore_sample(("texts/train", 0, 2, 2)).__key__ == "00002"
+        run, plain = StreamRun(dataset, Stream(0, 1)), StreamRun(below, Stream(0, 1))
+        assert next(run) == next(plain)
+        assert run.snapshot() == plain.snapshot()
+
+
+def test_negative_interval_is_refused(texts) -> None:
+    with pytest.raises(ValueError, match="every_n_iter=-1 is negative"):
+        GcDataset(source(texts), every_n_iter=-1)
+
+
+def test_each_item_is_a_line(texts, tmp_path) -> None:
+    path = tmp_path / "logs" / "log-{worker_id}.jsonl"
+    config = logging_config(path, rank=1, world_size=2, num_workers=3)
+    batches = BatchDataset(source(texts, name="a"), 4, keys)
+    run = StreamRun(LogSampleDataset(batches, "train", worker_config=config), Stream(1, 2))
+    assert list(run)
+    found = lines(tmp_path / "logs" / "log-4.jsonl")
+    assert found[1] == {
+        "t": "yield_batch", "r": 1, "w": 3, "m": "train", "idx": 3, "stream": 1,
+        "keys": ["00009"],
+    }  # fmt: skip
+    assert len(found) == 2
+
+
+def test_without_a_level_nothing_is_written(texts, tmp_path, caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        list(LogSampleDataset(source(texts), "train"))
+        config = WorkerConfig(
+            rank=0, world_size=1, num_workers=0, worker_debug_path=str(tmp_path / "x")
+        )
+        list(LogSampleDataset(source(texts), "train", worker_config=config))
+    assert caplog.records == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_path_lines_go_to_the_logger(texts, caplog) -> None:
+    config = logging_config(None)
+    with caplog.at_level(logging.INFO, logger="energon_lite.stages.housekeeping"):
+        list(LogSampleDataset(source(texts), "val", worker_config=config))
+    assert json.loads(caplog.records[3].message)["keys"] == ["00003"]
+
+
+def test_what_is_made_again_on_a_resume_is_not_written_again(texts, tmp_path) -> None:
+    path = tmp_path / "log.jsonl"
+    logged = LogSampleDataset(source(texts), "train", worker_config=logging_config(path))
+    for dataset in (MapDataset(logged, twice), IterMapDataset(logged, iter)):
+        path.unlink(missing_ok=True)
+        run = StreamRun(dataset, Stream(0, 1))
+        for _ in range(5):
+            next(run)
+        before = len(lines(path))
+        assert before > 2
+        resumed = StreamRun(dataset, Stream(0, 1))
+        resumed.restore(run.snapshot())
+        assert len(lines(path)) == before
+        assert list(resumed)
+        assert [line["keys"] for line in lines(path)] == [[f"{i:05d}"] for i in range(10)]
+
+
+def test_dataset_can_be_pickled_while_a_file_is_open(texts, tmp_path) -> None:
+    config = logging_config(tmp_path / "log.jsonl")
+    dataset = LogSampleDataset(source(texts), "train", worker_config=config)
+    run = StreamRun(dataset, Stream(0, 1))
+    next(run)
+    assert len(list(pickle.loads(pickle.dumps(dataset)))) == 10
+
+
+@pytest.mark.processes
+def test_worker_processes_have_files_of_their_own(texts, tmp_path) -> None:
+    config = logging_config(tmp_path / "{worker_id}-{pid}.jsonl", num_workers=2)
+    batches = GcDataset(BatchDataset(source(texts), 2, keys, worker_config=config))
+    dataset = LogSampleDataset(batches, "train", worker_config=config)
+    assert len(list(get_savable_loader(dataset))) == 6
+    files = sorted(tmp_path.iterdir())
+    assert [file.name.split("-")[0] for file in files] == ["1", "2"]
+    assert sorted(line["idx"] for file in files for line in lines(file)) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"__key__": "a"}, ["a"]),
+        ({"__key__": ["a", ["b", 3]]}, ["a", "b", "3"]),
+        ([{"__key__": "a"}, {"__key__": ["b"]}], ["a", "b"]),
+        ({"x": 1}, None),
+        (["text"], None),
+    ],
+)
+def test_keys_are_found_in_samples_batches_and_lists(item, expected) -> None:
+    assert default_get_keys(item) == expected

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    EpochizeDataset,
+    FatalSampleError,
+    IterMapDataset,
+    MapDataset,
+    SkipSample,
+    WorkerConfig,
+    stateless,
+)
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.iterating import SlotRows
+
+from ..helpers import ignore, number_of, text_set, through_json
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("iterating") / "texts", 20)
+
+
+def source(texts: Path, **settings: Any) -> Any:
+    factory = load_factory(
+        texts, split_part="train", training=False, worker_config=CONFIG, **settings
+    )
+    return factory.build()
+
+
+def numbers(samples: Iterator[Any]) -> Iterator[int]:
+    return map(number_of, samples)
+
+
+def expanding(samples: Iterator[Any]) -> Iterator[str]:
+    for sample in samples:
+        number = number_of(sample)
+        for part in range(number % 4):
+            yield f"{number}.{part}"
+
+
+def backwards_by_four(samples: Iterator[Any]) -> Iterator[int]:
+    while held := list(itertools.islice(samples, 4)):
+        yield from (number_of(sample) for sample in reversed(held))
+
+
+def running_sum(samples: Iterator[Any]) -> Iterator[int]:
+    yield from itertools.accumulate(map(number_of, samples))
+
+
+FUNCTIONS = [
+    (numbers, True), (numbers, False), (expanding, True), (expanding, False),
+    (backwards_by_four, False), (running_sum, False),
+]  # fmt: skip
+
+
+def test_function_may_drop_and_expand(texts) -> None:
+    for is_stateless in (True, False):
+        dataset = IterMapDataset(source(texts), expanding, stateless_iter_fn=is_stateless)
+        assert list(dataset)[:6] == ["1.0", "2.0", "2.1", "3.0", "3.1", "3.2"]
+
+
+def test_function_may_hold_items_back(texts) -> None:
+    found = list(IterMapDataset(source(texts), backwards_by_four))
+    assert found[:8] == [3, 2, 1, 0, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize(("function", "is_stateless"), FUNCTIONS)
+def test_run_resumes_exactly_at_every_position(texts, function, is_stateless) -> None:
+    dataset = IterMapDataset(source(texts), function, stateless_iter_fn=is_stateless)
+    for stream in (Stream(i, 3) for i in range(3)):
+        whole = list(StreamRun(dataset, stream))
+        run = StreamRun(dataset, stream)
+        assert len(whole) > 3
+        for position in range(len(whole) + 1):
+            resumed = StreamRun(dataset, stream)
+            resumed.restore(Snapshot.from_json(through_json(run.snapshot().to_json())))
+            assert list(resumed) == whole[position:]
+            next(run, None)
+
+
+def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> None:
+    dataset = IterMapDataset(source(texts), running_sum)
+    run = StreamRun(dataset, Stream(0, 1))
+    for _ in range(5):
+        next(run)
+    with caplog.at_level(logging.INFO, logger="energon_lite.stages.iterating"):
+        StreamRun(dataset, Stream(0, 1)).restore(run.snapshot())
+    (record,) = caplog.records
+    assert "running_sum (test_iterating.py:" in record.message
+    assert "over the 5 items" in record.message
+
+
+def test_whole_pass_cannot_be_replayed_by_key(texts) -> None:
+    dataset = IterMapDataset(source(texts), numbers)
+    run = StreamRun(dataset, Stream(0, 1))
+    next(run)
+    assert run.key == ("iter_map", 0, ("texts/train", 0, 0, 0))
+    assert not dataset.can_restore_sample()
+    with pytest.raises(ValueError, match="give stateless_iter_fn=True if"):
+        dataset.restore_sample(run.key)
+
+
+def test_stateless_function_is_run_again_on_one_input(texts) -> None:
+    dataset = IterMapDataset(source(texts), expanding, stateless_iter_fn=True)
+    assert dataset.can_restore_sample()
+    assert dataset.restore_sample(("iter_map", 1, ("texts/train", 0, 6, 6))) == "6.1"
+    with pytest.raises(ValueError, match="gives no item 2"):
+        dataset.restore_sample(("iter_map", 2, ("texts/train", 0, 6, 6)))
+    below = MapDataset(source(texts), lambda sample: sample)
+    assert not IterMapDataset(below, numbers, stateless_iter_fn=True).can_restore_sample()
+
+
+def test_length_is_what_the_function_for_it_says(texts) -> None:
+    dataset = IterMapDataset(source(texts), expanding, len_map_fn=lambda length: 3 * length)
+    assert len(dataset) == 60
+    assert dataset.num_items(Stream(0, 3)) == 21
+    assert len(IterMapDataset(source(texts), numbers)) == 20
+
+
+def test_virtual_epoch_below_is_a_stretch_of_each_stream(texts) -> None:
+    dataset = IterMapDataset(EpochizeDataset(source(texts), 6), numbers)
+    assert dataset.pass_length is None
+    assert len(list(dataset)) == 6
+
+
+@pytest.mark.parametrize("is_stateless", [True, False])
+def test_input_at_which_it_skips_or_fails_is_left_out_and_counted(texts, is_stateless) -> None:
+    def picky(samples: Iterator[Any]) -> Iterator[int]:
+        for sample in samples:
+            if number_of(sample) == 3:
+                raise SkipSample
+            yield 100 // (number_of(sample) - 7)
+
+    quiet = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
+    dataset = IterMapDataset(
+        source(texts), picky, stateless_iter_fn=is_stateless, worker_config=quiet
+    )
+    run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
+    assert len(list(run)) == 18
+    records = run.activity.take_records()
+    assert [(record.sample_key, record.on_purpose) for record in records] == [
+        ("00003", True),
+        ("00007", False),
+    ]
+
+
+def test_function_that_fails_before_it_reads_ends_the_run(texts) -> None:
+    def broken(samples: Iterator[Any]) -> Iterator[Any]:
+        raise ValueError("no model")
+
+    with pytest.raises(FatalSampleError, match=r"failed before it read anything: .*no model"):
+        list(IterMapDataset(source(texts), broken))
+
+
+def test_error_from_below_is_not_the_functions(texts) -> None:
+    def broken(sample: Any) -> Any:
+        raise FatalSampleError("from below")
+
+    with pytest.raises(FatalSampleError, match=r"^map: FatalSampleError: from below; stage map"):
+        list(IterMapDataset(MapDataset(source(texts), broken), numbers))
+
+
+@pytest.mark.parametrize(("function", "is_stateless"), [(numbers, False), (expanding, True)])
+def test_what_is_skipped_at_the_end_is_counted_once(texts, function, is_stateless) -> None:
+    dataset = IterMapDataset(
+        MapDataset(source(texts), without_last), function, stateless_iter_fn=is_stateless
+    )
+    run = StreamRun(dataset, Stream(0, 1))
+    assert list(run)
+    assert len(run.activity.take_records()) == 3
+    resumed = StreamRun(dataset, Stream(0, 1))
+    resumed.restore(run.snapshot())
+    assert list(resumed) == []
+    assert resumed.activity.take_records() == []
+
+
+@stateless
+def without_last(sample: Any) -> Any:
+    if number_of(sample) > 16:
+        raise SkipSample
+    return sample
+
+
+def test_function_that_gives_less_than_before_is_refused(texts) -> None:
+    run = StreamRun(IterMapDataset(source(texts), numbers), Stream(0, 1))
+    for _ in range(9):
+        next(run)
+    other = StreamRun(
+        IterMapDataset(source(texts), lambda samples: itertools.islice(samples, 4)), Stream(0, 1)
+    )
+    with pytest.raises(StateError, match="gave 9 items before, and only 4 now"):
+        other.restore(run.snapshot())
+
+
+def test_seeded_function_over_a_whole_pass_is_refused(texts) -> None:
+    @stateless(restore_seeds=True)
+    def seeded(samples: Iterator[Any]) -> Iterator[Any]:
+        yield from samples
+
+    IterMapDataset(source(texts), seeded, stateless_iter_fn=True)
+    with pytest.raises(ValueError, match=r"Use sample_rng\(\) instead"):
+        IterMapDataset(source(texts), seeded)
+
+
+def test_settings_and_kind_are_part_of_the_config(texts) -> None:
+    config = IterMapDataset(source(texts), numbers, iter_map_fn_config={"a": [1]}).config()
+    assert (config["stage"], config["stateless_iter_fn"]) == ("iter_map", False)
+    assert config["iter_map_fn_config"] == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("slots", "rows"),
+    [
+        ("", ()),
+        ("5", ((5, 0, 1, 1),)),
+        ("111", ((1, 0, 1, 3),)),
+        ("1133557", ((1, 2, 3, 2), (7, 0, 1, 1))),
+        ("11335577", ((1, 2, 4, 2),)),
+        ("113555799", ((1, 0, 1, 2), (3, 0, 1, 1), (5, 0, 1, 3), (7, 0, 1, 1), (9, 0, 1, 2))),
+        ("124", ((1, 1, 2, 1), (4, 0, 1, 1))),
+    ],
+)
+def test_slots_take_a_row_for_as_long_as_they_are_regular(slots, rows) -> None:
+    found = SlotRows()
+    for slot in slots:
+        found.add(int(slot))
+    assert found.rows() == rows
+
+
+def test_state_of_a_regular_run_stays_short(texts) -> None:
+    run = StreamRun(IterMapDataset(source(texts), numbers), Stream(0, 1))
+    sizes = []
+    for _ in run:
+        sizes.append(len(json.dumps(run.snapshot().to_json())))
+    assert max(sizes) < 200

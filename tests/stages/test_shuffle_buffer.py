@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    LimitDataset,
+    MapDataset,
+    ShuffleBufferDataset,
+    WorkerConfig,
+)
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.errors import StateError
+from energon_lite.core.topology import Stream
+from energon_lite.sources.dataset_config import load_factory
+
+from ..helpers import number_of, text_set
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("shuffle") / "texts", 300)
+
+
+def source(texts: Path, **settings: Any) -> Any:
+    factory = load_factory(
+        texts, split_part="train", training=False, worker_config=CONFIG, **settings
+    )
+    return factory.build()
+
+
+def order(dataset: Any) -> list[int]:
+    return [number_of(sample) for sample in dataset]
+
+
+def test_buffer_gives_a_permutation_in_which_samples_move_by_about_its_size(texts) -> None:
+    found = order(ShuffleBufferDataset(source(texts), 50))
+    assert sorted(found) == list(range(300))
+    moved = [abs(place - number) for place, number in enumerate(found)]
+    assert 20 < sum(moved) / len(moved) < 80
+    # A sample cannot come before the buffer has read it.
+    assert all(number < place + 50 for place, number in enumerate(found))
+
+
+def test_all_samples_of_a_full_buffer_are_equally_likely_to_come_first(texts) -> None:
+    def first(seed: int) -> int:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
+        dataset = ShuffleBufferDataset(source(texts), 4, worker_config=config)
+        return number_of(next(iter(dataset)))
+
+    counts = [0] * 4
+    for seed in range(200):
+        counts[first(seed)] += 1
+    assert min(counts) > 30
+
+
+def test_buffer_larger_than_the_data_shuffles_all_of_it(texts) -> None:
+    found = order(ShuffleBufferDataset(source(texts), 1000))
+    assert sorted(found) == list(range(300))
+    assert any(number > 200 for number in found[:30])
+
+
+def test_order_depends_on_seed_stream_pass_source_and_depth(texts) -> None:
+    def picks(seed: int = 0, stream: Any = None, name: str = "a", depth: int = 1) -> Any:
+        stream = stream or Stream(0, 1)
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
+        dataset = source(texts, name=name)
+        for _ in range(depth):
+            dataset = ShuffleBufferDataset(dataset, 64, worker_config=config)
+        run = StreamRun(dataset, stream)
+        return dataset.random_key(stream), tuple(number_of(next(run)) for _ in range(20))
+
+    variants = [
+        picks(), picks(seed=1), picks(stream=Stream(0, 1, 1)), picks(name="b"), picks(depth=2),
+        picks(stream=Stream(0, 2)), picks(stream=Stream(1, 2)),
+    ]  # fmt: skip
+    assert picks() == picks()
+    assert len({key for key, _ in variants}) == len({found for _, found in variants}) == 7
+
+
+@pytest.mark.parametrize("size", [None, 0, 1])
+def test_no_size_is_no_buffer(texts, size) -> None:
+    below = source(texts)
+    dataset = ShuffleBufferDataset(MapDataset(below, lambda sample: sample), size)
+    assert order(dataset) == list(range(300))
+    assert ShuffleBufferDataset(below, size).config() == below.config()
+
+
+@pytest.mark.parametrize("size", [2, 7, 1000])
+def test_run_resumes_at_every_position_with_its_samples_held(texts, size) -> None:
+    dataset = ShuffleBufferDataset(LimitDataset(source(texts), 21), size)
+    for stream in (Stream(i, 3) for i in range(3)):
+        run = StreamRun(dataset, stream)
+        whole = [number_of(sample) for sample in run]
+        run = StreamRun(dataset, stream)
+        for position in range(len(whole) + 1):
+            resumed = StreamRun(dataset, stream)
+            resumed.restore(run.snapshot())
+            assert [number_of(sample) for sample in resumed] == whole[position:]
+            next(run, None)
+        assert len(whole) == 7
+
+
+def test_limit_below_a_buffer_is_kept(texts) -> None:
+    dataset = ShuffleBufferDataset(LimitDataset(source(texts), 5), 3)
+    assert dataset.pass_length is None
+    assert sorted(order(dataset)) == [0, 1, 2, 3, 4]
+
+
+def test_state_has_the_keys_of_what_is_held(texts) -> None:
+    run = StreamRun(ShuffleBufferDataset(source(texts), 3), Stream(0, 1))
+    given = number_of(next(run))
+    state = run.snapshot().to_json()["inner"][0]
+    assert state["given"] == 1
+    assert sorted(key[2] for key in state["held"]) == sorted({0, 1, 2} - {given})
+
+
+def test_state_of_a_larger_buffer_is_refused(texts) -> None:
+    run = StreamRun(ShuffleBufferDataset(source(texts), 9), Stream(0, 1))
+    next(run)
+    other = StreamRun(ShuffleBufferDataset(source(texts), 5), Stream(0, 1))
+    with pytest.raises(StateError, match=r"holds 8 items between two, .* size=5"):
+        other.restore(run.snapshot())
+
+
+def test_items_that_cannot_be_made_again_are_refused(texts) -> None:
+    with pytest.raises(ValueError, match=r"Put @stateless on it .* shuffle_buffer_size"):
+        ShuffleBufferDataset(MapDataset(source(texts), lambda sample: sample), 2)
+
+
+def test_negative_size_is_refused(texts) -> None:
+    with pytest.raises(ValueError, match="size=-1 is negative"):
+        ShuffleBufferDataset(source(texts), -1)
