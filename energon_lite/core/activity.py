@@ -56,6 +56,10 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         yield from leaves(entry)
 
 
+# Source, draws, seconds of reading, seconds of encoding, tokens.
+CostRow = tuple[str, int, float, float, int]
+
+
 class Cost:
     """What one source gave since the last item, and what that took.
 
@@ -68,19 +72,19 @@ class Cost:
 
     __slots__ = ("draws", "encode_sec", "is_touched", "read_sec", "tokens")
 
-    def __init__(
-        self, draws: int = 0, read_sec: float = 0.0, encode_sec: float = 0.0, tokens: int = 0
-    ) -> None:
-        self.draws = draws
-        self.read_sec = read_sec
-        self.encode_sec = encode_sec
-        self.tokens = tokens
+    def __init__(self) -> None:
+        self.draws = 0
+        self.read_sec = 0.0
+        self.encode_sec = 0.0
+        self.tokens = 0
         self.is_touched = False
 
-    def taken(self) -> Cost:
-        """Gives the numbers, and starts anew."""
-        taken = Cost(self.draws, self.read_sec, self.encode_sec, self.tokens)
-        self.__init__()  # type: ignore[misc]
+    def take(self) -> tuple[int, float, float, int]:
+        """Gives the four numbers, and starts anew."""
+        taken = (self.draws, self.read_sec, self.encode_sec, self.tokens)
+        self.draws = self.tokens = 0
+        self.read_sec = self.encode_sec = 0.0
+        self.is_touched = False
         return taken
 
 
@@ -96,7 +100,7 @@ class Activity:
         self.stream = stream
         self.max_skip_rate = max_skip_rate
         self.batch_index = stream.index
-        self.num_draws = 0
+        self.sample_index = stream.index
         self.restore_key: RestoreKey = ()
         self.seed = 0
         self.hook = ""
@@ -108,6 +112,15 @@ class Activity:
         self.fill = 0.0
         self.last_draw = 0
         self._num_quiet = 0
+
+    @property
+    def num_draws(self) -> int:
+        """How many samples the stream has drawn; the next one's `sample_index` says it, too."""
+        return (self.sample_index - self.stream.index) // self.stream.num_streams
+
+    @num_draws.setter
+    def num_draws(self, number: int) -> None:
+        self.sample_index = number * self.stream.num_streams + self.stream.index
 
     def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
         """Notes that a user function starts on the sample `key`."""
@@ -156,13 +169,9 @@ class Activity:
         if cost is None:
             cost = self._costs[source] = Cost()
         if not cost.is_touched:
-            self.touch(source, cost)
+            cost.is_touched = True
+            self.touched.append(source)
         return cost
-
-    def touch(self, source: str, cost: Cost) -> None:
-        """Notes that something is added to the cost of a source."""
-        cost.is_touched = True
-        self.touched.append(source)
 
     def spend(self, key: RestoreKey, seconds: float) -> None:
         """Counts time in a hook for the source of the sample `key`, or those of the batch."""
@@ -181,10 +190,10 @@ class Activity:
         for listener in self.length_listeners:
             listener(leaf, tokens)
 
-    def take_costs(self) -> dict[str, Cost]:
+    def take_costs(self) -> list[CostRow]:
         """Gives what the samples took since the last call, by source, and forgets it."""
         touched, self.touched = self.touched, []
-        return {source: self._costs[source].taken() for source in touched}
+        return [(source, *self._costs[source].take()) for source in touched]
 
     def take_records(self) -> list[SkipRecord]:
         """Gives what was left out since the last call, and forgets it."""

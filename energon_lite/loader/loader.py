@@ -159,7 +159,7 @@ class SavableDataLoader(Generic[T]):
                     continue
                 if skipped:
                     self._count(skipped, slot)
-                self._counter.add(costs.by_source, skipped, item is not Mark.END)
+                self._counter.add(costs.rows, skipped, item is not Mark.END)
                 if item is not Mark.END:
                     place.count = slots.turn_of(slot) + 1
                     return delivery

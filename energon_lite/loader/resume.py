@@ -9,7 +9,7 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot
 from energon_lite.core.topology import RankSlots
-from energon_lite.loader.migration import compare, migrated
+from energon_lite.loader.migration import Migration, compare
 from energon_lite.loader.stats import SavedStats, check_counts
 from energon_lite.loader.turns import PassStart, StreamStart
 
@@ -160,7 +160,7 @@ def resume(
     edits = check_config(checked[0]["config"], config, migrate)
     _check_same(checked, "config", show=False)
     if edits:
-        checked = [_migrated_state(state, fresh, config) for state in checked]
+        checked = _migrated(checked, config, fresh, edits)
     aligned = _aligned(checked)
     for name in ("num_streams", "world_size", "base", "given"):
         _check_same(aligned, name)
@@ -209,14 +209,24 @@ def check_config(saved: Any, here: Any, migrate: bool) -> list[str]:
     return edits
 
 
-def _migrated_state(
-    state: dict[str, Any], fresh: Snapshot, config: dict[str, JSON]
-) -> dict[str, Any]:
-    streams = {
-        index: migrated(Snapshot.from_json(stream), fresh, state["config"], config).to_json()
-        for index, stream in state["streams"].items()
-    }
-    return {**state, "streams": streams}
+def _migrated(
+    states: list[dict[str, Any]], config: dict[str, JSON], fresh: Snapshot, edits: list[str]
+) -> list[dict[str, Any]]:
+    """Brings states to this pipeline; adds to `edits` what else there is to know."""
+    migration = Migration(states[0]["config"], config, fresh)
+    found = []
+    for state in states:
+        streams = {
+            index: migration.stream(index, Snapshot.from_json(stream)).to_json()
+            for index, stream in state["streams"].items()
+        }
+        found.append({**state, "streams": streams})
+    if migration.expanded:
+        edits.append(
+            f"{len(migration.expanded)} streams stood inside a sample of which a hook makes "
+            "several: it is expanded anew, so what it gave so far comes again"
+        )
+    return found
 
 
 def _check_num_streams(asked: int | None, saved: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from energon_lite.core.activity import Cost, SkipRecord
+from energon_lite.core.activity import CostRow, SkipRecord, leaves
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON
@@ -20,12 +20,14 @@ class SourceStats:
     """What one source gave.
 
     Attributes:
-        samples: samples drawn for the batches given, without those left out on the way.
-        batches: batches for which at least one was drawn.
+        samples: samples drawn for the batches given, without those left out on the way; batches by
+            group hold some of them back.
+        batches: batches for which at least one of those was drawn.
         draws: samples drawn, with those left out, or dropped with a last batch.
         skipped: samples left out, on purpose or for an error.
-        tokens: their length, where the task encoder has `sample_length`; else 0.
-        loss_weight_sum: the loss weights of the samples, summed.
+        tokens: length of what was encoded for the batches given, by the task encoder's
+            `sample_length`, or by the index of a blend of tokens; else 0.
+        loss_weight_sum: the loss weights of the samples, summed, each as it was at its time.
         epochs: samples drawn over the size of the source.
         asked_share: the part of all samples that the blend asks of it, up to here; of all tokens,
             if it blends tokens.
@@ -50,7 +52,8 @@ class SourceStats:
 
 
 # What is counted; the rest of `SourceStats` is worked out of these, of skips and of the blend.
-_COUNTED = ("samples", "batches", "draws", "tokens", "read_sec", "encode_sec", "wait_sec")
+_SECONDS = ("read_sec", "encode_sec", "wait_sec")
+_COUNTED = ("samples", "batches", "draws", "tokens", "loss_weight_sum", *_SECONDS)
 
 
 class Stats(dict[str, SourceStats]):
@@ -82,7 +85,6 @@ class Stats(dict[str, SourceStats]):
             facts_here = self.facts.get(name)
             if facts_here is not None:
                 stats.epochs = stats.draws / max(1, facts_here.num_samples)
-                stats.loss_weight_sum = stats.samples * facts_here.loss_weight
             stats.given_share = getattr(stats, unit) / total if total else 0.0
             stats.asked_share = self.asked.get(name, 0.0) / total_asked if total_asked else 0.0
 
@@ -192,41 +194,67 @@ class Counter:
         self._counted: dict[str, SourceStats] = {}
         self._asked_before = dict(saved.asked)
         self._items_before = num_items
-        self._last: dict[str, int] = {}
+        self._last: Sequence[CostRow] = ()
+        self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
         for counts in saved.counted:
             for name, fields in counts.items():
-                stats = self._counted.setdefault(name, SourceStats())
+                stats = self._of(name)
                 for field, value in fields.items():
                     setattr(stats, field, getattr(stats, field) + value)
+                if "loss_weight_sum" not in fields:  # a state of an earlier version
+                    stats.loss_weight_sum += self._weigh(name, fields.get("samples", 0))
+        # Sums are made of whole numbers of samples, so that they do not drift.
+        self._before = {name: dataclasses.replace(stats) for name, stats in self._counted.items()}
 
     def add(
-        self, costs: Mapping[str, Cost], skipped: Sequence[SkipRecord], is_batch: bool
+        self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], is_batch: bool
     ) -> None:
         """Counts what was drawn and spent up to a batch, or up to the end of a stream."""
-        for source, cost in costs.items():
-            stats = self._of(source)
-            stats.draws += cost.draws
-            stats.read_sec += cost.read_sec
-            stats.encode_sec += cost.encode_sec
-            stats.tokens += cost.tokens
-            if is_batch and cost.draws:
-                stats.batches += 1
-                stats.samples += cost.draws
-        for record in skipped if is_batch else ():
-            self._of(record.source).samples -= record.num_samples
-        self._last = {source: cost.draws for source, cost in costs.items() if is_batch}
+        lost: dict[str, int] = {}
+        for record in skipped:
+            for leaf in leaves(record.restore_key):  # a batch that is left out may mix sources
+                source = leaf[0] if leaf else record.source
+                lost[source] = lost.get(source, 0) + 1
+        for source, draws, read_sec, encode_sec, tokens in costs:
+            stats = self._counted.get(source) or self._of(source)
+            stats.draws += draws
+            stats.read_sec += read_sec
+            stats.encode_sec += encode_sec
+            if is_batch:
+                given = draws - lost.pop(source, 0) if lost else draws
+                stats.tokens += tokens
+                stats.samples += given
+                stats.batches += given > 0
+        for source, number in lost.items() if is_batch else ():
+            self._of(source).samples -= number
+        self._last = costs if is_batch else ()
 
     def waited(self, seconds: float) -> None:
         """Counts how long the last batch was waited for."""
-        total = sum(self._last.values())
-        for source, draws in self._last.items() if total else ():
-            self._of(source).wait_sec += seconds * draws / total
+        if len(self._last) == 1:
+            self._of(self._last[0][0]).wait_sec += seconds
+            return
+        total = sum(row[1] for row in self._last)
+        for row in self._last if total else ():
+            self._of(row[0]).wait_sec += seconds * row[1] / total
 
     def _of(self, source: str) -> SourceStats:
         stats = self._counted.get(source)
         if stats is None:
             stats = self._counted[source] = SourceStats()
         return stats
+
+    def _weigh(self, source: str, samples: int) -> float:
+        return self._loss_weights.get(source, 1.0) * samples
+
+    def counted(self) -> dict[str, SourceStats]:
+        """Gives a copy of what was counted."""
+        found = {}
+        for name, stats in self._counted.items():
+            before = self._before.get(name, SourceStats())
+            since = self._weigh(name, stats.samples - before.samples)
+            found[name] = dataclasses.replace(stats, loss_weight_sum=before.loss_weight_sum + since)
+        return found
 
     def asked(self, num_items: int) -> dict[str, float]:
         """Gives the samples that the run asks of each source in its first items.
@@ -248,7 +276,7 @@ class Counter:
             num_items: items that the whole run has given.
             skipped: samples left out, by source.
         """
-        counted = {name: dataclasses.replace(stats) for name, stats in self._counted.items()}
+        counted = self.counted()
         for name, number in skipped.items():
             counted.setdefault(name, SourceStats()).skipped = number
         facts = {facts.name: facts for facts in self._dataset.sources()}
@@ -258,11 +286,11 @@ class Counter:
         """Gives all counts as plain JSON."""
         counted: dict[str, JSON] = {
             name: {
-                field: round(value, 3) if isinstance(value, float) else value
+                field: round(value, 3) if field in _SECONDS else value
                 for field, value in ((f, getattr(stats, f)) for f in _COUNTED)
                 if value
             }
-            for name, stats in self._counted.items()
+            for name, stats in self.counted().items()
         }
         asked: dict[str, JSON] = dict(self.asked(num_items).items())
         return {"counted": counted, "asked": asked}

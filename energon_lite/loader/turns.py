@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from energon_lite.core.activity import Cost, SkipRecord
+from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import RankSlots, Stream
@@ -29,28 +29,16 @@ class Mark(enum.Enum):
 
 
 class Costs:
-    """What the sources gave for a batch, and what that took; no dict, which torch would walk.
+    """What the sources gave for a batch, and what that took; no list, which torch would walk.
 
     Attributes:
-        by_source: source id and its numbers.
+        rows: source and its numbers.
     """
 
-    __slots__ = ("by_source",)
+    __slots__ = ("rows",)
 
-    def __init__(self, by_source: dict[str, Cost]) -> None:
-        self.by_source = by_source
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles plain numbers, which takes a fraction of what objects do."""
-        rows = [
-            (name, c.draws, c.read_sec, c.encode_sec, c.tokens)
-            for name, c in self.by_source.items()
-        ]
-        return _costs, (rows,)
-
-
-def _costs(rows: list[tuple[Any, ...]]) -> Costs:
-    return Costs({name: Cost(*numbers) for name, *numbers in rows})
+    def __init__(self, rows: list[CostRow]) -> None:
+        self.rows = rows
 
 
 class Delivery(NamedTuple):
@@ -94,7 +82,7 @@ class PassStart:
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
 
-PAD = Delivery(Mark.PAD, -1, -1, None, [], Costs({}))
+PAD = Delivery(Mark.PAD, -1, -1, None, [], Costs([]))
 
 
 class Turns(IterableDataset[Delivery]):

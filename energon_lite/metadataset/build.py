@@ -20,6 +20,7 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.opening import located
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blending import BlendDataset
+from energon_lite.stages.combining import with_unique_sources
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.token_blending import TokenBlendDataset
 
@@ -108,7 +109,7 @@ class _Builder:
         if blend.lengths is None:
             return None
         found = {}
-        for node, member in zip(nodes, members, strict=True):
+        for node, member in zip(nodes, with_unique_sources(members), strict=True):
             if not isinstance(node, Leaf):
                 raise DatasetFormatError(
                     f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "

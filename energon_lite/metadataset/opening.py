@@ -155,7 +155,9 @@ class LeafOpener:
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
         """Gives the tokens of a leaf's samples from the stored index `name`."""
-        factory = next(f for f in reversed(self.factories) if f.name == leaf.source_id)
+        # Two leaves may have one id, and then it says nothing about the folder.
+        place = (leaf.path, leaf.split_part, leaf.source_id)
+        factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
         with located(leaf.place):
             return read_lengths(
                 factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data

@@ -150,13 +150,20 @@ class WebdatasetSource(SavableDataset[T]):
 class _SourceCursor(Cursor[T]):
     def __init__(self, source: WebdatasetSource[T], stream: Stream) -> None:
         self._source = source
+        self._name = source.name
         self._stream = stream
+        self._activity = activity_or(stream)
+        self._block_sec = 0.0
         self._order = source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._position = 0
+        self._last_failed = 0
         self._samples = self._generate()
 
     def __next__(self) -> T:
+        before = self._position
+        # One in eight is timed, and stands for all; reading a block is timed where it is done.
+        since = 0.0 if before & 7 else perf_counter()
         try:
             sample: Any = next(self._samples)
             # A dataclass, or a crude sample, a dict.
@@ -169,23 +176,37 @@ class _SourceCursor(Cursor[T]):
             # The generator is over; whoever goes on after the error gets the next sample.
             self._samples = self._generate()
             raise
+        finally:
+            cost = self._activity.cost(self._name)
+            cost.draws += self._position - before
+            if since:
+                cost.read_sec += 8 * (perf_counter() - since - self._block_sec)
+            if self._block_sec:
+                cost.read_sec += self._block_sec
+                self._block_sec = 0.0
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        since, before = perf_counter(), self._position
         items: list[T] = []
         try:
             items.extend(islice(self._samples, n))
         except BaseException:
             self._samples = self._generate()
             raise
+        finally:
+            cost = self._activity.cost(self._name)
+            cost.draws += self._position - before
+            cost.read_sec += perf_counter() - since
+            self._block_sec = 0.0
         if items and isinstance(items[0], dict):
             return items, [item["__restore_key__"] for item in items]  # type: ignore[index]
         return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
 
     def _generate(self) -> Iterator[T]:
-        name, activity = self._source.name, activity_or(self._stream)
-        cost = activity.cost(name)
-        num_streams, stream = self._stream.num_streams, self._stream.index
-        load, run, read = self._source.loader, self._run, self._source.reader.read
+        name, activity = self._name, activity_or(self._stream)
+        self._activity = activity
+        num_streams = self._stream.num_streams
+        load, read = self._source.loader, self._source.reader.read
         share = self._stream.share
         largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
         max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
@@ -200,28 +221,19 @@ class _SourceCursor(Cursor[T]):
             at = 0
             while at < len(samples):
                 data, block, shards, places = read(indices[at:], max_bytes)
-                cost.read_sec += perf_counter() - since
+                self._block_sec += perf_counter() - since
                 rows = zip(block, shards, places, samples[at : at + len(places)], strict=True)
                 for members, shard, place, (epoch, index) in rows:
                     self._position += 1
                     # Draws are counted over all sources of the pipeline, which take turns.
-                    draw = activity.num_draws
-                    activity.num_draws = draw + 1
-                    if not cost.is_touched:
-                        activity.touch(name, cost)
-                    cost.draws += 1
-                    key = (name, epoch, index, draw * num_streams + stream)
-                    # One in eight is timed, and stands for all.
-                    since = 0.0 if draw & 7 else perf_counter()
+                    number = activity.sample_index
+                    activity.sample_index = number + num_streams
+                    key = (name, epoch, index, number)
                     try:
                         sample = load(data, members, shard, place, key)
                     except Exception as error:
                         self._left_out(error, members, shard, place, key)
                         continue
-                    if since:
-                        cost.read_sec += 8 * (perf_counter() - since)
-                    if run.failures:
-                        run.failures = 0
                     yield sample
                 at += len(places)
                 since = perf_counter()
@@ -230,6 +242,9 @@ class _SourceCursor(Cursor[T]):
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
     ) -> None:
         """Counts a sample that could not be read, under its key if that could be."""
+        if self._position != self._last_failed + 1:
+            self._run.failures = 0  # those before it were well
+        self._last_failed = self._position
         source = self._source
         sample_key = sample_key_of(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
@@ -248,6 +263,7 @@ class _SourceCursor(Cursor[T]):
                 f"{self._source.name!r}. Build the pipeline with the sources it was saved with."
             )
         self._position = snapshot.count("position")
+        self._last_failed = 0
         self._samples = self._generate()
 
 

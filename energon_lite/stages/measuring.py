@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from energon_lite.core.activity import current_activity
+from energon_lite.core.activity import current_activity, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
-from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.stages.token_blending import TokenBlendDataset
 
 T = TypeVar("T")
 
@@ -17,7 +18,8 @@ T = TypeVar("T")
 class MeasureDataset(WrapperDataset[T]):
     """Counts the tokens of each sample that comes by; the samples stay as they are.
 
-    State: none of its own.
+    State: none of its own; but below it may be a blend by tokens, which looks at what is measured,
+    and then: the source sample that was measured last, if several are made of one, and its tokens.
     Length: as below.
     Keys: as below.
 
@@ -27,12 +29,13 @@ class MeasureDataset(WrapperDataset[T]):
     """
 
     def __init__(self, dataset: SavableDataset[T], length_fn: UserFunction) -> None:
-        super().__init__(dataset)
+        super().__init__(_uncounted(dataset))
         self.function = length_fn
+        self.has_state = _is_listened_to(dataset)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
-        return _MeasureCursor(self.dataset.cursor(stream), self.function)
+        return _MeasureCursor(self, self.dataset.cursor(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the sample again."""
@@ -44,26 +47,79 @@ class MeasureDataset(WrapperDataset[T]):
         return self.dataset.config()
 
 
+def _uncounted(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Leaves the counting of tokens to what is measured, where a blend has an index as well."""
+    children = [_uncounted(child) for child in dataset.children]
+    if any(new is not old for new, old in zip(children, dataset.children, strict=True)):
+        dataset = dataset.with_children(children)
+    return dataset.uncounted() if isinstance(dataset, TokenBlendDataset) else dataset
+
+
+def _is_listened_to(dataset: SavableDataset[Any]) -> bool:
+    if isinstance(dataset, TokenBlendDataset) and dataset.lengths is None:
+        return True
+    return any(_is_listened_to(child) for child in dataset.children)
+
+
 class _MeasureCursor(Cursor[T]):
-    def __init__(self, inner: Cursor[T], function: UserFunction) -> None:
+    def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         self._inner = inner
-        self._run = FunctionRun(function)
+        self._run = FunctionRun(spec.function)
+        self._has_state = spec.has_state
+        self._leaf: RestoreKey = ()
+        self._tokens = 0
 
     def __next__(self) -> T:
         while True:
             item = next(self._inner)
-            found = self._run.call(self._inner.key, item)
+            key = self._inner.key
+            found = self._run.call(key, item)
             if found is LEFT_OUT:
                 continue
-            self.key = self._inner.key
-            current_activity().measured(self.key, tokens_of(found, self._run.spec.where))
+            self.key = key
+            tokens = tokens_of(found, self._run.spec.where)
+            current_activity().measured(key, tokens)
+            if self._has_state:
+                self._note(key, tokens)
             return item
 
+    def _note(self, key: RestoreKey, tokens: int) -> None:
+        """Keeps what was measured of a source sample that is not yet through."""
+        leaf = () if type(key[-1]) is int else next(leaves(key))
+        self._tokens = self._tokens + tokens if leaf and leaf == self._leaf else tokens
+        self._leaf = leaf
+
     def snapshot(self) -> Snapshot:
-        return self._inner.snapshot()
+        if not self._has_state:
+            return self._inner.snapshot()
+        fields = {"leaf": self._leaf, "tokens": self._tokens if self._leaf else 0}
+        return Snapshot("measure", fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._inner.restore(snapshot)
+        if not self._has_state:
+            self._inner.restore(snapshot)
+            return
+        snapshot.expect("measure", 1)
+        leaf, tokens = snapshot.field("leaf"), snapshot.count("tokens")
+        if not isinstance(leaf, tuple) or (leaf and not isinstance(leaf[-1], int)):
+            raise StateError(
+                f"The checkpoint's stage 'measure' has leaf={leaf!r:.80}, no sample's."
+            )
+        (inner,) = snapshot.inner
+        self._inner.restore(inner)
+        self._leaf, self._tokens = leaf, tokens
+        if leaf and not _is_counted(inner, leaf):
+            # Its first items were passed over just now, below; they do not come by again.
+            for listener in current_activity().length_listeners:
+                listener(leaf, tokens)
+
+
+def _is_counted(snapshot: Snapshot, leaf: RestoreKey) -> bool:
+    """Tells whether a blend has what was measured of a source sample in its own state."""
+    pending = snapshot.fields.get("pending", ())
+    return any(leaf in leaves(row[2]) for row in pending) or any(
+        _is_counted(inner, leaf) for inner in snapshot.inner
+    )
 
 
 def tokens_of(length: Any, where: str) -> int:

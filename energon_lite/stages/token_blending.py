@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import Activity, activity_or, leaves
+from energon_lite.core.activity import activity_or, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
@@ -35,7 +36,7 @@ class TokenBlendDataset(BlendDataset[T]):
 
     Lengths come from a stored index, and are then known at once; or they are measured where
     samples are encoded (`TaskEncoder.sample_length`), and count `LAG` draws later. An item that is
-    left out counts nothing.
+    left out on the way there counts nothing then; with an index, it counts.
 
     State: the number of the next draw, tokens asked less given and mean lengths by dataset, the
     last draws with what is known of their length, and the places in all datasets.
@@ -60,10 +61,29 @@ class TokenBlendDataset(BlendDataset[T]):
     ) -> None:
         super().__init__(*datasets, until=until, weights=weights, worker_config=worker_config)
         self.lengths = None if lengths is None else dict(lengths)
-        if self.lengths is not None:
-            for facts in self.sources():
-                if facts.name.split("#")[0] not in self.lengths:
-                    raise ValueError(f"lengths: there is no entry for source {facts.name!r}")
+        self.counts_tokens = lengths is not None
+        # In the order of the sources, which datasets around this one may give other ids.
+        self._arrays = [self._length_array(facts.name) for facts in self.sources()]
+
+    def _length_array(self, source: str) -> npt.NDArray[np.int64]:
+        if self.lengths is None:
+            return np.empty(0, dtype=np.int64)
+        for name in (source, source.rpartition("#")[0]):  # "a#2" is the second use of "a"
+            if name in self.lengths:
+                return self.lengths[name]
+        raise ValueError(f"lengths: there is no entry for source {source!r}")
+
+    def lengths_by_source(self) -> dict[str, npt.NDArray[np.int64]]:
+        """Gives the tokens of each sample, shape (N,), by the ids that the sources have now."""
+        return dict(zip((facts.name for facts in self.sources()), self._arrays, strict=True))
+
+    def uncounted(self) -> TokenBlendDataset[T]:
+        """Gives this dataset where the tokens for statistics are counted elsewhere."""
+        if not self.counts_tokens:
+            return self
+        other = copy.copy(self)
+        other.counts_tokens = False
+        return other
 
     @property
     def share_unit(self) -> str:
@@ -101,10 +121,13 @@ class _TokenBlendCursor(Cursor[T]):
             dataset.cursor(replace(stream, share=stream.share * share))
             for dataset, share in zip(spec.datasets, typical_shares(spec.weights), strict=True)
         ]
+        self._lengths = None if spec.lengths is None else spec.lengths_by_source()
         self._num_ended = 0
         self._pending: deque[_Draw] = deque()
+        # What was measured so far of the samples of pending draws.
         self._measured: dict[RestoreKey, int] = {}
-        self._activity: Activity | None = None
+        self._activity = activity_or(stream)
+        self._listens = False
 
     def __next__(self) -> T:
         self._listen()
@@ -126,29 +149,35 @@ class _TokenBlendCursor(Cursor[T]):
 
     def _listen(self) -> None:
         activity = activity_or(self._stream)
-        if activity is not self._activity and self._spec.lengths is None:
-            self._activity = activity
-            activity.length_listeners.append(self._note)
+        if activity is not self._activity or not self._listens:
+            self._activity, self._listens = activity, True
+            if self._lengths is None:
+                activity.length_listeners.append(self._note)
 
     def _note(self, leaf: RestoreKey, tokens: int) -> None:
-        self._measured[leaf] = self._measured.get(leaf, 0) + tokens
+        if leaf in self._measured:  # else it is of another dataset
+            self._measured[leaf] += tokens
 
     def _count(self, child: int) -> None:
         """Counts the draw: with its length, if there is an index; with the mean till then."""
         order = self._order
-        if self._spec.lengths is not None:
-            tokens = float(sum(map(self._indexed, leaves(self.key))))
-            order.gave(child, order.draw, tokens)
-            order.learn(child, tokens)
+        if self._lengths is not None:
+            tokens = sum(self._indexed(self._lengths, leaf) for leaf in leaves(self.key))
+            order.gave(child, order.draw, float(tokens))
+            order.learn(child, float(tokens))
         else:
             guess = order.mean(child)
             order.gave(child, order.draw, guess)
             self._pending.append(_Draw(child, guess, self.key))
+            for leaf in leaves(self.key):
+                self._measured.setdefault(leaf, 0)
         order.draw += 1
 
-    def _indexed(self, leaf: RestoreKey) -> int:
-        assert self._spec.lengths is not None
-        return int(self._spec.lengths[leaf[0].split("#")[0]][leaf[2]])
+    def _indexed(self, lengths: dict[str, npt.NDArray[np.int64]], leaf: RestoreKey) -> int:
+        tokens = int(lengths[leaf[0]][leaf[2]])
+        if self._spec.counts_tokens:
+            self._activity.cost(leaf[0]).tokens += tokens
+        return tokens
 
     def _settle(self) -> None:
         """Counts the oldest pending draw with what was measured for it."""
@@ -207,9 +236,8 @@ class _TokenBlendCursor(Cursor[T]):
         self._order.go_to(BudgetState(draw, *columns))
         self._num_ended = 0
         self._pending = deque(_Draw(child, guess, key) for child, guess, key, _ in pending)
-        self._measured = {
-            next(leaves(key)): tokens for _, _, key, tokens in pending if tokens
-        }
+        self._measured = {leaf: 0 for _, _, key, _ in pending for leaf in leaves(key)}
+        self._measured.update((next(leaves(key)), tokens) for _, _, key, tokens in pending)
 
 
 def _is_table(value: Any, width: int) -> bool:

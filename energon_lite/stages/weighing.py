@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +19,10 @@ T = TypeVar("T")
 class LossWeightDataset(WrapperDataset[T]):
     """Gives each item a `loss_weight`: a float32 tensor, (n,) for a batch of n samples.
 
-    Samples and batches of our own types have it already, by their `__loss_weight__`. Any other
-    object gets it as an attribute, a dict as an entry, where a source has a loss weight other than
-    1; an own field of that name is left alone, and so is what can carry none, such as a tuple.
+    Samples and batches of our own types have it already, by their `__loss_weight__`; a batch that
+    was made without gets that. Any other object gets an attribute, a dict an entry where a source
+    has a loss weight other than 1. An own field of that name is left alone, and so is what can
+    carry none, such as a tuple. What a generator makes of a batch has the weights of all of it.
 
     State: none of its own.
     Length: as below.
@@ -53,26 +55,44 @@ class LossWeightDataset(WrapperDataset[T]):
 
     def weigh(self, item: Any, key: RestoreKey) -> None:
         """Writes the loss weights on an item that has a place for them."""
-        if isinstance(item, (Sample, Batch)) or not (self.is_weighted or hasattr(item, "__dict__")):
-            return
-        if isinstance(item, dict):
+        if isinstance(item, Batch):
+            if self.is_weighted and item.__loss_weight__ is None:
+                item.__loss_weight__ = self._of_batch(item, key)
+        elif isinstance(item, dict):
             if self.is_weighted and "loss_weight" not in item:
                 item["loss_weight"] = self.loss_weight(key)
-        elif not isinstance(item, torch.Tensor) and not hasattr(item, "loss_weight"):
-            try:
+        elif self._can_carry(item):
+            with suppress(AttributeError, TypeError):  # it has slots, or is frozen: no place
                 item.loss_weight = self.loss_weight(key)
-            except (AttributeError, TypeError):
-                return  # it has slots, or is frozen: no place
 
-    def loss_weight(self, key: RestoreKey) -> torch.Tensor:
+    def _can_carry(self, item: Any) -> bool:
+        if isinstance(item, (Sample, torch.Tensor)):
+            return False
+        return (self.is_weighted or hasattr(item, "__dict__")) and not hasattr(item, "loss_weight")
+
+    def _of_batch(self, batch: Batch, key: RestoreKey) -> list[float] | None:
+        """Gives an entry per sample; None if the batch has not the samples of its key."""
+        weights: list[float] = self.loss_weight(key, torch.float64).reshape(-1).tolist()
+        return weights if len(weights) == len(batch.__key__) else None
+
+    def loss_weight(self, key: RestoreKey, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Gives the loss weights of the samples in a restore key, (n,); () of a single sample."""
         found = [self.weights.get(leaf[0], 1.0) for leaf in leaves(key) if leaf]
-        is_batch = key[0] == "batch"
-        return torch.tensor(found if is_batch or len(found) != 1 else found[0])
+        is_single = len(found) == 1 and not _is_batch(key)
+        return torch.tensor(found[0] if is_single else found, dtype=dtype)
 
     def config(self) -> dict[str, JSON]:
         """As below: the weights are settings of the sources."""
         return self.dataset.config()
+
+
+def _is_batch(key: RestoreKey) -> bool:
+    """Tells whether a restore key is a batch's, or that of what a hook made of one."""
+    while type(key[-1]) is not int:
+        if key[0] == "batch":
+            return True
+        key = key[-1]
+    return False
 
 
 class _LossWeightCursor(Cursor[T]):

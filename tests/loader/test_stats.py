@@ -1,0 +1,636 @@
+"""What each source gave: counted exactly, whoever computes, saves, goes on or adds it up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    Cooker,
+    DefaultTaskEncoder,
+    SavableDataset,
+    SkipSample,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.core.activity import leaves
+from energon_lite.core.errors import StateError
+
+from ..helpers import Ranks, number_of, prepared, text_set, write_tar
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+SIZES = {"a": 24, "b": 14, "c": 5}
+SHARES = {"a/train": 0.5, "b/train": 0.25, "c/train": 0.25}
+BLEND = """
+    blend:
+    - {weight: 2, path: a, loss_weight: 0.2}
+    - {weight: 1, path: b}
+    - {weight: 1, path: c, loss_weight: 3}
+"""
+
+
+def length_of(sample: TextSample) -> int:
+    return 10 + 7 * (number_of(sample) % 5)
+
+
+class Measuring(DefaultTaskEncoder):
+    def sample_length(self, sample: TextSample) -> int:
+        return length_of(sample)
+
+
+class Skipping(Measuring):
+    """Leaves out one sample in five on purpose, and fails on one in seven."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if number_of(sample) % 5 == 1:
+            raise SkipSample
+        if number_of(sample) % 7 == 2:
+            raise ValueError(f"cannot encode {sample.__key__}")
+        return sample
+
+
+class Expanding(Measuring):
+    """Makes 0..3 samples of each."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
+        for _ in range(number_of(sample) % 4):
+            yield sample
+
+
+class Grouping(Measuring):
+    @stateless
+    def batch_group_criterion(self, sample: TextSample) -> tuple[int, None]:
+        return number_of(sample) % 3, None
+
+
+class SkippingBatches(Measuring):
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if sum(map(int, batch.__key__)) % 3 == 1:
+            raise SkipSample
+        return batch
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stats")
+    for name, size in SIZES.items():
+        text_set(root / name, size)
+    return root
+
+
+def blend_of(root: Path, split: str = BLEND, encoder: Any = Measuring, **settings: Any) -> Any:
+    """A maker of the training dataset of a file with `split`."""
+    path = root / "meta.yaml"
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    text = head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n"
+    settings = {"batch_size": 3, "shuffle_buffer_size": 4, **settings}
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        path.write_text(text)
+        return get_train_dataset(path, worker_config=config, task_encoder=encoder(), **settings)
+
+    return make
+
+
+def recount(batches: Any) -> dict[str, Counter[str]]:
+    """What the training loop received, by source."""
+    found: dict[str, Counter[str]] = {}
+    seen = set()
+    for batch in batches:
+        keys = batch.__restore_key__[2:]
+        for name in {leaf[0] for leaf in leaves(batch.__restore_key__)}:
+            found.setdefault(name, Counter())["batches"] += 1
+        for key, number in zip(keys, batch.__key__, strict=True):
+            (leaf,) = leaves(key)
+            counts = found[leaf[0]]
+            counts["tokens"] += 10 + 7 * (int(number) % 5)
+            counts["samples"] += leaf not in seen
+            seen.add(leaf)
+    return found
+
+
+def of(stats: Any, *fields: str) -> dict[str, Counter[str]]:
+    return {
+        name: Counter({field: getattr(s, field) for field in fields}) for name, s in stats.items()
+    }
+
+
+EXACT = ("samples", "tokens", "batches")
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("encoder", [Measuring, Skipping])
+def test_counts_are_those_of_the_batches_that_the_loop_received(sets, encoder, num_workers) -> None:
+    run = Ranks(blend_of(sets, encoder=encoder), 1, num_workers, num_streams=2)
+    batches = list(run.slots(60).values())
+    stats = run.loaders[0].stats()
+    assert of(stats, *EXACT) == recount(batches)
+    skipped = run.loaders[0].num_skipped
+    assert bool(skipped) == (encoder is Skipping)
+    for name, s in stats.items():
+        assert s.skipped == skipped.get(name, 0)
+        assert s.draws == s.samples + s.skipped
+        assert s.epochs == pytest.approx(s.draws / SIZES[name[0]])
+        assert s.given_share == pytest.approx(s.samples / 180)
+        assert s.asked_share == pytest.approx(SHARES[name])
+        weight = {"a": 0.2, "b": 1, "c": 3}[name[0]]
+        assert s.loss_weight_sum == pytest.approx(weight * s.samples)
+    assert sum(s.loss_weight_sum for s in stats.values()) == pytest.approx(
+        sum(batch.loss_weight.sum().item() for batch in batches), rel=1e-6
+    )
+
+
+def test_hook_that_makes_several_samples_of_one_counts_the_one(sets) -> None:
+    run = Ranks(blend_of(sets, encoder=Expanding), 1, num_streams=2)
+    batches = list(run.slots(60).values())
+    found = recount(batches)
+    for name, s in run.loaders[0].stats().items():
+        assert s.tokens == found[name]["tokens"]
+        assert s.skipped == 0
+        # Drawn, of which one in four gives nothing.
+        draws = {leaf for b in batches for leaf in leaves(b.__restore_key__) if leaf[0] == name}
+        empty = s.draws - len(draws)
+        assert s.samples == s.draws
+        assert 0 < empty < s.draws / 2
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("encoder", [Measuring, Skipping])
+@pytest.mark.parametrize("num_streams", [1, 2, 5])
+def test_batch_dropped_by_drop_last_leaves_statistics_right(
+    sets, encoder, drop_last, num_streams
+) -> None:
+    make = blend_of(
+        sets, "blend_epochized: [{path: a}, {path: b}, {path: c}]", encoder, repeat=False,
+        batch_drop_last=drop_last, batch_size=5,
+    )  # fmt: skip
+    run = Ranks(make, 1, num_streams=num_streams)
+    loader = run.loaders[0]
+    batches = list(loader) + list(loader)
+    stats = loader.stats()
+    assert of(stats, *EXACT) == recount(batches)
+    num_samples = sum(map(len, (batch.__key__ for batch in batches)))
+    total = sum(s.draws for s in stats.values())
+    assert total == 2 * sum(SIZES.values())
+    dropped = total - num_samples - sum(s.skipped for s in stats.values())
+    assert (dropped > 0) == drop_last
+    assert sum(s.samples for s in stats.values()) == num_samples
+
+
+def test_samples_held_by_group_count_when_they_are_drawn(sets) -> None:
+    run = Ranks(blend_of(sets, encoder=Grouping), 1, num_streams=2)
+    found = recount(run.slots(31).values())
+    held: Counter[str] = Counter()
+    for stream in run.save()[0]["streams"].values():
+        (lists,) = stream["inner"]
+        held.update(key[0] for keys in lists["held"] for key in keys)
+    assert held
+    for name, s in run.loaders[0].stats().items():
+        assert s.samples == s.draws == found[name]["samples"] + held[name]
+
+
+@pytest.mark.parametrize(("world_size", "num_streams"), [(2, 4), (3, 4), (3, 1), (4, 6)])
+@pytest.mark.parametrize("encoder", [Measuring, Skipping, Expanding])
+def test_sum_over_ranks_is_that_of_the_run(sets, encoder, world_size, num_streams) -> None:
+    make = blend_of(sets, encoder=encoder)
+    one = Ranks(make, 1, num_streams=num_streams)
+    one.slots(24)
+    expected = one.loaders[0].stats()
+    run = Ranks(make, world_size, num_streams=num_streams)
+    batches = run.slots(24)
+    first, *others = (loader.stats() for loader in run.loaders)
+    merged = first.merged(others)
+    fields = (*EXACT, "skipped", "draws", "asked_share", "given_share", "loss_weight_sum")
+    assert of(merged, *fields) == {
+        n: pytest.approx(c) for n, c in of(expected, *fields).items()
+    }
+    assert of(first, *EXACT) != of(merged, *EXACT)
+    if encoder is not Expanding:
+        assert of(merged, *EXACT) == recount(batches.values())
+
+
+# Turns._deliver: a rank that meets the end of a stream on the way to its own slot counts what was
+# drawn there, as does the rank whose slot it is.
+SHARED_END = pytest.mark.xfail(reason="ranks that share a stream each count the draws at its end")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_streams"),
+    [
+        (1, 4),
+        (2, 4),
+        (3, 3),
+        pytest.param(3, 4, marks=SHARED_END),
+        pytest.param(4, 2, marks=SHARED_END),
+        pytest.param(4, 6, marks=SHARED_END),
+    ],
+)
+def test_sum_over_ranks_of_a_finite_pass_is_that_of_the_run(sets, world_size, num_streams) -> None:
+    split = "blend_epochized: [{path: a}, {path: b}, {path: c}]"
+    make = blend_of(sets, split, Skipping, repeat=False, batch_drop_last=True)
+    run = Ranks(make, world_size, num_streams=num_streams)
+    batches = run.rest()
+    first, *others = (loader.stats() for loader in run.loaders)
+    merged = first.merged(others)
+    assert of(merged, *EXACT) == recount(batches.values())
+    for name, s in merged.items():
+        assert s.samples + s.skipped <= s.draws == SIZES[name[0]]
+        assert s.epochs == 1
+
+
+def test_failing_samples_are_counted_with_their_source(tmp_path) -> None:
+    text_set(tmp_path / "a", 12)
+    members = [(f"{i:05d}.json", b"{" if i % 3 == 0 else b'{"x": "y"}') for i in range(12)]
+    write_tar(tmp_path / "b" / "shard-0.tar", members)
+    prepared(tmp_path / "b", "TextSample", {"text": "json[x]"})
+    run = Ranks(blend_of(tmp_path, "blend: [{path: a}, {path: b}]"), 1)
+    batches = list(run.slots(24).values())
+    stats = run.loaders[0].stats()
+    assert of(stats, *EXACT) == recount(batches)
+    assert stats["a/train"].skipped == 0
+    assert stats["b/train"].skipped == stats["b/train"].draws - stats["b/train"].samples > 10
+
+
+def test_batches_left_out_count_for_none_of_their_sources(sets) -> None:
+    run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
+    found = recount(run.slots(40).values())
+    stats = run.loaders[0].stats()
+    assert {n: s.samples for n, s in stats.items()} == {n: c["samples"] for n, c in found.items()}
+    lost = {name: s.draws - s.samples for name, s in stats.items()}
+    assert min(lost.values()) > 5
+    assert sum(s.skipped for s in stats.values()) == sum(lost.values())
+
+
+@pytest.mark.xfail(reason="SavableDataLoader._count gives a whole batch to its first source")
+def test_batches_left_out_are_skips_of_each_of_their_sources(sets) -> None:
+    run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
+    run.slots(40)
+    assert all(s.skipped == s.draws - s.samples for s in run.loaders[0].stats().values())
+
+
+# ------------------------------------------------------------------------------------- the state
+
+
+def counts_of(loader: Any) -> dict[str, Any]:
+    return of(loader.stats(), *EXACT, "skipped", "draws", "asked_share", "loss_weight_sum")
+
+
+@pytest.mark.parametrize("encoder", [Measuring, Skipping, Expanding])
+def test_counts_go_on_after_chained_restores(sets, encoder) -> None:
+    make = blend_of(sets, encoder=encoder)
+    whole = Ranks(make, 2, num_streams=4)
+    whole.slots(48)
+    run = Ranks(make, 2, num_streams=4)
+    for _ in range(4):
+        run.slots(12)
+        before = [counts_of(loader) for loader in run.loaders]
+        run = Ranks(make, 2, states=run.save())
+        assert [counts_of(loader) for loader in run.loaders] == before
+    for loader, expected in zip(run.loaders, whole.loaders, strict=True):
+        assert counts_of(loader) == {
+            n: pytest.approx(c) for n, c in counts_of(expected).items()
+        }
+
+
+@pytest.mark.parametrize("topologies", [[2, 3, 1, 4, 2], [1, 4, 1]])
+def test_sum_over_ranks_is_kept_on_other_topologies(sets, topologies) -> None:
+    make = blend_of(sets, encoder=Skipping)
+    run = Ranks(make, topologies[0], num_streams=4)
+    batches = [*run.slots(12).values()]
+    for world_size in topologies[1:]:
+        run = Ranks(make, world_size, states=run.save())
+        batches += run.slots(12).values()
+    first, *others = (loader.stats() for loader in run.loaders)
+    merged = first.merged(others)
+    assert of(merged, *EXACT) == recount(batches)
+    for name, s in merged.items():
+        assert s.asked_share == pytest.approx(SHARES[name])
+        assert s.draws == s.samples + s.skipped
+
+
+def test_counts_of_an_edited_blend_keep_what_was(sets) -> None:
+    run = Ranks(blend_of(sets), 1, num_streams=2)
+    first = recount(run.slots(40).values())
+    before = run.loaders[0].stats()
+    states = run.save()
+    edited = blend_of(sets, "blend: [{path: a, loss_weight: 2}, {path: b}]")
+    loader = get_savable_loader(edited(WorkerConfig(rank=0, world_size=1, num_workers=0)))
+    loader.restore_state_global(states, migrate=True)
+    restored = loader.stats()
+    for name in SHARES:
+        assert of(restored, *EXACT)[name] == first[name]
+        assert restored[name].asked_share == pytest.approx(before[name].asked_share)
+        assert restored[name].loss_weight_sum == pytest.approx(before[name].loss_weight_sum)
+    second = recount(islice(loader, 40))
+    stats = loader.stats()
+    for name, s in stats.items():
+        both = first[name] + second.get(name, Counter())
+        assert Counter({field: getattr(s, field) for field in EXACT}) == both
+    asked = {"a/train": 60 + 60, "b/train": 30 + 60, "c/train": 30}
+    assert stats.asked == pytest.approx(asked)
+    total = 0.2 * first["a/train"]["samples"] + 2.0 * second["a/train"]["samples"]
+    assert stats["a/train"].loss_weight_sum == pytest.approx(total)
+
+
+def test_state_with_counts_is_plain_small_and_does_not_grow(sets) -> None:
+    run = Ranks(blend_of(sets, encoder=Skipping), 1, num_streams=2)
+    sizes = []
+    for steps in (10, 400):
+        run.slots(steps)
+        (state,) = run.save()
+        assert json.loads(json.dumps(state, allow_nan=False)) == state
+        assert set(state["stats"]["counted"]) == set(SHARES)
+        sizes.append((len(json.dumps(state["stats"])), len(json.dumps(state["streams"]))))
+    assert sizes[0][0] < 700
+    assert sizes[1][0] - sizes[0][0] < 100
+    assert sizes[1][1] - sizes[0][1] < 40
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stats: stats.pop("asked"),
+        lambda stats: stats["counted"].update({"a/train": 7}),
+        lambda stats: stats["counted"]["a/train"].update({"samples": "7"}),
+        lambda stats: stats["counted"]["a/train"].update({"asked_share": 1}),
+        lambda stats: stats["asked"].update({"a/train": None}),
+    ],
+)
+def test_damaged_counts_are_refused(sets, damage) -> None:
+    run = Ranks(blend_of(sets), 1)
+    run.steps(3)
+    states = run.save()
+    damage(states[0]["stats"])
+    loader = run.loaders[0]
+    before = counts_of(loader)
+    with pytest.raises(StateError, match="stats"):
+        loader.restore_state_global(states)
+    assert counts_of(loader) == before
+
+
+def test_state_of_before_loss_weights_were_counted_has_them_worked_out(sets) -> None:
+    run = Ranks(blend_of(sets), 1)
+    run.steps(9)
+    states = run.save()
+    for fields in states[0]["stats"]["counted"].values():
+        del fields["loss_weight_sum"]
+    again = Ranks(blend_of(sets), 1, states=states)
+    for name, s in again.loaders[0].stats().items():
+        assert s.loss_weight_sum == pytest.approx(run.loaders[0].stats()[name].loss_weight_sum)
+
+
+# ------------------------------------------------------------------------------------ asked, given
+
+
+def test_asked_share_of_a_schedule_is_its_integral(sets) -> None:
+    make = blend_of(
+        sets,
+        """
+        blend:
+        - {path: a, weight: {schedule: linear, points: {0: 1, 600: 0}}}
+        - {path: b, weight: {schedule: linear, points: {0: 0, 600: 1}}}
+        """,
+    )
+    run = Ranks(make, 2, num_streams=4)
+    for steps in (10, 60, 80):
+        run.slots(2 * steps)
+        stats = run.loaders[0].stats().merged([run.loaders[1].stats()])
+        draws = sum(s.samples for s in stats.values())
+        # The mean of min(1, draw / 600) over the draws.
+        inside = min(draws, 600)
+        share = (inside * (inside - 1) / 2 / 600 + (draws - inside)) / draws
+        assert stats["b/train"].asked_share == pytest.approx(share, abs=1e-6)
+        assert stats["a/train"].asked_share == pytest.approx(1 - share, abs=1e-6)
+        assert abs(stats["b/train"].given_share - share) * draws < 10
+
+
+def test_single_source_asks_for_itself_alone(sets) -> None:
+    loader = get_loader(blend_of(sets, "path: a")(ONE))
+    assert all(s.asked_share == 0 == s.given_share for s in loader.stats().values())
+    assert len(list(islice(loader, 9))) == 9
+    (stats,) = loader.stats().values()
+    assert (stats.asked_share, stats.given_share, stats.samples) == (1, 1, 27)
+
+
+def test_finite_passes_ask_for_each_source_once(sets) -> None:
+    make = blend_of(sets, "blend_epochized: [{path: a}, {path: b, repetitions: 2}]", repeat=False)
+    loader = get_savable_loader(make(ONE))
+    for number in range(1, 4):
+        list(loader)
+        asked = loader.stats().asked
+        assert asked == pytest.approx({"a/train": 24 * number, "b/train": 28 * number})
+
+
+# ---------------------------------------------------------------------------------------- loggers
+
+
+@pytest.fixture
+def stats(sets: Path) -> Any:
+    run = Ranks(blend_of(sets), 1)
+    run.steps(20)
+    return run.loaders[0].stats()
+
+
+def test_scalars_name_source_and_figure(stats) -> None:
+    scalars = stats.scalars()
+    assert len(scalars) == 3 * 12
+    assert scalars["data/a/train/given_share"] == stats["a/train"].given_share
+    assert all(type(value) is float for value in scalars.values())
+    assert set(stats.scalars("x/")) == {f"x/{name[5:]}" for name in scalars}
+
+
+def test_figures_are_written_to_loggers_of_both_kinds(stats) -> None:
+    class Board:
+        def __init__(self) -> None:
+            self.found: dict[tuple[str, int], float] = {}
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            self.found[tag, global_step] = scalar_value
+
+    class Wandb:
+        def log(self, data: dict[str, float], step: int | None = None) -> None:
+            self.found = {(name, step): value for name, value in data.items()}
+
+    for writer in (Board(), Wandb()):
+        stats.write_to(writer, 7)
+        assert writer.found == {(name, 7): value for name, value in stats.scalars().items()}
+    with pytest.raises(TypeError, match=r"list has neither add_scalar.*log"):
+        stats.write_to([], 7)
+
+
+def test_text_is_a_table_for_people(stats) -> None:
+    lines = str(stats).splitlines()
+    assert lines[0].split() == ["source", "asked", "given", "samples", "epochs", "skipped"]
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].split()[:3] == ["a/train", "50.00%", f"{stats['a/train'].given_share:.2%}"]
+
+
+def test_stats_are_a_copy(sets) -> None:
+    run = Ranks(blend_of(sets), 1)
+    run.steps(5)
+    loader = run.loaders[0]
+    stats = loader.stats()
+    before = of(stats, *EXACT)
+    stats["a/train"].samples += 100
+    merged = stats.merged([])
+    merged["b/train"].samples += 100
+    run.steps(5)
+    assert of(stats, "batches")["b/train"] == Counter(batches=before["b/train"]["batches"])
+    assert loader.stats()["a/train"].samples < 30
+
+
+# ------------------------------------------------------------------------------------------- time
+
+
+def slow(sample: dict[str, Any]) -> TextSample:
+    time.sleep(0.005)
+    return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+
+
+def quick(sample: dict[str, Any]) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+
+
+class Cooking(DefaultTaskEncoder):
+    cookers = (
+        Cooker(slow, has_subflavors={"kind": "slow"}),
+        Cooker(quick, has_subflavors={"kind": "quick"}),
+    )
+
+
+class SlowEncoding(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if sample.__restore_key__[0] == "b/train":
+            time.sleep(0.005)
+        return sample
+
+
+class SlowDecoding(DefaultTaskEncoder):
+    """Texts of one source take long to decode."""
+
+    class decoder:  # noqa: N801
+        @staticmethod
+        def config() -> Any:
+            return "slow"
+
+        @staticmethod
+        def decoder_of(part: str) -> Any:
+            def decode(raw: bytes) -> str:
+                if raw.startswith(b"text 1"):
+                    time.sleep(0.005)
+                return raw.decode()
+
+            return decode
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
+def test_slow_encoding_of_a_source_is_named(sets, num_workers) -> None:
+    run = Ranks(blend_of(sets, encoder=SlowEncoding), 1, num_workers)
+    run.steps(12)
+    stats = run.loaders[0].stats()
+    assert stats["b/train"].draws >= 5
+    assert stats["b/train"].encode_sec > 4 * stats["a/train"].encode_sec
+    assert max(s.read_sec for s in stats.values()) < stats["b/train"].encode_sec
+    if num_workers == 0:
+        waited = sum(s.wait_sec for s in stats.values())
+        assert waited >= stats["b/train"].encode_sec
+
+
+def test_slow_cooker_of_a_source_is_named(tmp_path) -> None:
+    for name in ("a", "b"):
+        members = [(f"{i:05d}.txt", b"text") for i in range(8)]
+        write_tar(tmp_path / name / "shard-0.tar", members)
+        prepared(tmp_path / name, "CrudeWebdataset")
+    make = blend_of(
+        tmp_path,
+        "blend: [{path: a, subflavors: {kind: quick}}, {path: b, subflavors: {kind: slow}}]",
+        Cooking,
+    )
+    run = Ranks(make, 1)
+    run.steps(8)
+    stats = run.loaders[0].stats()
+    assert stats["b/train"].encode_sec > 4 * stats["a/train"].encode_sec
+
+
+def test_slow_decoding_of_a_source_is_named(tmp_path) -> None:
+    for name, text in (("a", b"text 0"), ("b", b"text 1")):
+        members = [(f"{i:05d}.txt", text) for i in range(8)]
+        write_tar(tmp_path / name / "shard-0.tar", members)
+        prepared(tmp_path / name, "TextSample", {"text": "txt"})
+    run = Ranks(blend_of(tmp_path, "blend: [{path: a}, {path: b}]", SlowDecoding), 1)
+    run.steps(8)
+    stats = run.loaders[0].stats()
+    assert stats["b/train"].read_sec > 4 * stats["a/train"].read_sec
+
+
+# ---------------------------------------------------------------------------------- several ranks
+
+RANK = """
+import json, os, sys
+import torch.distributed as dist
+from itertools import islice
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+
+folder, meeting, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+config = WorkerConfig.default_worker_config(0)
+config.num_streams = 4
+loader = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
+keys = [batch.__restore_key__ for batch in islice(loader, 6 + 2 * rank)]
+stats = loader.stats().reduced()
+one = dist.new_group([1])
+own = loader.stats().reduced(one) if rank == 1 else loader.stats()
+assert own.scalars() == loader.stats().scalars()
+print(json.dumps({"keys": keys, "stats": stats.scalars(""), "asked": stats.asked}), flush=True)
+dist.barrier()
+os._exit(0)  # this torch may abort at interpreter exit after gloo
+"""
+
+
+@pytest.mark.processes
+def test_reduced_stats_are_those_of_all_ranks_on_each(sets, tmp_path) -> None:
+    path = sets / "ranks.yaml"
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+        "    blend: [{path: a}, {path: b}]\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), str(tmp_path / "meet"), str(rank), "2"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
+    counts = Counter(key[0] for rank in ranks for batch in rank["keys"] for key in batch[2:])
+    assert sum(counts.values()) == (6 + 8) * 3
+    for rank in ranks:
+        for name, number in counts.items():
+            assert rank["stats"][f"{name}/samples"] == number
+            assert rank["stats"][f"{name}/given_share"] == pytest.approx(number / 42)
+
+
+def test_reduced_without_processes_is_the_same(stats) -> None:
+    assert stats.reduced() is stats

@@ -1,0 +1,338 @@
+"""The loss weights of a metadataset, on samples and batches of every type."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from energon_lite import (
+    Batch,
+    DefaultTaskEncoder,
+    MixBatchDataset,
+    SavableDataset,
+    TextSample,
+    WorkerConfig,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+    homogeneous_concat_mix,
+    stateless,
+)
+from energon_lite.core.activity import leaves
+
+from ..helpers import number_of, text_set
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+WEIGHTS = {"a/train": 0.1, "b/train": 1.5, "c/train": 6.0, "a/train#2": 0.75}
+WEIGHTED = """
+    loss_weight: 0.5
+    blend:
+    - {path: a, loss_weight: 0.2}
+    - weight: 2
+      loss_weight: 3
+      blend: [{path: b}, {path: c, loss_weight: 4}, {path: a, loss_weight: 0.5}]
+"""
+PLAIN = "blend: [{path: a}, {path: b}]"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("weighing")
+    for name, size in (("a", 12), ("b", 7), ("c", 5)):
+        text_set(root / name, size)
+    return root
+
+
+def dataset_of(
+    root: Path, encoder: Any = DefaultTaskEncoder, split: str = WEIGHTED, **settings: Any
+) -> SavableDataset[Any]:
+    path = root / "meta.yaml"
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    path.write_text(head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n")
+    settings = {"batch_size": 4, "worker_config": ONE, **settings}
+    return get_train_dataset(path, task_encoder=encoder(), **settings)
+
+
+def expected_of(key: Any) -> list[float]:
+    return [WEIGHTS[leaf[0]] for leaf in leaves(key)]
+
+
+def assert_weighs(found: Any, expected: list[float]) -> None:
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == torch.float32
+    assert found.shape == (len(expected),)
+    assert found.tolist() == pytest.approx(expected)
+
+
+@edataclass
+class TextBatch(Batch):
+    text: list[str]
+
+
+@dataclasses.dataclass
+class Own:
+    texts: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    texts: list[str]
+
+
+@dataclasses.dataclass
+class Slots:
+    __slots__ = ("texts",)
+    texts: list[str]
+
+
+@dataclasses.dataclass
+class OwnWeight:
+    texts: list[str]
+    loss_weight: str
+
+
+@dataclasses.dataclass
+class OwnDefault:
+    texts: list[str]
+    loss_weight: str | None = None
+
+
+@edataclass
+class OwnInBatch(Batch):
+    text: list[str]
+    loss_weight: str | None = None
+
+
+class Row(NamedTuple):
+    texts: list[str]
+
+
+def encoder_of(make: Any) -> type[DefaultTaskEncoder]:
+    """An encoder whose `encode_batch` is `make`."""
+
+    class Made(DefaultTaskEncoder):
+        @stateless
+        def encode_batch(self, batch: Any) -> Any:
+            return make(batch)
+
+    return Made
+
+
+def pairs(root: Path, make: Any, number: int = 12, **settings: Any) -> list[tuple[Any, Any]]:
+    """What `make` makes of the first batches, as it is given, and their restore keys."""
+    plain = islice(dataset_of(root, **settings), number)
+    found = islice(dataset_of(root, encoder_of(make), **settings), number)
+    rows = [(item, batch.__restore_key__) for item, batch in zip(found, plain, strict=True)]
+    assert len(rows) == number
+    assert {name for _, key in rows for name in (leaf[0] for leaf in leaves(key))} <= set(WEIGHTS)
+    return rows
+
+
+CARRIERS: dict[str, tuple[Any, Any]] = {
+    "sample's own class": (lambda batch: batch, lambda item: item.loss_weight),
+    "batch of from_samples": (
+        lambda batch: TextBatch.derive_from(batch, text=batch.text),
+        lambda item: item.loss_weight,
+    ),
+    "batch made without": (
+        lambda batch: TextBatch(
+            __key__=batch.__key__, __restore_key__=batch.__restore_key__, text=batch.text
+        ),
+        lambda item: item.loss_weight,
+    ),
+    "own dataclass": (lambda batch: Own(batch.text), lambda item: item.loss_weight),
+    "dict": (lambda batch: {"texts": batch.text}, lambda item: item["loss_weight"]),
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_batch_of_each_type_has_a_loss_weight_per_sample(sets, carrier) -> None:
+    make, read = CARRIERS[carrier]
+    seen = set()
+    for item, key in pairs(sets, make):
+        assert_weighs(read(item), expected_of(key))
+        seen.update(read(item).tolist())
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_made_again_has_the_same_loss_weights(sets, carrier, batch_size) -> None:
+    make, read = CARRIERS[carrier]
+    dataset = dataset_of(sets, encoder_of(make), batch_size=batch_size)
+    for item, key in pairs(sets, make, batch_size=batch_size):
+        assert read(dataset.restore_sample(key)).tolist() == read(item).tolist()
+        assert_weighs(read(item), expected_of(key))
+
+
+@pytest.mark.parametrize("make", [Frozen, Slots, Row, tuple, list, lambda texts: torch.ones(2)])
+def test_what_can_carry_none_is_left_alone(sets, make) -> None:
+    for item, _ in pairs(sets, lambda batch: make(batch.text)):
+        assert not hasattr(item, "loss_weight")
+        assert not isinstance(item, tuple) or len(item) in (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        (lambda batch: OwnWeight(batch.text, "mine"), "mine"),
+        (lambda batch: OwnDefault(batch.text, "mine"), "mine"),
+        (lambda batch: OwnDefault(batch.text), None),
+        (lambda batch: {"loss_weight": "mine"}, "mine"),
+        (lambda batch: {"loss_weight": None}, None),
+        (lambda batch: OwnInBatch.derive_from(batch, text=batch.text), None),
+        (lambda batch: OwnInBatch.derive_from(batch, text=batch.text, loss_weight="mine"), "mine"),
+    ],
+)
+def test_own_field_of_that_name_is_left_alone(sets, make, own) -> None:
+    for item, _ in pairs(sets, make):
+        assert (item["loss_weight"] if isinstance(item, dict) else item.loss_weight) == own
+
+
+def test_without_loss_weights_dicts_stay_as_they_are_and_objects_have_ones(sets) -> None:
+    for item, _ in pairs(sets, lambda batch: {"texts": batch.text}, split=PLAIN):
+        assert set(item) == {"texts"}
+    for item, _ in pairs(sets, lambda batch: Own(batch.text), split=PLAIN):
+        assert_weighs(item.loss_weight, [1.0] * 4)
+    for item, _ in pairs(sets, CARRIERS["batch made without"][0], split=PLAIN):
+        assert item.__loss_weight__ is None
+        assert_weighs(item.loss_weight, [1.0] * 4)
+
+
+def test_samples_have_theirs_through_every_hook(sets) -> None:
+    class Derived(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            assert sample.__loss_weight__ == WEIGHTS[sample.__restore_key__[0]]
+            return TextSample.derive_from(sample, text=sample.text.upper())
+
+    for sample in islice(dataset_of(sets, Derived, batch_size=None), 40):
+        assert sample.__loss_weight__ == WEIGHTS[sample.__restore_key__[0]]
+        assert sample.loss_weight.shape == ()
+        assert sample.loss_weight.item() == pytest.approx(sample.__loss_weight__)
+    for batch in islice(dataset_of(sets, Derived), 12):
+        assert batch.__loss_weight__ == expected_of(batch.__restore_key__)
+        assert_weighs(batch.loss_weight, expected_of(batch.__restore_key__))
+
+
+def test_single_samples_of_other_types_have_a_scalar(sets) -> None:
+    class AsOwn(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Any:
+            return Own([sample.text])
+
+    class AsDict(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Any:
+            return {"text": sample.text, "__restore_key__": ()}
+
+    rows = list(islice(dataset_of(sets, batch_size=None), 30))
+    for encoder in (AsOwn, AsDict):
+        found = islice(dataset_of(sets, encoder, batch_size=None), 30)
+        for item, sample in zip(found, rows, strict=True):
+            weight = item["loss_weight"] if isinstance(item, dict) else item.loss_weight
+            assert weight.shape == ()
+            assert weight.dtype == torch.float32
+            assert weight.item() == pytest.approx(WEIGHTS[sample.__restore_key__[0]])
+
+
+def test_batches_of_several_samples_of_one_have_one_entry_each(sets) -> None:
+    class Expanding(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Iterator[Own]:
+            for i in range(number_of(sample) % 3):
+                yield Own([f"{i}"])
+
+        @stateless
+        def batch(self, samples: list[Own]) -> Own:
+            return Own([text for sample in samples for text in sample.texts])
+
+    loader = get_savable_loader(dataset_of(sets, Expanding))
+    for batch in islice(loader, 12):
+        assert batch.loss_weight.shape == (4,)
+        assert len(batch.texts) == 4
+
+
+def test_items_of_a_generator_over_batches_have_those_of_the_whole_batch(sets) -> None:
+    class Halving(DefaultTaskEncoder):
+        @stateless
+        def encode_batch(self, batch: Any) -> Iterator[Own]:
+            for part in range(2):
+                yield Own(batch.text[part::2])
+
+    plain = list(islice(dataset_of(sets, batch_size=1), 10))
+    for number, item in enumerate(islice(dataset_of(sets, Halving, batch_size=1), 20)):
+        assert_weighs(item.loss_weight, expected_of(plain[number // 2].__restore_key__))
+
+
+def test_source_may_be_called_batch(sets) -> None:
+    split = "blend: [{path: a, name: batch, loss_weight: 0.5}]"
+    for sample in islice(dataset_of(sets, split=split, batch_size=None), 5):
+        assert sample.loss_weight.shape == ()
+
+    class AsOwn(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Any:
+            return Own([sample.text])
+
+    for item in islice(dataset_of(sets, AsOwn, split=split, batch_size=None), 5):
+        assert item.loss_weight.shape == ()
+        assert item.loss_weight.item() == 0.5
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(
+    "start_method", [pytest.param(m, marks=pytest.mark.processes) for m in (None, "spawn")]
+)
+def test_loss_weights_come_through_worker_processes(sets, carrier, start_method) -> None:
+    if start_method == "spawn" and carrier != "sample's own class":
+        pytest.skip("functions made here cannot be sent to a spawned process")
+    make, read = CARRIERS[carrier]
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=2, num_streams=2, start_method=start_method
+    )
+    encoder = DefaultTaskEncoder if start_method else encoder_of(make)
+    expected = [
+        expected_of(batch.__restore_key__)
+        for batch in islice(
+            get_savable_loader(dataset_of(sets, worker_config=dataclasses.replace(
+                config, num_workers=0))), 8
+        )
+    ]  # fmt: skip
+    found = list(islice(get_savable_loader(dataset_of(sets, encoder, worker_config=config)), 8))
+    assert len(found) == 8
+    for item, weights in zip(found, expected, strict=True):
+        assert_weighs(read(item), weights)
+
+
+def test_mixed_batches_have_an_entry_per_sample(sets) -> None:
+    def ones(name: str, weight: float, encoder: Any = DefaultTaskEncoder) -> SavableDataset[Any]:
+        return get_train_dataset(
+            sets / name, worker_config=ONE, batch_size=1, task_encoder=encoder(),
+            loss_weight=weight,
+        )  # fmt: skip
+
+    mixed = MixBatchDataset(
+        (ones("a", 0.1), 1), (ones("b", 1.5), 1), (ones("a", 0.75), 1), batch_size=4,
+        batch_mix_fn=homogeneous_concat_mix,
+    )  # fmt: skip
+    assert [facts.name for facts in mixed.sources()] == ["a/train", "b/train", "a/train#2"]
+    seen = set()
+    for batch in islice(mixed, 12):
+        assert_weighs(batch.loss_weight, expected_of(batch.__restore_key__))
+        seen.update(batch.loss_weight.tolist())
+    assert len(seen) == 3
+    as_text = encoder_of(lambda batch: TextBatch.derive_from(batch, text=batch.text))
+    mixed = MixBatchDataset(
+        (ones("a", 0.1, as_text), 1), (ones("b", 1.5, as_text), 1), batch_size=4,
+        batch_mix_fn=homogeneous_concat_mix,
+    )  # fmt: skip
+    for batch in islice(mixed, 12):
+        assert_weighs(batch.loss_weight, expected_of(batch.__restore_key__))
