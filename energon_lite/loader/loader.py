@@ -23,7 +23,7 @@ from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.ranks import gathered, handed_out
 from energon_lite.loader.resume import Place, resume
-from energon_lite.loader.stats import Counter, Stats
+from energon_lite.loader.stats import Counter, Stats, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
 
@@ -234,8 +234,8 @@ class SavableDataLoader(Generic[T]):
 
     def _count(self, records: list[SkipRecord], slot: int) -> None:
         skipped = self._place.skipped
-        for record in records:
-            skipped[record.source] = skipped.get(record.source, 0) + record.num_samples
+        for source, number in lost_samples(records).items():
+            skipped[source] = skipped.get(source, 0) + number
         if self._skip_log is not None:
             with self._skip_log.open("a", encoding="utf-8") as file:
                 for record in records:

@@ -210,11 +210,7 @@ class Counter:
         self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], is_batch: bool
     ) -> None:
         """Counts what was drawn and spent up to a batch, or up to the end of a stream."""
-        lost: dict[str, int] = {}
-        for record in skipped:
-            for leaf in leaves(record.restore_key):  # a batch that is left out may mix sources
-                source = leaf[0] if leaf else record.source
-                lost[source] = lost.get(source, 0) + 1
+        lost = lost_samples(skipped) if skipped else {}
         for source, draws, read_sec, encode_sec, tokens in costs:
             stats = self._counted.get(source) or self._of(source)
             stats.draws += draws
@@ -294,6 +290,16 @@ class Counter:
         }
         asked: dict[str, JSON] = dict(self.asked(num_items).items())
         return {"counted": counted, "asked": asked}
+
+
+def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:
+    """Counts the samples that were left out by source; a batch that was may mix several."""
+    lost: dict[str, int] = {}
+    for record in records:
+        for leaf in leaves(record.restore_key):
+            source = leaf[0] if leaf else record.source
+            lost[source] = lost.get(source, 0) + 1
+    return lost
 
 
 def check_counts(state: Any) -> None:

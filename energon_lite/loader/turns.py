@@ -153,8 +153,9 @@ class Turns(IterableDataset[Delivery]):
         except StopIteration:
             item = Mark.END
             if run.num_given < batch_index:
-                # What was skipped at the end is counted by the rank whose slot it would fill.
+                # What came at the end is counted by the rank whose slot it would fill.
                 run.activity.take_records()
+                run.activity.take_costs()
         skipped = run.activity.take_records()
         costs = Costs(run.activity.take_costs())
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)

@@ -21,8 +21,9 @@ class LossWeightDataset(WrapperDataset[T]):
 
     Samples and batches of our own types have it already, by their `__loss_weight__`; a batch that
     was made without gets that. Any other object gets an attribute, a dict an entry where a source
-    has a loss weight other than 1. An own field of that name is left alone, and so is what can
-    carry none, such as a tuple. What a generator makes of a batch has the weights of all of it.
+    has a loss weight other than 1, or where it may be mixed with dicts of others. An own field of
+    that name is left alone, and so is what can carry none, such as a tuple. What a generator makes
+    of a batch has the weights of all of it.
 
     State: none of its own.
     Length: as below.
@@ -31,6 +32,7 @@ class LossWeightDataset(WrapperDataset[T]):
 
     def __init__(self, dataset: SavableDataset[T]) -> None:
         super().__init__(dataset)
+        self.is_nested = False
         self._set_weights()
 
     def _set_weights(self) -> None:
@@ -41,6 +43,13 @@ class LossWeightDataset(WrapperDataset[T]):
         """Gives this stage over another dataset."""
         other = super().with_children(children)
         other._set_weights()
+        return other
+
+    def nested(self) -> SavableDataset[Any]:
+        """Gives this dataset as a part of another one: its dicts have an entry in any case."""
+        below = self.dataset.nested()
+        other: LossWeightDataset[T] = self.with_children((below,))
+        other.is_nested = True
         return other
 
     def cursor(self, stream: Stream) -> Cursor[T]:
@@ -56,10 +65,10 @@ class LossWeightDataset(WrapperDataset[T]):
     def weigh(self, item: Any, key: RestoreKey) -> None:
         """Writes the loss weights on an item that has a place for them."""
         if isinstance(item, Batch):
-            if self.is_weighted and item.__loss_weight__ is None:
+            if (self.is_weighted or self.is_nested) and item.__loss_weight__ is None:
                 item.__loss_weight__ = self._of_batch(item, key)
         elif isinstance(item, dict):
-            if self.is_weighted and "loss_weight" not in item:
+            if (self.is_weighted or self.is_nested) and "loss_weight" not in item:
                 item["loss_weight"] = self.loss_weight(key)
         elif self._can_carry(item):
             with suppress(AttributeError, TypeError):  # it has slots, or is frozen: no place
@@ -88,7 +97,7 @@ class LossWeightDataset(WrapperDataset[T]):
 
 def _is_batch(key: RestoreKey) -> bool:
     """Tells whether a restore key is a batch's, or that of what a hook made of one."""
-    while type(key[-1]) is not int:
+    while key and isinstance(key[-1], tuple):
         if key[0] == "batch":
             return True
         key = key[-1]

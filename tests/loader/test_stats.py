@@ -219,17 +219,10 @@ def test_sum_over_ranks_is_that_of_the_run(sets, encoder, world_size, num_stream
     first, *others = (loader.stats() for loader in run.loaders)
     merged = first.merged(others)
     fields = (*EXACT, "skipped", "draws", "asked_share", "given_share", "loss_weight_sum")
-    assert of(merged, *fields) == {
-        n: pytest.approx(c) for n, c in of(expected, *fields).items()
-    }
+    assert of(merged, *fields) == {n: pytest.approx(c) for n, c in of(expected, *fields).items()}
     assert of(first, *EXACT) != of(merged, *EXACT)
     if encoder is not Expanding:
         assert of(merged, *EXACT) == recount(batches.values())
-
-
-# Turns._deliver: a rank that meets the end of a stream on the way to its own slot counts what was
-# drawn there, as does the rank whose slot it is.
-SHARED_END = pytest.mark.xfail(reason="ranks that share a stream each count the draws at its end")
 
 
 @pytest.mark.parametrize(
@@ -238,9 +231,9 @@ SHARED_END = pytest.mark.xfail(reason="ranks that share a stream each count the 
         (1, 4),
         (2, 4),
         (3, 3),
-        pytest.param(3, 4, marks=SHARED_END),
-        pytest.param(4, 2, marks=SHARED_END),
-        pytest.param(4, 6, marks=SHARED_END),
+        (3, 4),
+        (4, 2),
+        (4, 6),
     ],
 )
 def test_sum_over_ranks_of_a_finite_pass_is_that_of_the_run(sets, world_size, num_streams) -> None:
@@ -279,7 +272,6 @@ def test_batches_left_out_count_for_none_of_their_sources(sets) -> None:
     assert sum(s.skipped for s in stats.values()) == sum(lost.values())
 
 
-@pytest.mark.xfail(reason="SavableDataLoader._count gives a whole batch to its first source")
 def test_batches_left_out_are_skips_of_each_of_their_sources(sets) -> None:
     run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
     run.slots(40)
@@ -305,9 +297,7 @@ def test_counts_go_on_after_chained_restores(sets, encoder) -> None:
         run = Ranks(make, 2, states=run.save())
         assert [counts_of(loader) for loader in run.loaders] == before
     for loader, expected in zip(run.loaders, whole.loaders, strict=True):
-        assert counts_of(loader) == {
-            n: pytest.approx(c) for n, c in counts_of(expected).items()
-        }
+        assert counts_of(loader) == {n: pytest.approx(c) for n, c in counts_of(expected).items()}
 
 
 @pytest.mark.parametrize("topologies", [[2, 3, 1, 4, 2], [1, 4, 1]])

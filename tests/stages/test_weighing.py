@@ -26,6 +26,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.activity import leaves
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.topology import Stream
 
 from ..helpers import number_of, text_set
 
@@ -287,25 +289,19 @@ def test_source_may_be_called_batch(sets) -> None:
         assert item.loss_weight.item() == 0.5
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    "start_method", [pytest.param(m, marks=pytest.mark.processes) for m in (None, "spawn")]
+    ("carrier", "start_method"),
+    # Functions that are made here cannot be sent to a spawned process.
+    [*((carrier, None) for carrier in CARRIERS), ("sample's own class", "spawn")],
 )
 def test_loss_weights_come_through_worker_processes(sets, carrier, start_method) -> None:
-    if start_method == "spawn" and carrier != "sample's own class":
-        pytest.skip("functions made here cannot be sent to a spawned process")
     make, read = CARRIERS[carrier]
-    config = WorkerConfig(
-        rank=0, world_size=1, num_workers=2, num_streams=2, start_method=start_method
-    )
+    here = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+    config = dataclasses.replace(here, num_workers=2, start_method=start_method)
     encoder = DefaultTaskEncoder if start_method else encoder_of(make)
-    expected = [
-        expected_of(batch.__restore_key__)
-        for batch in islice(
-            get_savable_loader(dataset_of(sets, worker_config=dataclasses.replace(
-                config, num_workers=0))), 8
-        )
-    ]  # fmt: skip
+    plain = get_savable_loader(dataset_of(sets, worker_config=here))
+    expected = [expected_of(batch.__restore_key__) for batch in islice(plain, 8)]
     found = list(islice(get_savable_loader(dataset_of(sets, encoder, worker_config=config)), 8))
     assert len(found) == 8
     for item, weights in zip(found, expected, strict=True):
@@ -329,10 +325,23 @@ def test_mixed_batches_have_an_entry_per_sample(sets) -> None:
         assert_weighs(batch.loss_weight, expected_of(batch.__restore_key__))
         seen.update(batch.loss_weight.tolist())
     assert len(seen) == 3
-    as_text = encoder_of(lambda batch: TextBatch.derive_from(batch, text=batch.text))
-    mixed = MixBatchDataset(
-        (ones("a", 0.1, as_text), 1), (ones("b", 1.5, as_text), 1), batch_size=4,
-        batch_mix_fn=homogeneous_concat_mix,
-    )  # fmt: skip
-    for batch in islice(mixed, 12):
-        assert_weighs(batch.loss_weight, expected_of(batch.__restore_key__))
+
+
+@pytest.mark.parametrize("carrier", ["batch of from_samples", "batch made without", "dict"])
+@pytest.mark.parametrize("weights", [(0.1, 1.5), (0.1, 1.0), (1.0, 1.0)])
+def test_mixed_batches_of_other_types_have_an_entry_per_sample(sets, carrier, weights) -> None:
+    make, read = CARRIERS[carrier]
+
+    def ones(name: str, weight: float) -> tuple[SavableDataset[Any], float]:
+        dataset = get_train_dataset(
+            sets / name, worker_config=ONE, batch_size=1, task_encoder=encoder_of(make)(),
+            loss_weight=weight,
+        )  # fmt: skip
+        return dataset, 1
+
+    pair = [ones(name, weight) for name, weight in zip("ab", weights, strict=True)]
+    mixed = MixBatchDataset(*pair, batch_size=4, batch_mix_fn=homogeneous_concat_mix)
+    of = {"a/train": weights[0], "b/train": weights[1]}
+    run = StreamRun(mixed, Stream(0, 1))
+    for _ in range(12):
+        assert_weighs(read(next(run)), [of[leaf[0]] for leaf in leaves(run.key)])
