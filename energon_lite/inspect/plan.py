@@ -225,7 +225,7 @@ def _lengths(dataset: SavableDataset[Any]) -> dict[str, Int64Array] | None:
         if dataset.lengths is None:
             return None
         # A folder that is used twice has one index.
-        found.update((f.name, dataset.lengths[f.name.split("#")[0]]) for f in dataset.sources())
+        found.update(dataset.lengths_by_source())
     for child in dataset.children:
         below = _lengths(child)
         if below is None:

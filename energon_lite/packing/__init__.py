@@ -1,1 +1,0 @@
-"""Pure functions on arrays of lengths: which samples share a pack."""
