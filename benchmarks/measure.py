@@ -84,16 +84,18 @@ class Figure:
 
 @dataclass
 class Count:
-    """One counted thing: exact, and asserted where it is counted."""
+    """One counted thing: exact, and asserted where it is counted if the goal is met."""
 
     group: str
     name: str
     text: str
     goal: str
+    is_met: bool = True
 
     def row(self) -> tuple[str, ...]:
         """Gives the cells of the table."""
-        return (self.name, self.text, "", "", "", "", "", self.goal, "met")
+        verdict = "met" if self.is_met else "NOT met"
+        return (self.name, self.text, "", "", "", "", "", self.goal, verdict)
 
 
 Entry = Figure | Count

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 now = time.perf_counter
@@ -29,6 +30,39 @@ def measure_import() -> dict[str, float]:
     import energon_lite  # noqa: F401
 
     return {"torch": with_torch - start, "package": now() - with_torch}
+
+
+def megabytes(pid: object) -> float:
+    """Memory of a process, what it shares with others counted in parts."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def measure_blend_memory(path: str, num_workers: str, num_batches: str) -> dict[str, float]:
+    import multiprocessing
+
+    import torch  # noqa: F401
+
+    bare = megabytes("self")
+    from energon_lite import WorkerConfig, get_loader, get_train_dataset
+
+    dataset = get_train_dataset(
+        path,
+        batch_size=32,
+        shuffle_buffer_size=100,
+        worker_config=WorkerConfig(
+            rank=0, world_size=1, num_workers=int(num_workers), start_method="fork"
+        ),
+    )
+    loader = get_loader(dataset)
+    batches = iter(loader)
+    for _ in itertools.islice(batches, int(num_batches)):
+        pass
+    gc.collect()
+    own = megabytes("self")
+    workers = sum(megabytes(child.pid) for child in multiprocessing.active_children())
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    return {"over_torch": own - bare, "all": own + workers, "files": files}
 
 
 def measure_opening(path: str) -> dict[str, float]:
@@ -86,6 +120,7 @@ PROBES = {
     "import": measure_import,
     "open": measure_opening,
     "open-by-hand": measure_opening_by_hand,
+    "blend-memory": measure_blend_memory,
     "energon": measure_energon,
 }
 

@@ -138,7 +138,8 @@ class SavableDataLoader(Generic[T]):
                 break
             else:
                 self._place.items_in_pass += 1
-                self._counter.waited(perf_counter() - since)
+                waited = perf_counter() - since
+                self._counter.add(delivery.costs.rows, delivery.skipped, waited)
                 yield delivery.item
         if not self.dataset.training:
             self._place.ended = True
@@ -159,7 +160,8 @@ class SavableDataLoader(Generic[T]):
                     continue
                 if skipped:
                     self._count(skipped, slot)
-                self._counter.add(costs.rows, skipped, item is not Mark.END)
+                if item is Mark.END:
+                    self._counter.add(costs.rows, skipped)
                 if item is not Mark.END:
                     place.count = slots.turn_of(slot) + 1
                     return delivery

@@ -194,7 +194,6 @@ class Counter:
         self._counted: dict[str, SourceStats] = {}
         self._asked_before = dict(saved.asked)
         self._items_before = num_items
-        self._last: Sequence[CostRow] = ()
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
         for counts in saved.counted:
             for name, fields in counts.items():
@@ -207,32 +206,35 @@ class Counter:
         self._before = {name: dataclasses.replace(stats) for name, stats in self._counted.items()}
 
     def add(
-        self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], is_batch: bool
+        self,
+        costs: Sequence[CostRow],
+        skipped: Sequence[SkipRecord],
+        wait_sec: float | None = None,
     ) -> None:
-        """Counts what was drawn and spent up to a batch, or up to the end of a stream."""
+        """Counts what was drawn and spent up to a batch, or up to the end of a stream.
+
+        Args:
+            costs: by source.
+            skipped: what was left out.
+            wait_sec: how long the batch was waited for; None at the end of a stream.
+        """
         lost = lost_samples(skipped) if skipped else {}
+        counted = self._counted
+        total = sum([row[1] for row in costs])
         for source, draws, read_sec, encode_sec, tokens in costs:
-            stats = self._counted.get(source) or self._of(source)
+            stats = counted.get(source) or self._of(source)
             stats.draws += draws
             stats.read_sec += read_sec
             stats.encode_sec += encode_sec
-            if is_batch:
+            if wait_sec is not None:
                 given = draws - lost.pop(source, 0) if lost else draws
                 stats.tokens += tokens
                 stats.samples += given
                 stats.batches += given > 0
-        for source, number in lost.items() if is_batch else ():
+                if total:
+                    stats.wait_sec += wait_sec * draws / total
+        for source, number in lost.items() if wait_sec is not None else ():
             self._of(source).samples -= number
-        self._last = costs if is_batch else ()
-
-    def waited(self, seconds: float) -> None:
-        """Counts how long the last batch was waited for."""
-        if len(self._last) == 1:
-            self._of(self._last[0][0]).wait_sec += seconds
-            return
-        total = sum(row[1] for row in self._last)
-        for row in self._last if total else ():
-            self._of(row[0]).wait_sec += seconds * row[1] / total
 
     def _of(self, source: str) -> SourceStats:
         stats = self._counted.get(source)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_lite.core.activity import activity_or, replaying
+from energon_lite.core.activity import Cost, activity_or, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
@@ -153,6 +153,7 @@ class _SourceCursor(Cursor[T]):
         self._name = source.name
         self._stream = stream
         self._activity = activity_or(stream)
+        self._cost = Cost()
         self._block_sec = 0.0
         self._order = source.order.stream(stream)
         self._run = FunctionRun(source._function)
@@ -177,7 +178,9 @@ class _SourceCursor(Cursor[T]):
             self._samples = self._generate()
             raise
         finally:
-            cost = self._activity.cost(self._name)
+            cost = self._cost
+            if not cost.is_touched:
+                cost = self._activity.cost(self._name)
             cost.draws += self._position - before
             if since:
                 cost.read_sec += 8 * (perf_counter() - since - self._block_sec)
@@ -204,7 +207,7 @@ class _SourceCursor(Cursor[T]):
 
     def _generate(self) -> Iterator[T]:
         name, activity = self._name, activity_or(self._stream)
-        self._activity = activity
+        self._activity, self._cost = activity, activity.cost(name)
         num_streams = self._stream.num_streams
         load, read = self._source.loader, self._source.reader.read
         share = self._stream.share

@@ -285,14 +285,19 @@ def _as_list(items: list[Any]) -> Any:
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:
-    """Gives the weight of each leaf as JSON: a number, or those of all levels from the top."""
+    """Gives the weight of each leaf as JSON: a number; below others, after theirs.
+
+    Example:
+        1.0, and two leaves of weights 2.0 and 3.0 in a nested blend of weight 5.0, which is number
+        1 here: `1.0`, `[[1, 5.0], 2.0]`, `[[1, 5.0], 3.0]`.
+    """
 
     def walk(level: Weights, above: list[JSON]) -> Iterator[JSON]:
-        for entry in level.entries:
+        for number, entry in enumerate(level.entries):
             weight, inner = entry if isinstance(entry, tuple) else (entry, None)
             own: JSON = weight.config() if isinstance(weight, Schedule) else float(weight)
             if inner is not None:
-                yield from walk(inner, [*above, own])
+                yield from walk(inner, [*above, [number, own]])
             else:
                 yield [*above, own] if above else own
 

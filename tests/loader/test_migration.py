@@ -212,7 +212,7 @@ CASES: dict[str, tuple[str, str, str, str, list[str]]] = {
         "blend: [{path: a}, {weight: 3, blend: [{path: b}, {path: d}]}]",
         "ab", "d",
         [
-            "source b/train: weight [2.0, 1.0] is now [3.0, 1.0]",
+            "source b/train: weight [[1, 2.0], 1.0] is now [[1, 3.0], 1.0]",
             "source c/train: removed; if it comes back, it starts at its beginning",
             "source d/train: added; it starts at its beginning",
         ],
@@ -223,8 +223,8 @@ CASES: dict[str, tuple[str, str, str, str, list[str]]] = {
         "abc", "",
         [
             "source a/train: weight 1.0 is now 2.0",
-            "source b/train: weight [2.0, 1.0] is now 1.0",
-            "source c/train: weight [2.0, 1.0] is now 1.0",
+            "source b/train: weight [[1, 2.0], 1.0] is now 1.0",
+            "source c/train: weight [[1, 2.0], 1.0] is now 1.0",
         ],
     ),
     "nested by itself": (
