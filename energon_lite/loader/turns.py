@@ -9,6 +9,7 @@ the others. So what arrives is in the order of slots, and no process is ever tol
 from __future__ import annotations
 
 import enum
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -108,6 +109,8 @@ class Turns(IterableDataset[Delivery]):
         worker = get_worker_info()
         if worker is None:
             return self._pass(start, 0, 1)
+        # What a fork inherits stays shared with the parent as long as no collection walks it.
+        gc.freeze()
         return self._pass(start, worker.id, worker.num_workers)
 
     def _pass(self, start: PassStart, worker: int, num_workers: int) -> Iterator[Delivery]:
