@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
-from energon_lite.order.dealing import BlockDealing, Dealing, ShuffledDealing
+from energon_lite.order.dealing import BlockDealing, Dealing, Segment, ShuffledDealing
 from energon_lite.order.permutation import Int64Array
 from energon_lite.order.slices import EpochOrder
 from energon_lite.order.windows import WindowShuffle
@@ -66,7 +66,8 @@ class StreamOrder:
         self._pass_index = stream.pass_index
         if order.multiplier is None:
             per_pass = order.pass_samples or order.num_samples
-            self._blocks = BlockDealing(per_pass, stream, order.block, order.endless)
+            dealt = stream if order.endless else _moved(stream, -(-per_pass // order.block))
+            self._blocks = BlockDealing(per_pass, dealt, order.block, order.endless)
             self._dealing = self._blocks
         else:
             # A stream's share should hold as many slices as are read side by side.
@@ -103,31 +104,48 @@ class StreamOrder:
         while at < end:
             segment = self._dealing.segment(at)
             stop = end if segment.stop is None else min(end, segment.stop)
-            positions = self._shuffle(segment, np.arange(at, stop, dtype=np.int64))
-            parts.append(self._samples(segment.number, segment.start, positions))
+            # Counted from the segment's start: in late passes that may be beyond 64 bits.
+            here = np.arange(at - segment.start, stop - segment.start, dtype=np.int64)
+            length = None if segment.stop is None else segment.stop - segment.start
+            here = self._shuffle(Segment(segment.number, 0, length), here)
+            parts.append(self._samples(segment.number, here))
             at = stop
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
-    def _samples(
-        self, number: int, start: int, positions: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
+    def _samples(self, number: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Gives epochs and sample indices of positions in the segment `number`."""
         order = self._order
         if self._epochs is None:
-            places = self._blocks.places(positions)
-            places += self._pass_index * (order.pass_samples or order.num_samples)
-            epochs, indices = np.divmod(places, order.num_samples)
-            return epochs, indices + order.first
-        places = positions - start + self._runs.first_place(number)
+            per_pass = order.pass_samples or order.num_samples
+            first, rest = divmod(self._pass_index * per_pass, order.num_samples)
+            epochs, indices = np.divmod(self._blocks.places(positions) + rest, order.num_samples)
+            return epochs + first, indices + order.first
+        places = positions + self._runs.first_place(number)
         if order.pass_samples is None:
             epochs, indices = self._epochs.samples(number, places)
             return epochs, indices + order.first
         # The pass may reach over several epochs of the data, and begin and end inside of one.
-        numbers, places = np.divmod(places + number * self._pass_places, self._epochs.num_places)
+        first, rest = divmod(number * self._pass_places, self._epochs.num_places)
+        numbers, places = np.divmod(places + rest, self._epochs.num_places)
         epochs, indices = np.empty_like(places), np.empty_like(places)
         for epoch in np.unique(numbers).tolist():
             chosen = numbers == epoch
-            epochs[chosen], indices[chosen] = self._epochs.samples(epoch, places[chosen])
+            epochs[chosen], indices[chosen] = self._epochs.samples(first + epoch, places[chosen])
         return epochs, indices + order.first
+
+
+def _moved(stream: Stream, num_blocks: int) -> Stream:
+    """Gives the stream in whose place one takes blocks, where there are fewer than streams.
+
+    So all streams get some in turn, and slots read in order still give the file order.
+
+    Example:
+        Of 3 blocks for 8 streams, passes 0, 1, 2, 3 begin with streams 0, 3, 5, 0.
+    """
+    if num_blocks >= stream.num_streams:
+        return stream
+    turn = stream.pass_index % -(-stream.num_streams // num_blocks)
+    begin = min(turn * num_blocks, stream.num_streams - num_blocks)
+    return replace(stream, index=(stream.index - begin) % stream.num_streams)

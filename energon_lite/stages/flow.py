@@ -8,6 +8,7 @@ items, and the world size of the `WorkerConfig` they were built with counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from energon_lite.core.activity import activity_or
@@ -131,9 +132,19 @@ class StretchDataset(WrapperDataset[T]):
         """Never: that is the point of it."""
         return False
 
+    def first(self, stream: Stream) -> int:
+        """Counts a stream's items of earlier passes; what does not go up in streams moves on."""
+        turn = stream.num_streams - 1 - stream.index
+        return (stream.pass_index * self.total + turn) // stream.num_streams
+
     def length(self, stream: Stream) -> int:
-        """Gives a stream's part of the items."""
-        return (self.total + stream.num_streams - 1 - stream.index) // stream.num_streams
+        """Gives a stream's part of the items.
+
+        Example:
+            Of 4 items, streams 0, 1, 2 have 2 1 1 in pass 0, 1 1 2 in pass 1, 1 2 1 in pass 2.
+        """
+        after = replace(stream, pass_index=stream.pass_index + 1)
+        return self.first(after) - self.first(stream)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
@@ -162,7 +173,7 @@ class _StretchCursor(Cursor[T]):
         self._given = 0
         self._to_skip = 0
         if spec.dataset.endless:
-            self._to_skip = stream.pass_index * self._length
+            self._to_skip = spec.first(stream)
             stream = Stream(stream.index, stream.num_streams, share=stream.share)
         self._inner: Cursor[T] = spec.dataset.cursor(stream)
 

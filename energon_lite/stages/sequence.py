@@ -14,6 +14,9 @@ from energon_lite.stages.combining import CombinedDataset
 
 T = TypeVar("T")
 
+# Epochs times samples must stay below 2**63.
+_MANY_ROUNDS = 1 << 52
+
 
 class ConcatDataset(CombinedDataset[T]):
     """Each dataset to its end, one after the other; the usual choice for validation.
@@ -158,9 +161,15 @@ class RepeatDataset(WrapperDataset[T]):
     def round_stream(self, stream: Stream, number: int) -> Stream:
         """Gives the stream of a round: no two rounds of any passes are the same pass below."""
         if self.num_rounds is None:
+            # The first pass, which is all that an endless one has, numbers its rounds 0, 1, 2.
             first = stream.pass_index << 32
         else:
             first = stream.pass_index * self.num_rounds
+        if first + number >= _MANY_ROUNDS:
+            raise ValueError(
+                "RepeatDataset: endless rounds lie too deep in one another to be numbered; use "
+                "until='all_once' or 'forever' on one level of the blends only"
+            )
         return replace(stream, pass_index=first + number)
 
     def round_length(self, stream: Stream, number: int) -> int | None:

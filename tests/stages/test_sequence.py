@@ -1,0 +1,280 @@
+"""Concatenation and repetition: each sample as often as asked for, over any number of streams."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    BatchDataset,
+    BlendDataset,
+    ConcatDataset,
+    LimitDataset,
+    MapDataset,
+    RepeatDataset,
+    SavableDataset,
+    SkipSample,
+    WorkerConfig,
+    stateless,
+)
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.topology import Stream
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.sequence import total_items
+
+from ..helpers import text_set
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+STREAMS = range(1, 10)
+SIZES = (1, 3, 11)
+
+
+@pytest.fixture(scope="session")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    root = tmp_path_factory.mktemp("sequence")
+    return {n: text_set(root / f"texts-{n}", n) for n in SIZES}
+
+
+def source(root: Path, name: str = "a", *, repeat: bool = False, **order: Any) -> Any:
+    built = {k: order.pop(k) for k in ("shuffle_buffer_size", "block") if k in order}
+    factory = load_factory(root, training=True, worker_config=ONE, name=name, **order)
+    return factory.build(repeat=repeat, **built)
+
+
+def draws(dataset: SavableDataset[Any], num_streams: int, number: int = 0) -> list[list[Any]]:
+    """(source, epoch, index) of what each stream gives in a pass."""
+    found = []
+    for index in range(num_streams):
+        run = StreamRun(dataset, Stream(index, num_streams, number))
+        found.append([run.key[:3] for _ in islice(run, 1000)])
+    return found
+
+
+def together(streams: list[list[Any]]) -> list[Any]:
+    return [draw for stream in streams for draw in stream]
+
+
+def everything(sizes: dict[str, int]) -> Counter[Any]:
+    return Counter((name, index) for name, size in sizes.items() for index in range(size))
+
+
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"shuffle_buffer_size": 4, "max_samples_per_sequence": 3},
+    {"shuffle_over_epochs": None, "block": 2},
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["permuted", "windows", "file order"])
+@pytest.mark.parametrize("num_streams", STREAMS)
+def test_concatenation_gives_each_sample_once_in_each_pass(roots, num_streams, order) -> None:
+    names = dict(zip("abc", SIZES, strict=True))
+    dataset = ConcatDataset(*(source(roots[n], name, **order) for name, n in names.items()))
+    before: set[Any] = set()
+    for number in range(3):
+        found = together(draws(dataset, num_streams, number))
+        assert Counter((name, index) for name, _, index in found) == everything(names)
+        assert len(found) == total_items(dataset) == sum(SIZES)
+        assert not before & set(found)
+        before |= set(found)
+
+
+@pytest.mark.parametrize("num_streams", [2, 5, 9])
+def test_concatenation_passes_over_parts_that_are_empty_for_a_stream(roots, num_streams) -> None:
+    parts = [source(roots[1], "a"), LimitDataset(source(roots[3], "b"), 1), source(roots[11], "c")]
+    streams = draws(ConcatDataset(*parts), num_streams)
+    assert any(stream[0][0] == "c" for stream in streams)
+    assert all(stream == sorted(stream, key=lambda draw: draw[0]) for stream in streams)
+    assert Counter(draw[0] for draw in together(streams)) in (
+        {"a": 1, "b": 1, "c": 11},
+        {"a": 1, "c": 11},  # where the stream of the limit has no sample of b
+    )
+
+
+def test_each_stream_reads_the_parts_in_their_order(roots) -> None:
+    dataset = ConcatDataset(source(roots[11], "b"), source(roots[11], "a"))
+    for stream in draws(dataset, 3):
+        names = [draw[0] for draw in stream]
+        assert names == sorted(names, reverse=True)
+        assert set(names) == {"a", "b"}
+
+
+@pytest.mark.parametrize("repeats", [0.1, 0.5, 1, 1.3, 2.75, Fraction(7, 3)])
+@pytest.mark.parametrize("num_streams", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("size", SIZES)
+def test_repetition_gives_exactly_that_share_in_each_pass(
+    roots, size, num_streams, repeats
+) -> None:
+    dataset = RepeatDataset(source(roots[size]), repeats=repeats)
+    share = Fraction(str(repeats))
+    total = size * (share.numerator // share.denominator) + int(size * (share % 1))
+    before: set[Any] = set()
+    for number in range(4):
+        streams = draws(dataset, num_streams, number)
+        found = together(streams)
+        assert len(found) == total
+        assert [len(stream) for stream in streams] == [
+            dataset.num_items(Stream(i, num_streams, number)) for i in range(num_streams)
+        ]
+        times = Counter(index for _, _, index in found)
+        assert all(share // 1 <= times[i] <= -(-share // 1) for i in range(size))
+        assert len(set(found)) == total
+        assert not before & set(found)
+        before |= set(found)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3, 8])
+@pytest.mark.parametrize("order", ORDERS, ids=["permuted", "windows", "file order"])
+def test_round_without_a_part_for_a_stream_is_passed_over(roots, num_streams, order) -> None:
+    for size in SIZES:
+        dataset = RepeatDataset(source(roots[size], **order))
+        found = []
+        for index in range(num_streams):
+            run = StreamRun(dataset, Stream(index, num_streams))
+            found += [run.key[:3] for _ in islice(run, 12)]
+        assert len(found) == len(set(found)) == 12 * num_streams
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+@pytest.mark.parametrize("num_streams", [1, 2, 3, 5, 8])
+def test_small_source_in_file_order_serves_each_stream_in_turn(roots, num_streams, block) -> None:
+    dataset = source(roots[3], shuffle_over_epochs=None, block=block)
+    served: Counter[int] = Counter()
+    before: set[Any] = set()
+    for number in range(num_streams):
+        streams = draws(dataset, num_streams, number)
+        slots = [draw for stream in streams for draw in stream]
+        if num_streams >= -(-3 // block):
+            assert [index for _, _, index in slots] == [0, 1, 2]
+        assert sorted(index for _, _, index in slots) == [0, 1, 2]
+        assert not before & set(slots)
+        before |= set(slots)
+        served.update(i for i, stream in enumerate(streams) if stream)
+    assert set(served) == set(range(num_streams))
+
+
+@pytest.mark.parametrize("num_streams", [1, 64])
+def test_one_sample_among_many_streams_comes_to_all_of_them(roots, num_streams) -> None:
+    dataset = RepeatDataset(source(roots[1]))
+    epochs = []
+    for index in range(num_streams):
+        run = StreamRun(dataset, Stream(index, num_streams))
+        epochs += [run.key[1] for _ in islice(run, 3)]
+    assert len(set(epochs)) == 3 * num_streams
+
+
+@pytest.mark.parametrize("inner", [None, 2, 1.5])
+@pytest.mark.parametrize("outer", [1, 2, 1.5])
+def test_repetition_of_a_repetition_draws_nothing_twice(roots, inner, outer) -> None:
+    below = RepeatDataset(source(roots[3]), repeats=inner)
+    if inner is None:
+        below = BlendDataset((below, 1), (source(roots[11], "b"), 2), until="first")
+    dataset = RepeatDataset(below, repeats=outer)
+    found = [draw for number in range(3) for draw in together(draws(dataset, 2, number))]
+    assert len(found) == len(set(found)) > 3
+
+
+def test_large_pass_numbers_keep_within_64_bits(roots) -> None:
+    for order in ORDERS:
+        dataset = source(roots[11], **order)
+        for number in (2**32, 2**51):
+            found = together(draws(dataset, 4, number))
+            assert sorted(index for _, _, index in found) == list(range(11))
+            assert all(epoch >= number for _, epoch, _ in found)
+
+
+@stateless
+def nothing(sample: Any) -> Any:
+    raise SkipSample
+
+
+@pytest.mark.parametrize("num_streams", [1, 4])
+def test_endless_repetition_of_nothing_is_an_error_that_names_the_source(
+    roots, num_streams
+) -> None:
+    dataset = RepeatDataset(MapDataset(source(roots[3]), nothing))
+    with pytest.raises(EmptyDatasetError, match="RepeatDataset: a gave no item in"):
+        next(StreamRun(dataset, Stream(0, num_streams)))
+
+
+def test_error_of_an_empty_repetition_comes_again_after_a_restore(roots) -> None:
+    dataset = ConcatDataset(
+        source(roots[3], "b"), RepeatDataset(MapDataset(source(roots[3]), nothing))
+    )
+    run = StreamRun(dataset, Stream(0, 1))
+    assert len(list(islice(run, 3))) == 3
+    again = StreamRun(dataset, Stream(0, 1))
+    again.restore(run.snapshot())
+    for each in (run, again):
+        with pytest.raises(EmptyDatasetError):
+            next(each)
+
+
+def listed(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_repeated_batches_are_counted_as_items(roots, num_streams) -> None:
+    batches = BatchDataset(source(roots[11]), 2, listed)
+    dataset = RepeatDataset(batches, repeats=1.5)
+    whole = sum(batches.num_items(Stream(i, num_streams)) for i in range(num_streams))
+    streams = draws(dataset, num_streams)
+    assert sum(len(stream) for stream in streams) == whole + whole // 2
+
+
+@pytest.mark.parametrize("repeats", [0, -1, float("inf"), float("nan")])
+def test_number_of_repeats_is_checked(roots, repeats) -> None:
+    with pytest.raises(ValueError, match="must be above 0, or None for ever"):
+        RepeatDataset(source(roots[3]), repeats=repeats)
+
+
+def test_what_never_ends_cannot_be_repeated_or_followed(roots) -> None:
+    endless = source(roots[3], repeat=True)
+    with pytest.raises(ValueError, match="never ends"):
+        RepeatDataset(endless)
+    with pytest.raises(ValueError, match="a never ends, so what comes after it"):
+        ConcatDataset(endless, source(roots[3], "b"))
+
+
+def test_one_source_used_again_has_an_id_and_an_order_of_its_own(roots) -> None:
+    same = source(roots[11])
+    dataset = ConcatDataset(same, RepeatDataset(same, repeats=1), ConcatDataset(same, same))
+    names = [facts.name for facts in dataset.sources()]
+    assert len(set(names)) == 4
+    assert names[0] == "a"
+    orders = {}
+    for name, _, index in together(draws(dataset, 1)):
+        orders.setdefault(name, []).append(index)
+    assert set(orders) == set(names)
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert [facts.name for facts in same.sources()] == ["a"]
+
+
+def test_expected_counts_give_the_parts_in_their_order(roots) -> None:
+    dataset = ConcatDataset(LimitDataset(source(roots[11]), 4), source(roots[11], "b"))
+    assert dataset.expected(3) == {"a": 3, "b": 0}
+    assert dataset.expected(9) == {"a": 4, "b": 5}
+    again = RepeatDataset(dataset)
+    assert again.expected(15 + 5) == {"a": 4 + 4, "b": 11 + 1}
+
+
+def test_copies_and_children_keep_what_a_dataset_gives(roots) -> None:
+    dataset = RepeatDataset(
+        ConcatDataset(source(roots[3]), RepeatDataset(source(roots[3], "b"), repeats=2)), repeats=2
+    )
+    expected = draws(dataset, 2)
+    assert draws(pickle.loads(pickle.dumps(dataset)), 2) == expected
+    assert draws(dataset.with_children(dataset.children), 2) == expected
+    renamed = dataset.renamed({"b": "c"})
+    assert [facts.name for facts in renamed.sources()] == ["a", "c"]
+    assert draws(dataset, 2) == expected
+    item = next(StreamRun(renamed, Stream(0, 1)))
+    assert renamed.restore_sample(item.__restore_key__).text == item.text
