@@ -41,6 +41,7 @@ check: lint types architecture ## ruff, mypy --strict, layers and sizes
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check energon_lite tests benchmarks examples
 
 types: $(INSTALLED)
 	$(BIN)/mypy --strict

@@ -192,6 +192,4 @@ def test_snapshot_of_every_batch(
     next(run)
     alone = [seconds / 10_000 for seconds in timeit.repeat(run.snapshot, number=10_000, repeat=7)]
     batch = [BATCH * seconds for seconds in without[: len(alone)]]
-    entries.append(
-        Figure(group, "StreamRun.snapshot()", "µs", alone, "computing the batch", batch)
-    )
+    entries.append(Figure(group, "StreamRun.snapshot()", "µs", alone, "computing the batch", batch))

@@ -252,5 +252,3 @@ def test_sample_weights_of_two_sources(sets) -> None:
         assert sample.loss_weight.tolist() == [1.0] * 8  # the metadataset's, beside the user's own
     assert set(weights) == {0.2, 0.8}
     assert abs(weights[0.2] - 20) <= 5
-
-

@@ -179,9 +179,7 @@ def step_known_ahead(
     denominator = step_denominator(totals, reduction=reduction)
     loss = torch.zeros((), dtype=torch.float64)
     for b in micro_batches:
-        part = weighted_mean(
-            b.losses(parameters), b.weights, mask=b.mask, denominator=denominator
-        )
+        part = weighted_mean(b.losses(parameters), b.weights, mask=b.mask, denominator=denominator)
         part.backward()
         loss += part.detach()
     ranks.all_reduce(loss)
@@ -595,7 +593,7 @@ def errors() -> Iterator[tuple[str, Callable[[], object], str]]:
     yield (
         "mean loss",
         lambda: weighted_mean(torch.tensor(1.0), two),
-        'losses of shape () have no sample axis. Give one loss per sample or token, as a loss '
+        "losses of shape () have no sample axis. Give one loss per sample or token, as a loss "
         'function with reduction="none"',
     )
     yield (
@@ -651,9 +649,7 @@ def errors() -> Iterator[tuple[str, Callable[[], object], str]]:
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "text"), [e[1:] for e in errors()], ids=[e[0] for e in errors()]
-)
+@pytest.mark.parametrize(("call", "text"), [e[1:] for e in errors()], ids=[e[0] for e in errors()])
 def test_errors_say_what_does_not_fit(call: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is compared below
         call()

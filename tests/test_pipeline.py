@@ -257,9 +257,7 @@ def test_blend_of_a_file_gives_its_shares_and_loss_weights(sets) -> None:
 def test_nested_blends_have_the_weights_of_energons_example(sets) -> None:
     inner = sets / "inner.yaml"
     metadataset(sets, "splits: {train: {blend: [{path: b}, {path: c, weight: 3}]}}").rename(inner)
-    path = metadataset(
-        sets, "splits: {train: {blend: [{path: a, weight: 3}, {path: inner.yaml}]}}"
-    )
+    path = metadataset(sets, "splits: {train: {blend: [{path: a, weight: 3}, {path: inner.yaml}]}}")
     dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=None)
     shares = dataset.expected(1000)
     assert shares == pytest.approx({"a/train": 750, "b/train": 62.5, "c/train": 187.5})

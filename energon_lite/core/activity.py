@@ -143,7 +143,10 @@ class Activity:
                 logger.warning(
                     "Stream %d left out %d samples in a row on purpose (last: %s in %s) and gave "
                     "no item; check what raises SkipSample.",
-                    self.stream.index, self._num_quiet, record.sample_key, record.stage,
+                    self.stream.index,
+                    self._num_quiet,
+                    record.sample_key,
+                    record.stage,
                 )
             return
         draws = [leaf[-1] for leaf in leaves(record.restore_key) if leaf]

@@ -103,17 +103,13 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f" Allowed: {', '.join(options)}." if options else ""
 
 
-def log_exception(
-    error: Exception, sample: Any, sources: Sequence[Any] | None = None
-) -> None:
+def log_exception(error: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
     """Logs an error with the sample's key and sources; the sample is then skipped."""
     del sample, sources  # named in the notes already; payloads do not belong into logs
     logger.warning("Skipped: %s", describe(error), exc_info=logger.isEnabledFor(logging.DEBUG))
 
 
-def reraise_exception(
-    error: Exception, sample: Any, sources: Sequence[Any] | None = None
-) -> None:
+def reraise_exception(error: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
     """Raises the error again."""
     del sample, sources
     raise error

@@ -30,9 +30,7 @@ class Snapshot:
 
     __slots__ = ("fields", "inner", "kind")
 
-    def __init__(
-        self, kind: str, fields: dict[str, Any], inner: tuple[Snapshot, ...] = ()
-    ) -> None:
+    def __init__(self, kind: str, fields: dict[str, Any], inner: tuple[Snapshot, ...] = ()) -> None:
         self.kind = kind
         self.fields = fields
         self.inner = inner

@@ -132,9 +132,7 @@ class UserFunction:
         self.is_stateless = is_stateless
         self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
         own_tolerance = getattr(function, "__failure_tolerance__", None)
-        self.failure_tolerance: int = (
-            failure_tolerance if own_tolerance is None else own_tolerance
-        )
+        self.failure_tolerance: int = failure_tolerance if own_tolerance is None else own_tolerance
         self.on_error: ErrorHandler = config.global_error_handler if config else log_exception
         self.on_restore_error: ErrorHandler = (
             config.restore_error_handler if config else reraise_exception

@@ -223,7 +223,10 @@ class SavableDataLoader(Generic[T]):
                 "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
                 "would cost nothing extra; better, make num_streams a multiple of every world size "
                 "that you may use.",
-                slots.world_size, slots.num_streams, slots.stride, near,
+                slots.world_size,
+                slots.num_streams,
+                slots.stride,
+                near,
             )
 
     def _stop_workers(self) -> None:

@@ -62,7 +62,9 @@ class Watchdog:
         logger.warning(
             "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
             "process do (worker processes: `py-spy dump --pid`):\n%s",
-            waited, limit, _stacks(),
+            waited,
+            limit,
+            _stacks(),
         )
         return since
 

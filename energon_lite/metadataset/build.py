@@ -170,5 +170,3 @@ def _repeated(node: BlendEpochized, times: Fraction) -> Iterator[tuple[Fraction,
             yield from _repeated(member.node, repetitions)
         else:
             yield repetitions, member.node
-
-

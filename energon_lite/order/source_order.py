@@ -84,8 +84,8 @@ class StreamOrder:
             self._dealing = self._runs
         key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
         self._shuffle = WindowShuffle(window, key)
-        self._start, stop = (0, None) if order.endless else self._dealing.pass_range(
-            stream.pass_index
+        self._start, stop = (
+            (0, None) if order.endless else self._dealing.pass_range(stream.pass_index)
         )
         self.length = None if stop is None else stop - self._start
 

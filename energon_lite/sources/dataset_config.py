@@ -105,9 +105,7 @@ def _located(error: Exception, where: str, arguments: Mapping[str, Any]) -> Exce
     return DatasetFormatError(f"{where}: {text}") if is_of_file else error
 
 
-def _dataset_class(
-    config: YamlMap, where: str, trust: bool
-) -> type[BaseWebdatasetFactory[Any]]:
+def _dataset_class(config: YamlMap, where: str, trust: bool) -> type[BaseWebdatasetFactory[Any]]:
     if "__class__" not in config:
         return StandardWebdatasetFactory
     name, module = config["__class__"], config.get("__module__", "energon_lite")

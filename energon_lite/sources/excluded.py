@@ -12,9 +12,7 @@ from energon_lite.storage.tar import iter_tar, split_name
 logger = logging.getLogger(__name__)
 
 
-def excluded_positions(
-    root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart
-) -> list[int]:
+def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart) -> list[int]:
     """Finds where the excluded samples lie in the concatenated shards of a split part."""
     wanted = {key for keys in part.excluded.values() for key in keys}
     if not wanted:
@@ -33,7 +31,11 @@ def excluded_positions(
             else:  # Energon passes over such entries, so this is no error
                 logger.warning(
                     "%s: split part %r excludes sample %r of %s, which has no such sample; correct "
-                    "`exclude` in the split file", root, part.name, key, shard,
+                    "`exclude` in the split file",
+                    root,
+                    part.name,
+                    key,
+                    shard,
                 )
         start += count
     return sorted(set(positions))

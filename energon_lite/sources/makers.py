@@ -116,9 +116,7 @@ class CrudeMaker:
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> CrudeSample:
         """Makes one sample."""
-        return CrudeSample(
-            **service.by_name(), __shard__=service.sources[0].shard_name, **parts
-        )
+        return CrudeSample(**service.by_name(), __shard__=service.sources[0].shard_name, **parts)
 
 
 class FileFunction:

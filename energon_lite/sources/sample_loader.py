@@ -124,9 +124,7 @@ class SampleLoader:
         if not sample_key:
             raise TarError("holds no part of a sample")
         sources = (SourceInfo(self._path, key[2], shard, files),)
-        service = ServiceFields(
-            sample_key, key, self.subflavors.copy(), sources, self.loss_weight
-        )
+        service = ServiceFields(sample_key, key, self.subflavors.copy(), sources, self.loss_weight)
         return self._maker(values, service)
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:

@@ -233,9 +233,7 @@ def _runs(
         With 1,000-byte samples of one shard at bytes 0, 1000, 1000, 90000 and gaps of 8,192 bytes
         the groups are (0, 3) and (3, 4).
     """
-    return _groups(
-        (shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > max_gap)
-    )
+    return _groups((shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > max_gap))
 
 
 def _groups(is_cut: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -179,9 +179,7 @@ def test_a_plan_stops_where_the_pass_of_the_first_rank_ends(root, name, world_si
     assert_foreseen(found, real)
     assert f"the pass ends after {len(real)} of 1,000 steps" in found.warnings[0]
     assert f"{len(real)} of 1,000 steps" in plan_text(found)
-    shorter = plan(
-        path, steps=len(real), world_size=world_size, num_streams=num_streams, **run
-    )
+    shorter = plan(path, steps=len(real), world_size=world_size, num_streams=num_streams, **run)
     assert_foreseen(shorter, real)
     assert not any("the pass ends" in warning for warning in shorter.warnings)
 

@@ -116,7 +116,6 @@ MAP_CASES: list[Case] = [
 ]
 
 
-
 def length(sample: TextSample) -> int:
     return 1 + number_of(sample) % 5
 

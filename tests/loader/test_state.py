@@ -341,9 +341,7 @@ def broken_states(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             changed = copy.copy(state)
             changed[key] = garbage
             yield f"{where}={garbage!r}", changed
-        if isinstance(state[key], (dict, list)) and where not in (
-            "/config", "/skipped", "/stats"
-        ):
+        if isinstance(state[key], (dict, list)) and where not in ("/config", "/skipped", "/stats"):
             for name, inner in broken_states(state[key], where):
                 changed = copy.copy(state)
                 changed[key] = inner

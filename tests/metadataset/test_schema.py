@@ -1,6 +1,6 @@
 """The JSON Schema says what the parser does. A commit that changes it writes the file anew:
 
-    UPDATE_GOLDEN=1 pytest tests/metadataset/test_schema.py
+UPDATE_GOLDEN=1 pytest tests/metadataset/test_schema.py
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ RULES: dict[str, Any] = {
     "minItems": lambda v, a, s: not isinstance(v, list) or len(v) >= a,
     "maxItems": lambda v, a, s: not isinstance(v, list) or len(v) <= a,
     "items": lambda v, a, s: not isinstance(v, list) or all(matches(item, a) for item in v),
-    "prefixItems": lambda v, a, s: not isinstance(v, list)
-    or all(map(matches, v, a)),
+    "prefixItems": lambda v, a, s: not isinstance(v, list) or all(map(matches, v, a)),
     "minProperties": lambda v, a, s: not isinstance(v, dict) or len(v) >= a,
     "required": lambda v, a, s: not isinstance(v, dict) or all(key in v for key in a),
-    "properties": lambda v, a, s: not isinstance(v, dict)
-    or all(matches(v[key], a[key]) for key in v if key in a),
+    "properties": lambda v, a, s: (
+        not isinstance(v, dict) or all(matches(v[key], a[key]) for key in v if key in a)
+    ),
     "propertyNames": lambda v, a, s: not isinstance(v, dict) or all(matches(k, a) for k in v),
     "additionalProperties": lambda v, a, s: all(matches(v[k], a) for k in other_keys(v, s)),
     "anyOf": lambda v, a, s: any(matches(v, option) for option in a),

@@ -147,8 +147,10 @@ def is_endless(tree: Tree) -> bool:
 
 def has(tree: Any, *words: Any) -> bool:
     """Whether a word occurs in a tree."""
-    return tree in words if not isinstance(tree, (tuple, list)) else any(
-        has(part, *words) for part in tree
+    return (
+        tree in words
+        if not isinstance(tree, (tuple, list))
+        else any(has(part, *words) for part in tree)
     )
 
 
