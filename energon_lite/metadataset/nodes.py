@@ -133,3 +133,13 @@ def leaves(node: Node) -> list[Leaf]:
     if isinstance(node, Leaf):
         return [node]
     return [leaf for child in children(node) for leaf in leaves(child)]
+
+
+def combined_multiplier(outer: int | None, inner: int | None) -> int | None:
+    """Multiplies `shuffle_over_epochs_multiplier` down the tree.
+
+    None (file order) anywhere wins, then -1 (with replacement).
+    """
+    if outer is None or inner is None:
+        return None
+    return -1 if -1 in (outer, inner) else outer * inner

@@ -11,7 +11,7 @@ from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange
+from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset
 from energon_lite.order.permutation import Int64Array
 from energon_lite.sources.dataset_config import load_factory
@@ -173,16 +173,6 @@ def located(place: str) -> Iterator[None]:
         if not place or place in str(error):
             raise
         raise type(error)(f"{place}: {error}") from error
-
-
-def combined_multiplier(outer: int | None, inner: int | None) -> int | None:
-    """Multiplies `shuffle_over_epochs_multiplier` down the tree.
-
-    None (file order) anywhere wins, then -1 (with replacement).
-    """
-    if outer is None or inner is None:
-        return None
-    return -1 if -1 in (outer, inner) else outer * inner
 
 
 def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from energon_lite.metadataset.nodes import (
     Repetition,
     SubsetRange,
     children,
+    combined_multiplier,
     leaves,
 )
 from energon_lite.metadataset.paths import Folder, Target, root_folder
@@ -69,7 +70,9 @@ class _Around:
             split_part=values["split_part"] or self.split_part,
             loss_weight=self.loss_weight * values["loss_weight"],
             subflavors={**(values["subflavors"] or {}), **self.subflavors},
-            multiplier=_multiplied(self.multiplier, values["shuffle_over_epochs_multiplier"]),
+            multiplier=combined_multiplier(
+                self.multiplier, values["shuffle_over_epochs_multiplier"]
+            ),
             subset=(*([own["range"]] if own else []), *self.subset),
             name=self.name or values["name"],
         )
@@ -262,12 +265,6 @@ def _is_off(weight: Weight) -> bool:
     if isinstance(weight, Schedule):
         return all(value == 0 for _, value in weight.points)
     return weight == 0
-
-
-def _multiplied(outer: int | None, inner: int | None) -> int | None:
-    if outer is None or inner is None:
-        return None
-    return -1 if -1 in (outer, inner) else outer * inner
 
 
 def _blends(node: Node) -> Iterator[Blend | BlendEpochized]:

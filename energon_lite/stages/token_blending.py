@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -64,6 +65,8 @@ class TokenBlendDataset(BlendDataset[T]):
         self.counts_tokens = lengths is not None
         # In the order of the sources, which datasets around this one may give other ids.
         self._arrays = [self._length_array(facts.name) for facts in self.sources()]
+        # With another index the order is another; a checkpoint must notice.
+        self._digest = "measured" if lengths is None else _digest(self._arrays)
 
     def _length_array(self, source: str) -> npt.NDArray[np.int64]:
         if self.lengths is None:
@@ -100,8 +103,15 @@ class TokenBlendDataset(BlendDataset[T]):
 
     def config(self) -> dict[str, JSON]:
         """Gives the weights and all that is blended."""
-        measured = "index" if self.lengths is not None else "measured"
-        return {**super().config(), "unit": "tokens", "lengths": measured}
+        return {**super().config(), "unit": "tokens", "lengths": self._digest}
+
+
+def _digest(arrays: list[npt.NDArray[np.int64]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 class _Draw(NamedTuple):

@@ -24,7 +24,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.activity import leaves
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.token_blending import TokenBlendDataset
@@ -403,6 +403,21 @@ def test_index_of_other_data_is_refused(tmp_path) -> None:
     write_lengths(tmp_path / "long", "train", "tok", np.arange(8), factory.data)
     with pytest.raises(DatasetFormatError, match="of 8 samples, the split part has 9 now"):
         blend_of(tmp_path, INDEXED)(ONE)
+
+
+def test_checkpoint_does_not_go_on_with_another_index(tmp_path) -> None:
+    for name in ("short", "long"):
+        text_set(tmp_path / name, 9)
+        index(tmp_path / name, range(1, 10))
+    make = blend_of(tmp_path, INDEXED, DefaultTaskEncoder)
+    run = Ranks(make, 1)
+    run.slots(5)
+    states = run.save()
+    index(tmp_path / "long", range(2, 11))
+    with pytest.raises(StateError, match="lengths"):
+        Ranks(make, 1, states=states).slots(1)
+    index(tmp_path / "long", range(1, 10))
+    assert Ranks(make, 1, states=states).slots(1)
 
 
 def test_index_over_something_else_than_datasets_is_refused(sets) -> None:
