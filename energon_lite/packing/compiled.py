@@ -1,0 +1,76 @@
+"""Compiling with numba: one decorator for all kernels, and when they are compiled.
+
+A kernel is compiled when it is first called, or by `compile_all`, which belongs before worker
+processes start. The machine code is kept beside the source, in `__pycache__`, or where that cannot
+be written to, in the user's cache folder or `NUMBA_CACHE_DIR`; other processes read it from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_kernels: list[tuple[Any, str]] = []
+
+
+def kernel(*signatures: str) -> Callable[[Function], Function]:
+    """Makes a function one that numba compiles, and keeps its types for `compile_all`.
+
+    A kernel may call kernels of its own file only: numba looks at the time stamp of that file
+    alone when it decides whether the kept code is still right.
+
+    Args:
+        signatures: argument types in numba's notation, `"(int64[::1], int64)"`, one for each
+            combination that callers use. None for a function that only kernels call, which
+            becomes part of their code.
+    """
+
+    def decorate(function: Function) -> Function:
+        compiled = _jit(function, is_kept=bool(signatures))
+        _kernels.extend((compiled, signature) for signature in signatures)
+        return cast(Function, compiled)
+
+    return decorate
+
+
+def compile_all() -> None:
+    """Compiles the kernels of all modules imported so far, or reads their kept code.
+
+    Workers that are forked inherit the result; others find it in the cache. A process that first
+    compiles in the middle of training would stall its rank for seconds.
+    """
+    for compiled, signature in _kernels:
+        if not hasattr(compiled, "compile"):  # with NUMBA_DISABLE_JIT, kernels are plain Python
+            continue
+        try:
+            compiled.compile(signature)
+        except OSError as error:  # no space left, say; it is compiled all the same
+            _warn_not_kept(str(error))
+
+
+def _jit(function: Callable[..., Any], is_kept: bool) -> Any:
+    # error_model: no branch for a division by zero; no kernel divides by what may be zero.
+    try:
+        return numba.njit(cache=is_kept, error_model="numpy", nogil=True)(function)
+    except RuntimeError:
+        # Another place that every process would agree on is one where others may put code, like
+        # /tmp: better compile once more.
+        _warn_not_kept("no folder for it can be written to")
+        return numba.njit(error_model="numpy", nogil=True)(function)
+
+
+@functools.cache  # once in a process for each reason, not once for each kernel
+def _warn_not_kept(reason: str) -> None:
+    logger.warning(
+        "Compiled code cannot be kept (%s), so every process compiles anew, some seconds each. Set "
+        "NUMBA_CACHE_DIR to a folder of yours that can be written to.",
+        reason,
+    )

@@ -1,0 +1,194 @@
+"""First fit: each sample goes into the first pack that still has room for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.packing.classes import sort_into_classes
+from energon_lite.packing.compiled import kernel
+from energon_lite.packing.filling import fill_packs
+from energon_lite.packing.lengths import Sizes, check_sizes
+from energon_lite.packing.packs import Packs
+from energon_lite.packing.rows import rows_of
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def first_fit_decreasing(
+    lengths: npt.ArrayLike,
+    capacity: int | npt.ArrayLike,
+    *,
+    max_samples: int | None = None,
+    align: int | npt.ArrayLike = 1,
+) -> Packs:
+    """Puts each sample, longest first, into the first pack that still has room.
+
+    Needs at most 11/9 OPT + 6/9 packs [1] for one resource without `max_samples`. O(N + capacity)
+    time; with several resources O(N log N) as a rule. Samples of equal length go by index. With
+    several resources the longest sample is the one that takes the largest share of some capacity.
+
+    Args:
+        lengths: shape (N,), each in 1..capacity; or (N, R) for several resources, such as tokens
+            and tiles, each in 0..capacity, in at least one resource above 0.
+        capacity: what a pack can hold: a number, or shape (R,).
+        max_samples: samples in one pack at most; None for any number.
+        align: lengths are rounded up to a multiple of this: a number, or shape (R,).
+
+    Returns:
+        Packs, from long samples to short ones: shuffle them before training.
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A length is out of range; names the first such sample.
+
+    Example:
+        >>> first_fit_decreasing(np.array([4, 3, 3, 2]), capacity=6).tolist()
+        [[0, 3], [1, 2]]
+
+    Source: [1] G. Dósa, "The tight bound of first fit decreasing bin-packing algorithm is
+    FFD(I) ≤ 11/9 OPT(I) + 6/9", ESCAPE 2007. Building the packs one after the other, and repeating
+    one while samples last, gives the same packs.
+    """
+    sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
+    if len(sizes.capacities) == 1:
+        return fill_packs(sort_into_classes(sizes), sizes.capacity, sizes.max_samples)
+    return fit_in_order(sizes, largest_share_first(sizes))
+
+
+def first_fit(
+    lengths: npt.ArrayLike,
+    capacity: int | npt.ArrayLike,
+    *,
+    max_samples: int | None = None,
+    align: int | npt.ArrayLike = 1,
+) -> Packs:
+    """Puts each sample, in the order given, into the first pack that still has room.
+
+    Needs at most 1.7 OPT packs [1]; on lengths of texts in random order, some tenths of a per cent
+    more than first-fit decreasing, but with long and short samples mixed. O(N log P) time; with
+    several resources as a rule.
+
+    Args:
+        lengths: shape (N,) or (N, R); see `first_fit_decreasing`.
+        capacity: what a pack can hold: a number, or shape (R,).
+        max_samples: samples in one pack at most; None for any number.
+        align: lengths are rounded up to a multiple of this: a number, or shape (R,).
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A length is out of range; names the first such sample.
+
+    Example:
+        >>> first_fit(np.array([2, 3, 4, 3]), capacity=6).tolist()
+        [[0, 1], [2], [3]]
+
+    Source: [1] G. Dósa, J. Sgall, "First fit bin packing: a tight analysis", STACS 2013.
+    """
+    return fit_in_order(check_sizes(lengths, capacity, max_samples=max_samples, align=align))
+
+
+def largest_share_first(sizes: Sizes) -> Int64Array:
+    """Sorts samples by the largest share that they take of a capacity, descending.
+
+    Returns:
+        Shape (N,); sample indices, those of equal share in their order.
+    """
+    if not len(sizes.lengths):
+        return np.empty(0, np.int64)
+    shares_N = (sizes.lengths / sizes.capacities).max(axis=1)
+    return np.argsort(-shares_N, kind="stable")
+
+
+def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Packs:
+    """Does first fit in the order `samples_N`, shape (N,), or by index."""
+    lengths_NR = sizes.lengths if samples_N is None else sizes.lengths[samples_N]
+    pack_of_N, num_packs = _first_fit(lengths_NR.reshape(-1), sizes.capacities, sizes.max_samples)
+    return rows_of(pack_of_N, num_packs, samples_N)
+
+
+# The rooms of the packs are the leaves of a binary tree in which a node has the largest room below
+# it, in each resource: node 1 is the root, 2n and 2n + 1 are below n, leaf `half + i` is pack i.
+# Packs not yet opened are leaves too, of full room, so opening one is no special case. Node n has
+# `tree[n * R : (n + 1) * R]`: whole arrays and slices would take numba seconds more to compile.
+
+
+@kernel()
+def _first_leaf(tree: Int64Array, half: int, lengths: Int64Array, start: int, num: int) -> int:
+    """The first pack with room for `lengths[start : start + num]`, or -1.
+
+    A node may seem to have room where none of its packs has: one has the tokens, another the
+    tiles. Then the search goes on to the right of it.
+    """
+    node = 1
+    while True:
+        r = 0
+        while r < num and tree[node * num + r] >= lengths[start + r]:
+            r += 1
+        if r == num:
+            if node >= half:
+                return node - half
+            node *= 2
+            continue
+        while node & 1:
+            node >>= 1
+        if node == 0:
+            return -1
+        node += 1
+
+
+@kernel()
+def _lift(tree: Int64Array, node: int, num: int) -> bool:
+    """Sets a node to the larger of the two below it; says whether that changes it."""
+    is_changed = False
+    for r in range(num):
+        room = max(tree[2 * node * num + r], tree[(2 * node + 1) * num + r])
+        is_changed |= room != tree[node * num + r]
+        tree[node * num + r] = room
+    return is_changed
+
+
+@kernel()
+def _grown(tree: Int64Array, half: int, capacity_R: Int64Array) -> Int64Array:
+    """The tree with twice as many packs."""
+    num = len(capacity_R)
+    grown = np.empty(4 * half * num, np.int64)
+    for i in range(half * num):
+        grown[2 * half * num + i] = tree[half * num + i]
+        grown[3 * half * num + i] = capacity_R[i % num]
+    for node in range(2 * half - 1, 0, -1):
+        _lift(grown, node, num)
+    return grown
+
+
+@kernel("(int64[::1], int64[::1], int64)")
+def _first_fit(
+    lengths: Int64Array, capacity_R: Int64Array, max_samples: int
+) -> tuple[Int64Array, int]:
+    num = len(capacity_R)
+    num_samples = len(lengths) // num
+    half = 64
+    tree = np.empty(2 * half * num, np.int64)
+    for i in range(len(tree)):
+        tree[i] = capacity_R[i % num]
+    pack_of_N = np.empty(num_samples, np.int64)
+    counts = np.zeros(num_samples, np.int64)
+    num_packs = 0
+    for index in range(num_samples):
+        pack = _first_leaf(tree, half, lengths, index * num, num)
+        if pack < 0:
+            pack = half
+            tree = _grown(tree, half, capacity_R)
+            half *= 2
+        pack_of_N[index] = pack
+        num_packs = max(num_packs, pack + 1)
+        counts[pack] += 1
+        node = half + pack
+        for r in range(num):
+            # Below 0 there is no room for anything, not even where a sample takes nothing.
+            room = tree[node * num + r] - lengths[index * num + r]
+            tree[node * num + r] = room if counts[pack] < max_samples else -1
+        node >>= 1
+        while node and _lift(tree, node, num):
+            node >>= 1
+    return pack_of_N, num_packs

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energon_lite import packing
+
+REPO = Path(__file__).parents[2]
+
+COMPILE = """
+import energon_lite.packing.portfolio, energon_lite.packing.fit_next
+from energon_lite.packing import compiled
+
+compiled.compile_all()
+kept = [kernel.stats for kernel, _ in compiled._kernels]
+print(sum(sum(s.cache_hits.values()) for s in kept),
+      sum(sum(s.cache_misses.values()) for s in kept))
+before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
+
+from energon_lite.packing.fit_best import best_fit_decreasing
+from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
+from energon_lite.packing.fit_next import sequential
+from energon_lite.packing.portfolio import pack_best
+for pack in (best_fit_decreasing, first_fit, first_fit_decreasing, sequential, pack_best):
+    pack([4, 3, 3, 2] * 50 + [5] * 20, 7, max_samples=2)
+pack_best([[4, 1], [3, 3]] * 50, [7, 4])
+first_fit_decreasing([1 << 30, 5], 1 << 31)
+assert before == [len(kernel.signatures) for kernel, _ in compiled._kernels]
+"""
+
+NO_CACHE = """
+import logging
+from numba.core import caching
+
+logging.basicConfig(format="%(name)s: %(message)s")
+(getattr(caching, "CacheImpl", None) or caching._CacheImpl)._locator_classes = []
+from energon_lite.packing.fit_first import first_fit_decreasing
+
+print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
+"""
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPO), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_second_process_compiles_nothing(tmp_path: Path) -> None:
+    hits, misses = map(int, run(COMPILE, NUMBA_CACHE_DIR=str(tmp_path)).stdout.split())
+    assert hits == 0
+    assert misses >= 7
+    assert run(COMPILE, NUMBA_CACHE_DIR=str(tmp_path)).stdout.split() == [str(misses), "0"]
+
+
+def test_without_a_place_for_the_code_it_works_and_says_so_once() -> None:
+    done = run(NO_CACHE)
+    assert done.stdout == "[[0, 3], [1, 2]]\n"
+    assert done.stderr.count("NUMBA_CACHE_DIR") == 1
+
+
+def test_kernels_also_run_as_plain_python() -> None:
+    code = NO_CACHE + "from energon_lite.packing.compiled import compile_all\ncompile_all()\n"
+    assert run(code, NUMBA_DISABLE_JIT="1").stdout == "[[0, 3], [1, 2]]\n"
+
+
+def test_importing_the_package_imports_no_numba() -> None:
+    code = "import sys, energon_lite.packing; print('numba' in sys.modules)"
+    assert run(code).stdout == "False\n"
+
+
+def test_names_of_the_package_are_functions_whatever_was_imported_before() -> None:
+    code = (
+        "import sys, energon_lite.packing as packing; assert 'numba' not in sys.modules;"
+        "import energon_lite.packing.fit_first, energon_lite.packing.window;"
+        "assert all(callable(getattr(packing, name)) for name in packing.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'fastest'"):
+        packing.fastest  # noqa: B018
