@@ -34,8 +34,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["DeferredMean", "step_denominator", "weight_total", "weighted_mean", "weighted_sum"]
-
 Reduction = Literal["mean", "sum"]
 
 # Others may lack float64, or be slow in it.

@@ -1,0 +1,20 @@
+"""Losses weighted by sample and token, the same however a step's batch is cut up."""
+
+from energon_lite.loss.means import (
+    DeferredMean,
+    step_denominator,
+    weight_total,
+    weighted_mean,
+    weighted_sum,
+)
+from energon_lite.loss.modes import LossMode, token_weight
+
+__all__ = [
+    "DeferredMean",
+    "LossMode",
+    "step_denominator",
+    "token_weight",
+    "weight_total",
+    "weighted_mean",
+    "weighted_sum",
+]
