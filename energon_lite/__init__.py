@@ -58,8 +58,10 @@ from energon_lite.metadataset.energon_api import (
     traverse_metadataset,
 )
 from energon_lite.order.schedules import Schedule
+from energon_lite.packing.settings import Packing
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.dataset import prepare_dataset
+from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.sources.legacy import (
     CaptioningWebdataset,
     ImageClassificationWebdataset,
@@ -87,6 +89,10 @@ from energon_lite.stages.flow import EpochizeDataset, LimitDataset
 from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
 from energon_lite.stages.iterating import IterMapDataset
 from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.pack_samples import pack_samples
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packing import PackingDataset
+from energon_lite.stages.selected_packs import PackedSamplesOutput
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
@@ -137,8 +143,14 @@ __all__ = [
     "MixBatchDataset",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
+    "MultipackBatchSampler",
     "OCRSample",
     "OCRWebdataset",
+    "PackedBatch",
+    "PackedSample",
+    "PackedSamplesOutput",
+    "Packing",
+    "PackingDataset",
     "RepeatDataset",
     "Sample",
     "SampleDecoder",
@@ -181,6 +193,7 @@ __all__ = [
     "homogeneous_concat_mix",
     "load_dataset",
     "log_exception",
+    "pack_samples",
     "prepare_dataset",
     "prepare_metadataset",
     "reraise_exception",

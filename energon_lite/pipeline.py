@@ -41,9 +41,10 @@ def get_train_dataset(
         path: the folder, the YAML file of a metadataset, or what such a file holds as a dict.
         split_part: which part of the folder, or split of the metadataset.
         worker_config: this process's place in the run; by default 4 workers.
-        batch_size: samples of a batch; None for single samples.
+        batch_size: samples of a batch, or packs if it packs; None for single ones.
         batch_drop_last: whether a last batch that is not full is left out (without `repeat`).
-        packing_buffer_size: not in this version.
+        packing_buffer_size: samples to choose packs from, for `select_samples_to_pack`, or instead
+            of the `buffer_size` of the encoder's `packing`.
         shuffle_buffer_size: samples among which a stream shuffles; None, 0 and 1 for none. It
             costs no memory.
         max_samples_per_sequence: how many samples stay together in file order, at most; by default
@@ -102,7 +103,7 @@ def get_val_dataset(
         worker_config: as in `get_train_dataset`.
         batch_size: samples of a batch; None for single samples.
         batch_drop_last: whether the last batch is left out if it is not full.
-        packing_buffer_size: not in this version.
+        packing_buffer_size: as in `get_train_dataset`.
         limit: items of each rank in a pass, at most; 0 or None for all.
         task_encoder: the hooks; by default `DefaultTaskEncoder()`.
         kwargs: as in `get_train_dataset`.

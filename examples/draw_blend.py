@@ -10,12 +10,13 @@ of metadatasets/curriculum.yaml change over 2,000 steps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from drawing import COLOURS, IMAGES, line, text, write_picture
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
@@ -25,13 +26,10 @@ from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Weights
 
 REPO = Path(__file__).resolve().parents[1]
-PICTURE = REPO / "docs" / "images" / "blending.svg"
 
 NUM_STREAMS = 8
 NUM_DRAWS = 100_000
 NUM_STEPS, SAMPLES_PER_STEP = 2_000, 512
-COLOURS = ("#2563a8", "#d9822b", "#3b8f5a", "#a23b72", "#7a6a53")
-FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 def read(name: str) -> tuple[list[str], Weights]:
@@ -92,21 +90,6 @@ class Panel:
         return f"<g fill='{colour}'>{circles}</g>"
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", **style: str) -> str:
-    """Writes a line of text."""
-    colour, weight = style.get("colour", "#333"), style.get("weight", "normal")
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='{colour}' "
-        f"font-weight='{weight}'>{content}</text>"
-    )
-
-
-def line(places: Sequence[tuple[float, float]], colour: str, width: float) -> str:
-    """Draws a line through pixels."""
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='{width}'/>"
-
-
 def deviations() -> list[str]:
     """Draws how far each source is from its share, in draws."""
     names, weights = read("blend.yaml")
@@ -160,18 +143,6 @@ def schedules() -> list[str]:
     return parts
 
 
-def main(path: Path) -> None:
-    """Draws the picture."""
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 990 340' font-size='12' {FONT}>",
-        "<rect width='990' height='340' fill='#fff'/>",
-        *deviations(),
-        *schedules(),
-        "</svg>\n",
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(parts), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE)
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES / "blending.svg"
+    write_picture(path, 990, 340, [*deviations(), *schedules()])

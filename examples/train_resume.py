@@ -1,4 +1,4 @@
-"""Trains a tiny model on a blend of pictures and texts, stops in mid-epoch, and resumes.
+"""Trains a tiny model on packs of a blend of pictures and texts, stops in mid-epoch, and resumes.
 
     python examples/train_resume.py --num-workers 2 --steps 120
 
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,15 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from energon_lite import (
-    Batch,
     CaptioningSample,
     DefaultTaskEncoder,
+    PackedBatch,
+    Packing,
     Sample,
     SavableDataLoader,
     TextSample,
     WorkerConfig,
-    batch_pad_stack,
-    batch_stack,
     edataclass,
     get_loader,
     get_savable_loader,
@@ -50,7 +49,9 @@ METADATASET = Path(__file__).resolve().parents[1] / "metadatasets" / "demo.yaml"
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "coco_captions"
 IMAGE_SIZE = 32
 MAX_TOKENS = 96
-BATCH_SIZE = 16
+PICTURE = 256  # the token in whose place the model sees the picture; bytes are 0..255
+CAPACITY = 256  # tokens of a pack
+BATCH_SIZE = 4  # packs of a batch
 
 console = Console()
 
@@ -97,43 +98,46 @@ def make_data(folder: Path, num_samples: int) -> None:
 
 
 @edataclass
-class EncodedSample(Sample):
-    """Model input: an image (3, 32, 32), black for a text, and tokens (T,)."""
+class TextAndPicture(Sample):
+    """What is known before samples are chosen for a pack: the tokens (T,), and the raw picture."""
 
-    image: Tensor
-    tokens: Tensor
+    tokens: list[int]
+    picture: Tensor | None
 
 
 @edataclass
-class TrainBatch(Batch):
-    """Images (B, 3, 32, 32) and tokens (B, T), padded with 0."""
+class EncodedSample(Sample):
+    """Model input: tokens (T,) and at most one image (3, 32, 32)."""
 
-    image: Tensor
-    tokens: Tensor
+    input_ids: Tensor
+    images: list[Tensor]
 
 
 class DemoTaskEncoder(DefaultTaskEncoder):
-    """Resizes pictures, mirrors every other one, and takes the bytes of a text as tokens."""
+    """Takes the bytes of a text as tokens, and packs them; resizes and mirrors the pictures."""
 
-    @stateless(restore_seeds=True)  # torch.rand gives the same for this sample in any process
-    def encode_sample(self, sample: CaptioningSample | TextSample) -> EncodedSample:
-        if isinstance(sample, CaptioningSample):
-            size = (IMAGE_SIZE, IMAGE_SIZE)
-            image = F.interpolate(sample.image[None], size, mode="bilinear", antialias=True)[0]
-            image = image.flip(-1) if torch.rand(()) < 0.5 else image
-            text = sample.caption
-        else:
-            image = torch.zeros(3, IMAGE_SIZE, IMAGE_SIZE)
-            text = sample.text
-        tokens = torch.tensor(list(text.encode()[:MAX_TOKENS]))
-        return EncodedSample.derive_from(sample, image=image, tokens=tokens)
+    packing = Packing(capacity=CAPACITY)
 
     @stateless
-    def batch(self, samples: list[EncodedSample]) -> TrainBatch:
-        return TrainBatch.from_samples(
-            samples,
-            image=batch_stack([sample.image for sample in samples]),
-            tokens=batch_pad_stack([sample.tokens for sample in samples]),
+    def preencode_sample(self, sample: CaptioningSample | TextSample) -> TextAndPicture:
+        has_picture = isinstance(sample, CaptioningSample)
+        text = sample.caption if has_picture else sample.text
+        tokens = [PICTURE] * has_picture + list(text.encode()[:MAX_TOKENS])
+        picture = sample.image if has_picture else None
+        return TextAndPicture.derive_from(sample, tokens=tokens, picture=picture)
+
+    def sample_length(self, sample: TextAndPicture) -> int:
+        return len(sample.tokens)
+
+    @stateless(restore_seeds=True)  # torch.rand gives the same for this sample in any process
+    def postencode_sample(self, sample: TextAndPicture) -> EncodedSample:
+        images = []
+        if sample.picture is not None:
+            size = (IMAGE_SIZE, IMAGE_SIZE)
+            image = F.interpolate(sample.picture[None], size, mode="bilinear", antialias=True)[0]
+            images.append(image.flip(-1) if torch.rand(()) < 0.5 else image)
+        return EncodedSample.derive_from(
+            sample, input_ids=torch.tensor(sample.tokens), images=images
         )
 
 
@@ -142,7 +146,7 @@ class DemoTaskEncoder(DefaultTaskEncoder):
 # ---------------------------------------------------------------------------------------------
 
 
-def make_loader(num_workers: int, start_method: str) -> SavableDataLoader[TrainBatch]:
+def make_loader(num_workers: int, start_method: str) -> SavableDataLoader[PackedBatch]:
     """A resumable loader. `num_streams` fixes the order of samples, whatever `num_workers` is."""
     dataset = get_train_dataset(
         METADATASET,
@@ -179,16 +183,33 @@ class TinyCaptioner(nn.Module):
             nn.Flatten(),
             nn.Linear(32 * (IMAGE_SIZE // 8) ** 2, width),
         )
-        self.embed = nn.Embedding(256, width)
-        self.read = nn.GRU(width, width, batch_first=True)
-        self.predict = nn.Linear(width, 256)
+        self.embed = nn.Embedding(PICTURE + 1, width)
+        self.place = nn.Embedding(1 + MAX_TOKENS, width)
+        self.attend = nn.ModuleList([nn.Linear(width, 3 * width) for _ in range(2)])
+        self.think = nn.ModuleList(
+            [
+                nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+                for _ in range(2)
+            ]
+        )
+        self.predict = nn.Linear(width, PICTURE + 1)
 
-    def forward(self, batch: TrainBatch) -> Tensor:
-        """Losses in nats of each byte but the first, (B, T - 1)."""
-        seen = self.see(batch.image)[None]
-        hidden, _ = self.read(self.embed(batch.tokens[:, :-1]), torch.tanh(seen))
-        logits = self.predict(hidden)
-        return F.cross_entropy(logits.mT, batch.tokens[:, 1:], reduction="none")
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Losses in nats, (B, L): of each token, predicted from those before it in its sample."""
+        x = self.embed(batch.input_ids) + self.place(batch.position_ids)
+        if batch.images:
+            is_picture = batch.input_ids == PICTURE
+            x = x.masked_scatter(is_picture[:, :, None], self.see(torch.stack(batch.images)))
+        # A sample sees itself only: samples of one pack have nothing to do with each other.
+        segments = batch.segment_ids
+        mask = (segments[:, :, None] == segments[:, None, :]).tril()
+        for attend, think in zip(self.attend, self.think, strict=True):
+            q, k, v = attend(x).chunk(3, dim=-1)
+            x = x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            x = x + think(x)
+        logits = self.predict(x[:, :-1])
+        losses = F.cross_entropy(logits.mT, batch.labels[:, 1:], reduction="none")
+        return F.pad(losses, (1, 0))
 
 
 @dataclass
@@ -204,10 +225,10 @@ class Trainer:
         model = TinyCaptioner()
         return cls(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
 
-    def step(self, batch: TrainBatch) -> float:
+    def step(self, batch: PackedBatch) -> float:
         self.optimizer.zero_grad()
-        # The YAML's loss weights: a text counts half as much as a picture's caption.
-        loss = weighted_mean(self.model(batch), batch.loss_weight, mask=batch.tokens[:, 1:] != 0)
+        # With the YAML's loss weights: a text counts half as much as a picture's caption.
+        loss = weighted_mean(self.model(batch), batch.loss_weights)
         loss.backward()
         self.optimizer.step()
         return loss.item()
@@ -221,8 +242,39 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
 
 
+@dataclass
+class Fill:
+    """How much of the batches is tokens, packed, and how much would be if padded.
+
+    Attributes:
+        lengths: tokens of each sample, in the order of training.
+        size: tokens and padding of all batches.
+    """
+
+    lengths: list[int] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, batch: PackedBatch) -> None:
+        lengths = batch.cu_seqlens.diff()
+        self.lengths += lengths[lengths > 0].tolist()
+        self.size += batch.input_ids.numel()
+
+    def packed(self) -> float:
+        return sum(self.lengths) / self.size
+
+    def padded(self, batch_size: int = 16) -> float:
+        """The same for batches of samples that are padded to the longest of each."""
+        starts = range(0, len(self.lengths), batch_size)
+        batches = [self.lengths[start : start + batch_size] for start in starts]
+        return sum(self.lengths) / sum(max(batch) * len(batch) for batch in batches)
+
+
 def train(
-    trainer: Trainer, loader: SavableDataLoader[TrainBatch], num_steps: int, title: str
+    trainer: Trainer,
+    loader: SavableDataLoader[PackedBatch],
+    num_steps: int,
+    title: str,
+    fill: Fill,
 ) -> list[str]:
     """Trains for some steps; returns a digest of each batch."""
     digests = []
@@ -241,15 +293,16 @@ def train(
         for _, batch in zip(range(num_steps), loader, strict=False):
             loss = trainer.step(batch)
             digests.append(digest(batch))
+            fill.add(batch)
             num_samples += len(batch.__key__)
             speed = num_samples / (time.perf_counter() - start)
             progress.update(task, advance=1, loss=loss, speed=speed)
     return digests
 
 
-def digest(batch: TrainBatch) -> str:
+def digest(batch: PackedBatch) -> str:
     """Changes if any key or any value of any tensor does."""
-    tensors = (batch.image, batch.tokens, batch.loss_weight)
+    tensors = (batch.input_ids, batch.segment_ids, batch.loss_weights, *batch.images)
     parts = [json.dumps(batch.__key__).encode(), *(bytes(tensor.numpy()) for tensor in tensors)]
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
 
@@ -265,7 +318,7 @@ def validate(trainer: Trainer) -> float:
     )
     mean = DeferredMean()
     for batch in get_loader(dataset):
-        mean.add(trainer.model(batch), batch.loss_weight, mask=batch.tokens[:, 1:] != 0)
+        mean.add(trainer.model(batch), batch.loss_weights)
     return mean.finish(()).item()
 
 
@@ -287,8 +340,9 @@ def main() -> None:
     num_left, num_right = args.steps // 2, args.steps - args.steps // 2
     model_file, state_file = args.data / "model.pt", args.data / "state.json"
 
+    fill = Fill()
     loader = make_loader(args.num_workers, args.start_method)
-    train(trainer, loader, args.steps, f"Train, {args.num_workers} workers")
+    train(trainer, loader, args.steps, f"Train, {args.num_workers} workers", fill)
     trainer.save(model_file)
     state_file.write_text(json.dumps(loader.save_state_rank()))
     epochs = ", ".join(f"epoch {s.epochs:.2f} of the {n}" for n, s in loader.stats().items())
@@ -296,21 +350,26 @@ def main() -> None:
         f"Saved after step {args.steps}, at {epochs}: {state_file.stat().st_size:,} bytes of JSON",
         soft_wrap=True,
     )
-    expected = train(trainer, loader, args.steps, f"Go on, {args.num_workers} workers")
+    expected = train(trainer, loader, args.steps, f"Go on, {args.num_workers} workers", fill)
 
     # As after a crash: nothing but the two files is left.
     trainer = Trainer.new()
     trainer.restore(model_file)
     resumed = make_loader(num_workers=1, start_method=args.start_method)
     resumed.restore_state_rank(json.loads(state_file.read_text()))
-    actual = train(trainer, resumed, num_left, "Resume, 1 worker")
+    actual = train(trainer, resumed, num_left, "Resume, 1 worker", Fill())
     state_file.write_text(json.dumps(resumed.save_state_rank()))
 
     resumed = make_loader(num_workers=0, start_method=args.start_method)
     resumed.restore_state_rank(json.loads(state_file.read_text()))
-    actual += train(trainer, resumed, num_right, "Resume, 0 workers")
+    actual += train(trainer, resumed, num_right, "Resume, 0 workers", Fill())
 
     console.print(f"Validation loss: {validate(trainer):.2f}")
+    console.print(
+        f"Packs are {fill.packed():.2%} full; batches of 16 samples, padded to the longest, would "
+        f"be {fill.padded():.2%}",
+        soft_wrap=True,
+    )
     console.print(f"What the blend gave in {2 * args.steps} steps, and what the YAML asks:")
     console.print(str(resumed.stats()), soft_wrap=True)
     num_equal = sum(a == b for a, b in zip(actual, expected, strict=True))

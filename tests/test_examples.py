@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,19 +33,25 @@ def test_demo_resumes_with_identical_batches(start_method: str, tmp_path: Path) 
     arguments = ["--num-samples", "80", "--steps", "8", "--start-method", start_method]
     output = run_example("train_resume.py", *arguments, cwd=tmp_path)
     assert "The remaining 8 batches are identical" in output
-    # 16 steps of 16 samples: what was asked of pictures and texts, and given.
+    # 16 steps of 4 packs: what was asked of pictures and texts, and given.
     shares = {row[0]: row[1:4] for row in map(str.split, output.splitlines()) if len(row) == 6}
     asked = {name: float(row[0].rstrip("%")) for name, row in shares.items() if name != "source"}
     given = {name: float(shares[name][1].rstrip("%")) for name in asked}
     assert list(asked) == ["pictures", "texts"]
     assert given == pytest.approx(asked, abs=2)
-    assert sum(int(shares[name][2]) for name in asked) == 256
+    assert sum(int(shares[name][2].replace(",", "")) for name in asked) > 300
+    (packed, padded) = re.findall(r"([0-9.]+)%", next(filter(_is_fill, output.splitlines())))
+    assert float(packed) > 99 > 70 > float(padded)
     assert (tmp_path / "demo_data" / "captions" / ".nv-meta" / ".info.json").is_file()
 
     # A second run finds the data and gives the same.
     output = run_example("train_resume.py", *arguments, cwd=tmp_path)
     assert "Data: found" in output
     assert "The remaining 8 batches are identical" in output
+
+
+def _is_fill(line: str) -> bool:
+    return line.startswith("Packs are")
 
 
 def test_minimal_example_prints_batches(tmp_path: Path) -> None:
@@ -58,3 +65,10 @@ def test_picture_of_blending_is_what_the_example_draws(tmp_path: Path) -> None:
     committed = REPO / "docs" / "images" / "blending.svg"
     assert committed.read_bytes() == (tmp_path / "picture.svg").read_bytes()
     assert committed.stat().st_size < 150_000
+
+
+def test_picture_of_packing_is_what_the_example_draws(tmp_path: Path) -> None:
+    run_example("draw_packing.py", "picture.svg", cwd=tmp_path)
+    committed = REPO / "docs" / "images" / "packing.svg"
+    assert committed.read_bytes() == (tmp_path / "picture.svg").read_bytes()
+    assert committed.stat().st_size < 50_000

@@ -56,8 +56,8 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         yield from leaves(entry)
 
 
-# Source, draws, seconds of reading, seconds of encoding, tokens.
-CostRow = tuple[str, int, float, float, int]
+# Source, draws, seconds of reading, seconds of encoding, tokens, samples too long for a pack.
+CostRow = tuple[str, int, float, float, int, int]
 
 
 class Cost:
@@ -68,21 +68,23 @@ class Cost:
         read_sec: seconds of reading and decoding.
         encode_sec: seconds in the hooks.
         tokens: measured length of what was encoded.
+        overlong: samples that were too long for a pack, and were cut or packed alone.
     """
 
-    __slots__ = ("draws", "encode_sec", "is_touched", "read_sec", "tokens")
+    __slots__ = ("draws", "encode_sec", "is_touched", "overlong", "read_sec", "tokens")
 
     def __init__(self) -> None:
         self.draws = 0
         self.read_sec = 0.0
         self.encode_sec = 0.0
         self.tokens = 0
+        self.overlong = 0
         self.is_touched = False
 
-    def take(self) -> tuple[int, float, float, int]:
-        """Gives the four numbers, and starts anew."""
-        taken = (self.draws, self.read_sec, self.encode_sec, self.tokens)
-        self.draws = self.tokens = 0
+    def take(self) -> tuple[int, float, float, int, int]:
+        """Gives the five numbers, and starts anew."""
+        taken = (self.draws, self.read_sec, self.encode_sec, self.tokens, self.overlong)
+        self.draws = self.tokens = self.overlong = 0
         self.read_sec = self.encode_sec = 0.0
         self.is_touched = False
         return taken

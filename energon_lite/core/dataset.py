@@ -166,6 +166,11 @@ class SavableDataset(ABC, Generic[T_co]):
         return {names[0]: num_items} if len(names) == 1 else {}
 
     @property
+    def samples_are_known(self) -> bool:
+        """Whether it is known how many samples an item is made of; it is not of packs."""
+        return all(child.samples_are_known for child in self.children)
+
+    @property
     def share_unit(self) -> str:
         """What the shares of the sources are of: "samples" or "tokens"."""
         return next((child.share_unit for child in self.children), "samples")

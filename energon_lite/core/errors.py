@@ -52,8 +52,9 @@ class SampleException(ValueError):
     @classmethod
     def from_sample(cls, sample: object, message: str = "") -> SampleException:
         """Makes the exception for `sample`, which is named by its `__key__`."""
-        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", "?")
-        return cls.from_sample_key(key, message)
+        if isinstance(sample, dict):
+            return cls.from_sample_key(sample.get("__key__", "?"), message)
+        return cls.from_sample_key(getattr(sample, "__key__", "?"), message)
 
 
 class FatalSampleError(SampleException):

@@ -313,7 +313,7 @@ def describe_input(argument: Any) -> tuple[str, Any]:
     if isinstance(argument, list):
         described = [describe_input(entry) for entry in argument]
         sources = [source for _, found in described for source in found or ()]
-        return ", ".join(name for name, _ in described), sources or None
+        return ", ".join(name for name, _ in described if name), sources or None
     if isinstance(argument, dict):
         return str(argument.get("__key__", "")), argument.get("__sources__")
     key = getattr(argument, "__key__", "")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot, config_differences
+from energon_lite.loader.held import without_sources
 
 _BLENDS = ("blend", "token_blend")
 
@@ -320,23 +320,12 @@ class Migration:
 
     def _kept_fields(self, old: Snapshot) -> dict[str, Any]:
         """Gives the fields without held samples of sources that are gone."""
-        fields = dict(old.fields)
-        if isinstance(fields.get("held"), tuple):
-            fields["held"] = self._kept(fields["held"])
+        fields = without_sources(old, self._names)
         if "slot" in fields and fields.get("given"):
             # The blend below may take another sample at that draw: it is expanded from its start.
             fields = {"given": 0}
             self.expanded.add(self._stream)
         return fields
-
-    def _kept(self, held: tuple[Any, ...]) -> tuple[Any, ...]:
-        kept = []
-        for entry in held:
-            if entry and isinstance(entry[0], tuple):  # a list of keys
-                kept.append(self._kept(entry))
-            elif all(leaf[0] in self._names for leaf in leaves(entry) if leaf):
-                kept.append(entry)
-        return tuple(kept)
 
 
 def _without_loss_weights(config: Any) -> Any:

@@ -27,6 +27,8 @@ class SourceStats:
         skipped: samples left out, on purpose or for an error.
         tokens: length of what was encoded for the batches given, by the task encoder's
             `sample_length`, or by the index of a blend of tokens; else 0.
+        overlong: samples that were too long for a pack, and were cut, split or packed alone; those
+            that were dropped are in `skipped`.
         loss_weight_sum: the loss weights of the samples, summed, each as it was at its time.
         epochs: samples drawn over the size of the source.
         asked_share: the part of all samples that the blend asks of it, up to here; of all tokens,
@@ -42,6 +44,7 @@ class SourceStats:
     draws: int = 0
     skipped: int = 0
     tokens: int = 0
+    overlong: int = 0
     loss_weight_sum: float = 0.0
     epochs: float = 0.0
     asked_share: float = 0.0
@@ -53,7 +56,7 @@ class SourceStats:
 
 # What is counted; the rest of `SourceStats` is worked out of these, of skips and of the blend.
 _SECONDS = ("read_sec", "encode_sec", "wait_sec")
-_COUNTED = ("samples", "batches", "draws", "tokens", "loss_weight_sum", *_SECONDS)
+_COUNTED = ("samples", "batches", "draws", "tokens", "overlong", "loss_weight_sum", *_SECONDS)
 
 
 class Stats(dict[str, SourceStats]):
@@ -221,9 +224,10 @@ class Counter:
         lost = lost_samples(skipped) if skipped else {}
         counted = self._counted
         total = sum([row[1] for row in costs])
-        for source, draws, read_sec, encode_sec, tokens in costs:
+        for source, draws, read_sec, encode_sec, tokens, overlong in costs:
             stats = counted.get(source) or self._of(source)
             stats.draws += draws
+            stats.overlong += overlong
             stats.read_sec += read_sec
             stats.encode_sec += encode_sec
             if wait_sec is not None:
@@ -233,7 +237,11 @@ class Counter:
                 stats.batches += given > 0
                 if total:
                     stats.wait_sec += wait_sec * draws / total
-        for source, number in lost.items() if wait_sec is not None else ():
+            elif lost:
+                # Of what was drawn since the last batch nothing was given, so nothing was counted;
+                # what else was lost had been held back, and was.
+                lost[source] = max(0, lost.get(source, 0) - draws)
+        for source, number in lost.items():
             self._of(source).samples -= number
 
     def _of(self, source: str) -> SourceStats:
@@ -260,12 +268,24 @@ class Counter:
         What was asked before the last restore counts as it was then, also of another blend.
         """
         found = dict(self._asked_before)
-        for name, number in _asked(self._dataset, num_items).items():
+        for name, number in self._asked(num_items, self._counted).items():
             found[name] = found.get(name, 0.0) + number
         if self._items_before:
-            for name, number in _asked(self._dataset, self._items_before).items():
+            for name, number in self._asked(self._items_before, self._before).items():
                 found[name] = found.get(name, 0.0) - number
         return found
+
+    def _asked(self, num_items: int, counted: Mapping[str, SourceStats]) -> dict[str, float]:
+        """Gives what the first items ask, of which this rank has `counted` its own part."""
+        found = _asked(self._dataset, num_items)
+        total = sum(found.values())
+        if total == 0 or self._dataset.samples_are_known:
+            return found
+        # How many samples packs are made of shows in what was drawn, here as on the other ranks.
+        config = self._dataset.worker_config
+        num_ranks = config.world_size if config else 1
+        drawn = num_ranks * sum(stats.draws for stats in counted.values())
+        return _asked(self._dataset, num_items * drawn / total)
 
     def stats(self, num_items: int, skipped: Mapping[str, int]) -> Stats:
         """Gives the statistics.
@@ -327,7 +347,7 @@ def check_counts(state: Any) -> None:
         raise StateError("the state's 'stats' are not what this version saves; it was edited")
 
 
-def _asked(dataset: SavableDataset[Any], num_items: int) -> dict[str, float]:
+def _asked(dataset: SavableDataset[Any], num_items: float) -> dict[str, float]:
     """Gives what the first items of all passes ask of each source."""
     if dataset.endless:
         return dataset.expected(num_items)

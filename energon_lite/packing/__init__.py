@@ -15,26 +15,37 @@ if TYPE_CHECKING:
     from energon_lite.packing.fit_next import sequential
     from energon_lite.packing.packs import Packs
     from energon_lite.packing.portfolio import pack_best
+    from energon_lite.packing.settings import Packing
+    from energon_lite.packing.streaming import StreamingPacker, pack_stream
+    from energon_lite.packing.windowed import WindowPacker
 
 __all__ = [
+    "Packing",
     "Packs",
+    "StreamingPacker",
+    "WindowPacker",
     "best_fit_decreasing",
     "compile_all",
     "first_fit",
     "first_fit_decreasing",
     "lower_bound",
     "pack_best",
+    "pack_stream",
     "sequential",
 ]
 
 _MODULES = {
+    "Packing": "settings",
     "Packs": "packs",
+    "StreamingPacker": "streaming",
+    "WindowPacker": "windowed",
     "best_fit_decreasing": "fit_best",
     "compile_all": "compiled",
     "first_fit": "fit_first",
     "first_fit_decreasing": "fit_first",
     "lower_bound": "bounds",
     "pack_best": "portfolio",
+    "pack_stream": "streaming",
     "sequential": "fit_next",
 }
 

@@ -54,6 +54,10 @@ def compile_all() -> None:
             compiled.compile(signature)
         except OSError as error:  # no space left, say; it is compiled all the same
             _warn_not_kept(str(error))
+        except Exception:  # whatever it is that a damaged file made of the cache raises
+            logger.warning("The kept code of %s is damaged; compiling it anew.", compiled.__name__)
+            compiled.recompile()
+            compiled.compile(signature)
 
 
 def _jit(function: Callable[..., Any], is_kept: bool) -> Any:

@@ -34,22 +34,46 @@ def check_batch_size(batch_size: int) -> int:
     return batch_size
 
 
-class _Collected(WrapperDataset[list[Any]]):
-    """Lists of samples; what makes a batch of each is a `MapDataset` above."""
+class Collected(WrapperDataset[list[Any]]):
+    """Lists of samples; what makes one item of each is a `MapDataset` above.
 
-    def __init__(self, dataset: SavableDataset[Any]) -> None:
+    Args:
+        dataset: the samples.
+        holding_back: what holds samples back, for the error if they cannot be made again.
+
+    Attributes:
+        kind: what the samples are made into, the first entry of a list's restore key.
+
+    Raises:
+        ValueError: Samples are held back that cannot be made again.
+    """
+
+    kind: ClassVar[str] = "batch"
+
+    def __init__(self, dataset: SavableDataset[Any], holding_back: str = "") -> None:
         super().__init__(dataset.nested())
+        if holding_back and not dataset.can_restore_sample():
+            raise ValueError(
+                f"{holding_back} hold samples back, and these are saved as restore keys; but a "
+                "hook below is not marked as repeatable. Put @stateless on encode_sample / "
+                "preencode_sample / postencode_sample (with restore_seeds=True, or sample_rng(), "
+                "if it is random)."
+            )
 
     def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
         """Makes the samples of a list again."""
-        if len(restore_key) < 3 or restore_key[0] != "batch":
-            raise ValueError(f"{restore_key!r} is not the restore key of a batch")
+        if len(restore_key) < 3 or restore_key[0] != self.kind:
+            raise ValueError(f"{restore_key!r} is not the restore key of a {self.kind}")
         with replaying() as activity:
             activity.batch_index = restore_key[1]
-            return [self.dataset.restore_sample(key) for key in restore_key[2:]]
+            return [self.restore_member(key) for key in restore_key[2:]]
+
+    def restore_member(self, key: RestoreKey) -> Any:
+        """Makes one sample of a list again."""
+        return self.dataset.restore_sample(key)
 
 
-class BatchLists(_Collected):
+class BatchLists(Collected):
     """Lists of `batch_size` samples that follow each other.
 
     State: none of its own.
@@ -108,7 +132,7 @@ class _BatchCursor(Cursor[list[Any]]):
         self._inner.restore(snapshot)
 
 
-class GroupLists(_Collected):
+class GroupLists(Collected):
     """Lists of samples of one group: one bucket per group, given when it is full.
 
     State: the restore keys of the samples in the buckets.
@@ -129,14 +153,7 @@ class GroupLists(_Collected):
         batch_size: int | None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(dataset)
-        if not dataset.can_restore_sample():
-            raise ValueError(
-                "Batches by group hold samples back, and these are saved as restore keys; but a "
-                "hook below is not marked as repeatable. Put @stateless on encode_sample / "
-                "preencode_sample / postencode_sample (with restore_seeds=True, or sample_rng(), "
-                "if it is random)."
-            )
+        super().__init__(dataset, "Batches by group")
         self.criterion = criterion
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self.drop_last = drop_last

@@ -1,7 +1,8 @@
-"""How long encoded samples are, for blends by tokens and for statistics."""
+"""How long encoded samples are, for packing, blends by tokens and statistics."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeVar
 
 from energon_lite.core.activity import current_activity, leaves
@@ -10,6 +11,7 @@ from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.packing.settings import Packing
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 T = TypeVar("T")
@@ -26,16 +28,21 @@ class MeasureDataset(WrapperDataset[T]):
     Args:
         dataset: the encoded samples.
         length_fn: gives a sample's tokens, or a dict of lengths with an entry "tokens".
+        packing: by which samples that are too long for a pack are dropped or cut; what does not
+            come into packs is not counted.
     """
 
-    def __init__(self, dataset: SavableDataset[T], length_fn: UserFunction) -> None:
+    def __init__(
+        self, dataset: SavableDataset[T], length_fn: UserFunction, packing: Packing | None = None
+    ) -> None:
         super().__init__(_uncounted(dataset))
         self.function = length_fn
+        self.packing = packing
         self.has_state = _is_listened_to(dataset)
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def cursor(self, stream: Stream) -> MeasureCursor[T]:
         """Gives a fresh cursor."""
-        return _MeasureCursor(self, self.dataset.cursor(stream))
+        return MeasureCursor(self, self.dataset.cursor(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the sample again."""
@@ -61,8 +68,19 @@ def _is_listened_to(dataset: SavableDataset[Any]) -> bool:
     return any(_is_listened_to(child) for child in dataset.children)
 
 
-class _MeasureCursor(Cursor[T]):
+class MeasureCursor(Cursor[T]):
+    """A place among measured samples.
+
+    Attributes:
+        length: what `length_fn` told of the sample that `next` gave last.
+    """
+
+    length: Any
+
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
+        self._packing = spec.packing
+        # Of samples up to here all tokens count.
+        self._longest = sys.maxsize if spec.packing is None else spec.packing.longest
         self._inner = inner
         self._run = FunctionRun(spec.function)
         self._has_state = spec.has_state
@@ -70,6 +88,7 @@ class _MeasureCursor(Cursor[T]):
         self._tokens = 0
 
     def __next__(self) -> T:
+        """Gives the next sample, measured."""
         while True:
             item = next(self._inner)
             key = self._inner.key
@@ -77,11 +96,17 @@ class _MeasureCursor(Cursor[T]):
             if found is LEFT_OUT:
                 continue
             self.key = key
-            tokens = tokens_of(found, self._run.spec.where)
+            self.length = found
+            is_plain = type(found) is int and 0 <= found <= self._longest
+            tokens = found if is_plain else self._counted(found)
             current_activity().measured(key, tokens)
             if self._has_state:
                 self._note(key, tokens)
             return item
+
+    def _counted(self, found: Any) -> int:
+        tokens = tokens_of(found, self._run.spec)
+        return tokens if self._packing is None else self._packing.kept_tokens(found)
 
     def _note(self, key: RestoreKey, tokens: int) -> None:
         """Keeps what was measured of a source sample that is not yet through."""
@@ -90,12 +115,14 @@ class _MeasureCursor(Cursor[T]):
         self._leaf = leaf
 
     def snapshot(self) -> Snapshot:
+        """Gives the place between two samples."""
         if not self._has_state:
             return self._inner.snapshot()
         fields = {"leaf": self._leaf, "tokens": self._tokens if self._leaf else 0}
         return Snapshot("measure", fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Goes to the place of a snapshot."""
         if not self._has_state:
             self._inner.restore(snapshot)
             return
@@ -122,7 +149,7 @@ def _is_counted(snapshot: Snapshot, leaf: RestoreKey) -> bool:
     )
 
 
-def tokens_of(length: Any, where: str) -> int:
+def tokens_of(length: Any, function: UserFunction) -> int:
     """Gives the tokens that `sample_length` told, alone or among other resources.
 
     Raises:
@@ -131,7 +158,7 @@ def tokens_of(length: Any, where: str) -> int:
     tokens: Any = length.get("tokens") if isinstance(length, dict) else length
     if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or int(tokens) < 0:
         raise FatalSampleError(
-            f"{where} gave {length!r:.80}; return the sample's tokens as an integer of at least 0, "
-            'or a dict of resources with an entry "tokens"'
+            f"{function.where} gave {length!r:.80}; return the sample's tokens as an integer of at "
+            'least 0, or a dict of resources with an entry "tokens"'
         )
     return int(tokens)

@@ -10,6 +10,10 @@ from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
+from energon_lite.packing.settings import Packing
+from energon_lite.stages.pack_samples import pack_samples, slice_sample
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.selected_packs import PackedSamplesOutput
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker
 
@@ -31,10 +35,12 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     Attributes:
         cookers: make typed samples of crude ones; the first that matches a dataset is used.
         decoder: how the parts of samples become values; None leaves bytes.
+        packing: how encoded samples share a sequence, by their `sample_length`; None for not.
     """
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
+    packing: Packing | None = None
 
     __default_failure_tolerance__: ClassVar[int] = DEFAULT_FAILURE_TOLERANCE
 
@@ -58,15 +64,36 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @stateless
     def postencode_sample(self, sample: Any) -> T_encoded_sample:
-        """Does the rest of the encoding, right before batching."""
+        """Does the rest of the encoding, of samples in a pack, or right before batching."""
         return sample  # type: ignore[no-any-return]
 
     def sample_length(self, sample: T_encoded_sample) -> int | dict[str, int]:
         """Gives the tokens of an encoded sample, or a dict of resources with an entry "tokens".
 
-        It is asked by blends with `unit: tokens`, and for the tokens in `loader.stats()`.
+        It is asked by packing, by blends with `unit: tokens`, and for the tokens in
+        `loader.stats()`. With `preencode_sample` it gets what that gave: the length must be known
+        before the rest is loaded.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sample_length")
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput:
+        """Chooses packs from a full buffer, if `packing` does not say how.
+
+        Samples that are in no pack, nor in the `pushback` of a `PackedSamplesOutput`, are left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no select_samples_to_pack")
+
+    @stateless
+    def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
+        """Makes one sample of those in a pack: a `PackedSample`."""
+        if self.packing is None:
+            raise NotImplementedError(f"{type(self).__name__} has no pack_selected_samples")
+        return pack_samples(samples, self.packing)
+
+    def slice_sample(self, sample: T_encoded_sample, start: int, stop: int) -> T_encoded_sample:
+        """Cuts tokens `start` to `stop` out of a sample that is too long for a pack."""
+        cut: T_encoded_sample = slice_sample(sample, start, stop)
+        return cut
 
     @stateless
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
@@ -76,9 +103,14 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Makes a batch: tensors are padded and stacked, the rest is listed."""
-        batched: T_raw_batch = generic_batch(samples)
+        """Makes a batch: tensors are padded and stacked, the rest is listed; packs are rows."""
+        batched: T_raw_batch = self._batched(samples)
         return batched
+
+    def _batched(self, samples: list[Any]) -> Any:
+        if isinstance(samples[0], PackedSample):
+            return PackedBatch.from_packs(samples, self.packing)
+        return generic_batch(samples)
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
@@ -129,7 +161,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Makes a batch of the samples' type, or a `raw_batch_type`."""
-        batched: T_raw_batch = as_type(generic_batch(samples), self._raw_batch_type)
+        batched: T_raw_batch = as_type(self._batched(samples), self._raw_batch_type)
         return batched
 
     @stateless

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
+from energon_lite.packing.settings import Packing
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, CrudeWebdataset
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.mapping import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.packing import PackingDataset
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder
@@ -66,23 +68,77 @@ class Hooks:
 
     def encoded(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         """Puts the hooks from `encode_sample` to `encode_batch` over cooked samples."""
-        if batching.packing_buffer_size is not None:
-            raise ValueError("packing_buffer_size: this version does not pack; leave it at None")
         encoder = self.encoder
+        packs = self._packs(batching)
         for name in _encoding_hooks(encoder):
-            dataset = MapDataset(dataset, self.hook(name))
-        if encoder.overrides("sample_length"):
+            if not (packs and name == "postencode_sample"):
+                dataset = MapDataset(dataset, self.hook(name))
+        if encoder.overrides("sample_length") and encoder.packing is None:  # else packing measures
             dataset = MeasureDataset(dataset, self.hook("sample_length"))
-        elif dataset.share_unit == "tokens" and not _has_index(dataset):
+        elif (
+            not encoder.overrides("sample_length")
+            and dataset.share_unit == "tokens"
+            and not _has_index(dataset)
+        ):
             raise ValueError(
                 f"a blend has `unit: tokens`, but {type(encoder).__name__} does not say how long a "
                 "sample is: give it a method sample_length(self, sample) -> int, or name a stored "
                 "index with `lengths` in the blend"
             )
+        if packs:
+            dataset = self._packed(dataset, batching)
         batched = self._batched(dataset, batching)
         # Samples as they come from their source have their loss weight.
-        is_own = batched is dataset and not _encoding_hooks(encoder)
+        is_own = batched is dataset and not _encoding_hooks(encoder) and not packs
         return batched if is_own else LossWeightDataset(batched)
+
+    def _packs(self, batching: Batching) -> bool:
+        """Tells whether samples are packed, and checks that what it needs is there."""
+        encoder, name = self.encoder, type(self.encoder).__name__
+        if encoder.packing is not None:
+            if not isinstance(encoder.packing, Packing):
+                raise TypeError(
+                    f"{name}.packing={encoder.packing!r}; make it Packing(capacity=...)"
+                )
+            if not encoder.overrides("sample_length"):
+                raise ValueError(
+                    f"{name} has `packing`, but does not say how long a sample is: give it a "
+                    "method sample_length(self, sample) -> int (or a dict of resources)"
+                )
+            if encoder.overrides("select_samples_to_pack"):
+                raise ValueError(
+                    f"{name} has both `packing` and select_samples_to_pack; leave one of them out"
+                )
+            return True
+        if batching.packing_buffer_size is None:
+            return False
+        for hook in ("select_samples_to_pack", "pack_selected_samples"):
+            if not encoder.overrides(hook):
+                raise ValueError(
+                    f"packing_buffer_size={batching.packing_buffer_size}, but {name} has no "
+                    f"{hook}. Give it one, or `packing = Packing(capacity=...)` and "
+                    "sample_length(sample)"
+                )
+        return True
+
+    def _packed(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
+        encoder, packing = self.encoder, self.encoder.packing
+        # Which of a sample's tokens count, and how much, changes what a resumed run gives.
+        loss = packing.loss if packing and isinstance(packing.loss, str) else "function"
+        return PackingDataset(
+            dataset,
+            batching.packing_buffer_size,
+            packing or self.hook("select_samples_to_pack"),
+            self.hook("pack_selected_samples"),
+            sample_length=self.hook("sample_length") if packing else None,
+            sample_encoder=self.hook("postencode_sample")
+            if encoder.overrides("postencode_sample")
+            else None,
+            slicer=encoder.slice_sample,
+            packer_config={"loss": loss} if packing else None,
+            drop_last=False,
+            worker_config=self.config,
+        )
 
     def _batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         encoder, (batch_size, drop_last, _) = self.encoder, batching

@@ -25,6 +25,9 @@ from energon_lite import (
     LogSampleDataset,
     MapDataset,
     MixBatchDataset,
+    PackedSamplesOutput,
+    Packing,
+    PackingDataset,
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
@@ -45,8 +48,11 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.flow import StretchDataset
 from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.packing import PackMembers
+from energon_lite.stages.selected_packs import SelectedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.testing import LawError, check_dataset
@@ -287,7 +293,98 @@ SHUFFLE_CASES: list[Case] = [
     lambda root: RepeatDataset(ShuffleBufferDataset(texts(root), 4)),
 ]
 
+
+def packs(dataset: SavableDataset[Any], **settings: Any) -> PackingDataset[Any]:
+    """Packs of texts of 1..5 tokens."""
+    packing = Packing(**{"capacity": 7, "buffer_size": 6, **settings})
+    measure = length if isinstance(packing.capacity, int) else resources
+    return PackingDataset(
+        dataset, None, packing, stage(listed), sample_length=measure, slicer=letters
+    )
+
+
+def resources(sample: TextSample) -> dict[str, int]:
+    return {"tokens": length(sample), "odd": number_of(sample) % 2, "more": 99}
+
+
+def letters(sample: TextSample, start: int, stop: int) -> TextSample:
+    return TextSample.derive_from(sample, text=sample.text[start:stop])
+
+
+def by_parity(sample: TextSample) -> tuple[str, bool]:
+    return "odd", is_odd(sample)
+
+
+def first_three(samples: list[TextSample]) -> PackedSamplesOutput:
+    """Packs the even ones of the first three, and pushes back what comes after them."""
+    even = [sample for sample in samples[:3] if not is_odd(sample)]
+    return PackedSamplesOutput([even, []], samples[3:])
+
+
+def pairs_of(samples: list[TextSample]) -> list[list[TextSample]]:
+    ordered = sorted(samples, key=length)
+    return [ordered[i : i + 2] for i in range(0, len(ordered), 2)]
+
+
+def filled(dataset: SavableDataset[Any], **settings: Any) -> FilledPacks:
+    return FilledPacks(MeasureDataset(dataset, stage(length)), Packing(capacity=7, **settings))
+
+
+PACKING_CASES: list[Case] = [
+    lambda root: packs(texts(root)),
+    lambda root: packs(texts(root, repeat=True)),
+    lambda root: packs(texts(root), max_samples=2),
+    lambda root: packs(texts(root), capacity={"tokens": 9, "odd": 2}),
+    lambda root: packs(texts(root), algorithm="best"),
+    lambda root: packs(texts(root, repeat=True), algorithm="first_fit_decreasing", buffer_size=9),
+    lambda root: packs(texts(root), algorithm="sequential", drop_last=True),
+    lambda root: packs(texts(root), capacity=4, overlong="drop"),
+    lambda root: packs(texts(root), capacity=4, overlong="alone"),
+    lambda root: packs(texts(root), capacity=3, overlong="truncate"),
+    lambda root: packs(texts(root), capacity=2, overlong="split"),
+    lambda root: packs(texts(root, repeat=True), align=2, end_of_data="drop", capacity=8),
+    lambda root: packs(texts(root), end_of_data="drop", buffer_size=3, max_samples=1),
+    lambda root: packs(texts(root), group_by=by_parity),
+    lambda root: packs(blend((texts(root), 1), (other(root), 2)), group_by="source"),
+    lambda root: packs(MapDataset(texts(root), stage(twice))),
+    lambda root: packs(token_blend(texts(root, repeat=True), other(root, repeat=True))),
+    lambda root: BatchDataset(packs(texts(root, repeat=True)), 2, stage(listed_packs)),
+    lambda root: blend((packs(texts(root)), 1), (packs(other(root)), 2)),
+    lambda root: RepeatDataset(packs(texts(root), buffer_size=3)),
+    lambda root: PackingDataset(
+        texts(root), 5, stage(pairs_of), stage(listed), sample_encoder=stage(loud)
+    ),
+    lambda root: PackingDataset(texts(root, repeat=True), 6, stage(first_three), stage(listed)),
+    lambda root: PackingDataset(texts(root), 6, stage(pairs_of), stage(twice_packed)),
+]
+
+
+@stateless
+def listed_packs(samples: list[Any]) -> dict[str, Any]:
+    return {"packs": samples, "__restore_key__": ()}
+
+
+@stateless
+def twice_packed(samples: list[TextSample]) -> Iterator[dict[str, Any]]:
+    for text in ("once", "again"):
+        yield {"texts": [sample.text for sample in samples], "text": text, "__restore_key__": ()}
+
+
 CASES: dict[type, list[Case]] = {
+    PackingDataset: PACKING_CASES,
+    FilledPacks: [
+        lambda root: filled(texts(root)),
+        lambda root: filled(texts(root, repeat=True), buffer_size=3),
+    ],
+    SelectedPacks: [
+        lambda root: SelectedPacks(texts(root), 5, stage(pairs_of)),
+        lambda root: SelectedPacks(texts(root, repeat=True), 6, stage(first_three)),
+        lambda root: SelectedPacks(texts(root), 4, stage(pairs_of), drop_last=True),
+    ],
+    PackMembers: [
+        lambda root: PackMembers(filled(texts(root)), stage(loud)),
+        lambda root: PackMembers(filled(texts(root, loss_weight=0.5))),
+    ],
     IterMapDataset: ITER_CASES,
     ShuffleBufferDataset: SHUFFLE_CASES,
     FilterDataset: [

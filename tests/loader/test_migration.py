@@ -13,6 +13,7 @@ import pytest
 
 from energon_lite import (
     DefaultTaskEncoder,
+    Packing,
     SavableDataset,
     SkipSample,
     TextSample,
@@ -59,6 +60,30 @@ class Grouping(DefaultTaskEncoder):
     @stateless
     def batch_group_criterion(self, sample: TextSample) -> tuple[int, None]:
         return number_of(sample) % 3, None
+
+
+class Packed(DefaultTaskEncoder):
+    """Packs of 40 letters."""
+
+    packing = Packing(40, buffer_size=10)
+
+    def sample_length(self, sample: TextSample) -> int:
+        return len(sample.text)
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
+        return TextSample.derive_from(samples[0], text="".join(s.text for s in samples))
+
+
+class PackedInWindows(Packed):
+    packing = Packing(40, buffer_size=10, algorithm="first_fit_decreasing")
+
+
+class Chosen(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples: list[TextSample]) -> list[list[TextSample]]:
+        return [samples[i : i + 2] for i in range(0, len(samples), 2)]
+
+    pack_selected_samples = Packed.pack_selected_samples
 
 
 class Skipping(DefaultTaskEncoder):
@@ -428,9 +453,32 @@ def test_edits_of_a_running_loader_take_effect_with_the_next_iter(sets) -> None:
     assert_goes_on(new, first, second, sources=ids("ab"), min_draws=15)
 
 
-def test_samples_held_by_group_go_on_but_for_those_of_removed_sources(sets) -> None:
-    old = blend_of(sets, ALL_AT_ONCE[0], Grouping, batch_size=4)
-    new = blend_of(sets, ALL_AT_ONCE[1], Grouping, batch_size=4)
+def held_in_groups(snapshot: Any) -> list[Any]:
+    return [key for keys in snapshot["held"] for key in keys]
+
+
+def held_for_packs(snapshot: Any) -> list[Any]:
+    return [key for group in snapshot["groups"] for key in group[1]]
+
+
+def held_for_choice(snapshot: Any) -> list[Any]:
+    return [*snapshot["held"], *(key for pack in snapshot["packs"] for key in pack)]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "held_in", "settings"),
+    [
+        (Grouping, held_in_groups, {"batch_size": 4}),
+        (Packed, held_for_packs, {"batch_size": 2}),
+        (PackedInWindows, held_for_packs, {"batch_size": 2}),
+        (Chosen, held_for_choice, {"batch_size": 2, "packing_buffer_size": 9}),
+    ],
+)
+def test_samples_held_back_go_on_but_for_those_of_removed_sources(
+    sets, encoder, held_in, settings
+) -> None:
+    old = blend_of(sets, ALL_AT_ONCE[0], encoder, **settings)
+    new = blend_of(sets, ALL_AT_ONCE[1], encoder, **settings)
     run = Ranks(old, 1, num_streams=2)
     first = run.slots(13)
     states = run.save()
@@ -438,8 +486,7 @@ def test_samples_held_by_group_go_on_but_for_those_of_removed_sources(sets) -> N
     def held(states: Any) -> set[tuple[Any, ...]]:
         found = set()
         for stream in states[0]["streams"].values():
-            (lists,) = (s for s in stream["inner"] if s["stage"] == "group_batch")
-            found |= {tuple(key) for keys in lists["held"] for key in keys}
+            found |= {tuple(key) for key in held_in(stream["inner"][0])}
         return found
 
     before = held(states)
@@ -452,7 +499,8 @@ def test_samples_held_by_group_go_on_but_for_those_of_removed_sources(sets) -> N
     after = held(later.save())
     assert before - gone <= given | after
     assert not gone & (given | after)
-    assert all(len({int(key) % 3 for key in batch.__key__}) == 1 for batch in second.values())
+    if encoder is Grouping:
+        assert all(len({int(k) % 3 for k in batch.__key__}) == 1 for batch in second.values())
     # All that was drawn was given or is held.
     keys = {leaf for part in (first, second) for b in part.values() for leaf in leaves(
         b.__restore_key__)} | after | gone  # fmt: skip

@@ -441,7 +441,7 @@ def stats(sets: Path) -> Any:
 
 def test_scalars_name_source_and_figure(stats) -> None:
     scalars = stats.scalars()
-    assert len(scalars) == 3 * 12
+    assert len(scalars) == 3 * 13
     assert scalars["data/a/train/given_share"] == stats["a/train"].given_share
     assert all(type(value) is float for value in scalars.values())
     assert set(stats.scalars("x/")) == {f"x/{name[5:]}" for name in scalars}

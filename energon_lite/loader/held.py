@@ -1,0 +1,44 @@
+"""The samples that a state holds back, without those of sources that are gone."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any
+
+from energon_lite.core.activity import leaves
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import Snapshot
+
+
+def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
+    """Gives the fields of a stage's snapshot, without samples of other sources than `names`.
+
+    Raises:
+        StateError: A field is damaged.
+    """
+    fields = dict(snapshot.fields)
+    try:
+        for name in ("held", "packs"):
+            if isinstance(fields.get(name), tuple):
+                fields[name] = _kept(fields[name], names)
+        if snapshot.kind == "pack":
+            groups = snapshot.field("groups")
+            fields["groups"] = tuple(_kept_group(*group, names=names) for group in groups)
+    except (TypeError, ValueError, IndexError) as error:
+        raise StateError(f"The checkpoint's stage {snapshot.kind!r} is damaged: {error}") from error
+    return fields
+
+
+def _kept(held: tuple[Any, ...], names: set[str]) -> tuple[Any, ...]:
+    """Gives the entries that stay; each is a restore key, or a list of such."""
+    entries = [_kept(e, names) if e and isinstance(e[0], tuple) else e for e in held]
+    return tuple(compress(entries, [_is_there(entry, names) for entry in entries]))
+
+
+def _kept_group(name: Any, keys: Any, rows: Any, *totals: Any, names: set[str]) -> tuple[Any, ...]:
+    is_there = [_is_there(key, names) for key in keys]
+    return (name, tuple(compress(keys, is_there)), tuple(compress(rows, is_there)), *totals)
+
+
+def _is_there(key: Any, names: set[str]) -> bool:
+    return all(leaf[0] in names for leaf in leaves(key) if leaf)

@@ -1,0 +1,402 @@
+"""Packs samples as they come, from a small buffer of lengths."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.packing import streaming_search as search
+from energon_lite.packing.lengths import check_sizes
+from energon_lite.packing.packs import Packs
+
+Int64Array = npt.NDArray[np.int64]
+
+DEFAULT_MAX_STEPS = 2000
+_FIELDS = ("numbers", "lengths", "added", "totals")
+_MAX_TOTAL = 1 << 60  # four times as much still fits into 63 bits
+_MIN_PLACES, _MAX_PLACES = 64, 1 << 14  # to begin with
+
+
+class StreamingPacker:
+    """Holds samples, by their lengths, and gives packs of them, one after the other.
+
+    Each pack is opened with the oldest sample held. More of the oldest follow while there is room
+    for many; the rest is the best fill that a search finds among all that are held, depth first,
+    longest first, as soon as nothing is left free. Oldest first uses up all lengths at the rate at
+    which they come: packers that take the longest first are left with those that fit nothing, and
+    their packs come in an order of lengths. A sample leaves within `target_size` packs.
+
+    What it gives depends on the arguments and on the lengths only, in the order of the calls.
+
+    R resources, such as tokens and tiles; R is 1 if `capacity` is a number.
+
+    Args:
+        capacity: what a pack can hold: a number, or R of them.
+        buffer_size: samples held at least when `is_full`. Some hundred are enough; with more, those
+            that fit badly pile up.
+        max_samples: samples in one pack at most; None for any number.
+        align: lengths are rounded up to a multiple of this: a number, or R of them.
+        max_steps: how many samples a search may put into one pack, and take out again.
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A limit is below 1, or `align` above `capacity`.
+
+    Example:
+        >>> packer = StreamingPacker(10)
+        >>> for length in (6, 7, 3, 4):
+        ...     packer.add(length)
+        >>> packer.next_pack(), packer.next_pack()
+        ([0, 3], [1, 2])
+    """
+
+    def __init__(
+        self,
+        capacity: int | Sequence[int],
+        *,
+        buffer_size: int = 256,
+        max_samples: int | None = None,
+        align: int | Sequence[int] = 1,
+        max_steps: int = DEFAULT_MAX_STEPS,
+    ) -> None:
+        self._is_single = np.ndim(capacity) == 0
+        nothing = np.zeros(0 if self._is_single else (0, np.size(capacity)), np.int64)
+        sizes = check_sizes(nothing, capacity, max_samples=max_samples, align=align)
+        self._capacities: list[int] = sizes.capacities.tolist()
+        self._aligns: list[int] = np.broadcast_to(align, len(self._capacities)).tolist()
+        self._limits = [
+            size // multiple * multiple
+            for size, multiple in zip(self._capacities, self._aligns, strict=True)
+        ]
+        if 0 in self._limits:
+            raise ValueError(
+                f"align is {align}, above the capacity of {capacity}; nothing would fit."
+            )
+        self._buffer_size = _at_least_one("buffer_size", buffer_size)
+        max_steps = _at_least_one("max_steps", max_steps)
+        self._settings = (self._capacities, self._aligns, buffer_size, max_samples, max_steps)
+        self._tail = self._num_gone = self._first_number = 0
+        self._use(_new_table(*self._settings))
+
+    def add(self, lengths: int | Sequence[int]) -> None:
+        """Takes a sample, which gets the next number, from 0 on.
+
+        Args:
+            lengths: its length, in 1..capacity; or R lengths, each in 0..capacity, one of them
+                above 0.
+
+        Raises:
+            TypeError: Not integers.
+            ValueError: A length is out of range, or there are not R of them.
+        """
+        slot = self._tail
+        if slot == self._num_places:
+            slot = self._make_room()
+        if self._is_single:
+            length: Any = lengths
+            if type(length) is not int:
+                length = operator.index(length)
+            if not 1 <= length <= self._limits[0]:
+                self._refuse((length,))
+            self._rows[0][slot] = length
+        else:
+            self._add_several(slot, lengths)
+        self._tail = slot + 1
+
+    @property
+    def num_held(self) -> int:
+        """Samples that are in no pack yet."""
+        return self._tail - self._num_gone
+
+    @property
+    def num_added(self) -> int:
+        """Samples added in all; the number of the next one."""
+        return self._tail + self._first_number
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds `target_size` samples, so that the next pack is worth taking."""
+        if self._tail - self._num_gone < self._buffer_size:
+            return False
+        return bool(search.take_in(self._table, self._tail))
+
+    @property
+    def target_size(self) -> int:
+        """Samples held when it is full: `buffer_size`, or four packs of mean length, if more.
+
+        With fewer, the last places in a pack find too little to choose from. The mean is that of
+        all samples added so far.
+        """
+        added = self.num_added
+        if not added:
+            return self._buffer_size
+        per_pack = [
+            -(-4 * size * added // total)
+            for size, total in zip(self._capacities, self._totals(), strict=True)
+            if total
+        ]
+        most = 4 * int(self._table[search.HEADER, search.MAX_SAMPLES])
+        return max(self._buffer_size, min(*per_pack, most))
+
+    def next_pack(self) -> list[int]:
+        """Chooses the samples of the next pack among those held, and lets go of them.
+
+        Returns:
+            Their numbers, ascending.
+
+        Raises:
+            IndexError: No sample is held.
+        """
+        if self._tail == self._num_gone:
+            raise IndexError(
+                "No sample is held: all that were added are in packs. Check num_held before."
+            )
+        size = int(search.choose_next(self._table, self._tail))
+        self._num_gone += size
+        pack: list[int] = self._chosen[:size].tolist()
+        return pack
+
+    def held(self) -> list[int]:
+        """Gives the numbers of the samples held, ascending."""
+        return list(map(int, self._held()[0]))
+
+    def state(self) -> dict[str, Any]:
+        """Gives all that `restore` needs to go on in the same way, as copies.
+
+        Returns:
+            `numbers`, shape (n,), of the samples held, ascending; `lengths`, shape (n, R), as they
+            were added; `added`, the samples added in all; `totals`, R sums of all their lengths,
+            aligned.
+        """
+        numbers, lengths = self._held()
+        return {
+            "numbers": numbers,
+            "lengths": lengths,
+            "added": self.num_added,
+            "totals": tuple(self._totals()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back, or on, to where `state` was taken, by a packer with the same arguments.
+
+        Args:
+            state: from `state`, with lists in place of arrays if it went through JSON.
+
+        Raises:
+            ValueError: It is damaged, or from a packer with other arguments; this packer is then as
+                it was.
+        """
+        numbers, lengths, added, totals = self._checked(state)
+        num_held, num = lengths.shape
+        table = _new_table(*self._settings, num_places=2 * num_held)
+        table[search.LENGTHS : search.LENGTHS + num, :num_held] = lengths.T
+        search.take_in(table, num_held)
+        table[search.NUMBERS, :num_held] = numbers
+        table[search.HEADER, search.NUM_ADDED] = added
+        _totals_of(table)[:] = totals
+        self._use(table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # copy.deepcopy and pickle would make of views what is none of the new table.
+        search.take_in(self._table, self._tail)
+        return {key: value for key, value in vars(self).items() if key not in ("_rows", "_chosen")}
+
+    def __setstate__(self, saved: Mapping[str, Any]) -> None:
+        vars(self).update(saved)
+        self._use(self._table)
+
+    def _use(self, table: Int64Array) -> None:
+        """Makes this the table, where all samples have been taken in."""
+        self._table = table
+        self._num_places: int = table.shape[1]
+        self._rows = [table[search.LENGTHS + r].data for r in range(len(self._capacities))]
+        self._chosen = table[search.CHOSEN].data
+        places = [search.TAIL, search.NUM_HELD, search.NUM_ADDED]
+        tail, num_held, added = table[search.HEADER, places].tolist()
+        self._tail = tail
+        self._num_gone = tail - num_held  # of the samples in slots up to the tail
+        self._first_number = added - tail
+
+    def _make_room(self) -> int:
+        """Frees slots of samples that have left, or makes the table larger."""
+        search.take_in(self._table, self._tail)
+        search.compact(self._table)
+        self._use(_with_room(self._table))
+        return self._tail
+
+    def _totals(self) -> list[int]:
+        search.take_in(self._table, self._tail)
+        totals: list[int] = _totals_of(self._table).tolist()
+        return totals
+
+    def _held(self) -> tuple[Int64Array, Int64Array]:
+        search.take_in(self._table, self._tail)
+        numbers = self._table[search.NUMBERS, : self._tail]
+        rows = self._table[search.LENGTHS : search.LENGTHS + len(self._capacities), : self._tail]
+        is_held = numbers >= 0
+        return numbers[is_held], np.ascontiguousarray(rows[:, is_held].T)
+
+    def _add_several(self, slot: int, lengths: Any) -> None:
+        if len(lengths) != len(self._limits):
+            raise ValueError(
+                f"Sample {self.num_added} has lengths {lengths}; give {len(self._limits)}, one for "
+                "each resource."
+            )
+        for row, length, limit in zip(self._rows, lengths, self._limits, strict=True):
+            if not 0 <= length <= limit:
+                self._refuse(tuple(lengths))
+            row[slot] = length
+        if not any(lengths):
+            self._refuse(tuple(lengths))
+
+    def _refuse(self, lengths: tuple[int, ...]) -> NoReturn:
+        """Says what is wrong with the lengths of a sample."""
+
+        def shown(values: Sequence[int]) -> str:
+            numbers = tuple(map(int, values))
+            return str(numbers[0] if self._is_single else numbers)
+
+        what, todo = "below 1", "Leave out empty samples: they would be in no pack."
+        if any(map(operator.gt, lengths, self._limits)):
+            what = f"above the capacity of {shown(self._capacities)}"
+            if not any(map(operator.gt, lengths, self._capacities)):
+                what += f" when rounded up to a multiple of {shown(self._aligns)}"
+            todo = "Truncate, split or leave out such samples, or raise the capacity."
+        elif not self._is_single:
+            what = "negative" if min(lengths) < 0 else "of no resource"
+        raise ValueError(f"Sample {self.num_added} has length {shown(lengths)}, {what}. {todo}")
+
+    def _checked(self, state: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int, list[int]]:
+        """Takes a state apart, if it is one that this packer could have."""
+        if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
+            raise _damaged(f"is no dict with {', '.join(_FIELDS)}")
+        numbers = _integers(state, "numbers", (-1,))
+        lengths = _integers(state, "lengths", (len(numbers), len(self._limits)))
+        totals: list[int] = _integers(state, "totals", (len(self._limits),)).tolist()
+        added = int(_integers(state, "added", ()))
+        if added < 0 or (len(numbers) and (np.diff(numbers, prepend=-1, append=added) < 1).any()):
+            raise _damaged(f"has numbers that do not rise from 0 to below {added}, those added")
+        try:
+            sizes = check_sizes(lengths, self._capacities, align=self._aligns)
+        except ValueError as error:
+            raise _damaged(f"has lengths that this one would not take: {error}") from error
+        # What those that have left must have had.
+        left = [a - b for a, b in zip(totals, sizes.lengths.sum(axis=0).tolist(), strict=True)]
+        num_left = added - len(numbers)
+        most = [num_left * limit for limit in self._limits]
+        if min(left) < 0 or any(map(operator.gt, left, most)) or sum(left) < num_left:
+            raise _damaged(f"has totals of {totals}, which {added} such samples cannot have")
+        return numbers, lengths, added, totals
+
+
+def pack_stream(
+    lengths: npt.ArrayLike,
+    capacity: int | Sequence[int],
+    *,
+    buffer_size: int = 256,
+    max_samples: int | None = None,
+    align: int | Sequence[int] = 1,
+    max_steps: int = DEFAULT_MAX_STEPS,
+) -> Packs:
+    """Packs as `StreamingPacker` does, fed in order until it is full before each pack.
+
+    Args:
+        lengths: shape (N,), each in 1..capacity; or (N, R) for several resources, each in
+            0..capacity, in at least one above 0.
+        capacity: what a pack can hold: a number, or shape (R,).
+        buffer_size: samples held at least, while there are any.
+        max_samples: samples in one pack at most; None for any number.
+        align: lengths are rounded up to a multiple of this: a number, or shape (R,).
+        max_steps: how many samples a search may put into one pack, and take out again.
+
+    Returns:
+        Packs, in the order in which they come, samples ascending in each.
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A limit or a length is out of range; names the first such sample.
+
+    Example:
+        >>> pack_stream([6, 7, 3, 4, 5], 10, buffer_size=4).tolist()
+        [[0, 3], [1, 2], [4]]
+    """
+    buffer_size = _at_least_one("buffer_size", buffer_size)
+    max_steps = _at_least_one("max_steps", max_steps)
+    sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
+    num_samples, num = sizes.lengths.shape
+    align_R = np.ones(num, np.int64)  # the lengths are aligned already
+    table = _new_table(sizes.capacities, align_R, buffer_size, max_samples, max_steps)
+    indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
+    progress = np.zeros(3, np.int64)
+    while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
+        table = _with_room(table)
+    return Packs(indices, offsets[: progress[2] + 1].copy())
+
+
+def _new_table(
+    capacities: npt.ArrayLike,
+    aligns: npt.ArrayLike,
+    buffer_size: int,
+    max_samples: int | None,
+    max_steps: int,
+    num_places: int = 0,
+) -> Int64Array:
+    """Makes the table of a packer that holds nothing, for that many slots at least."""
+    num = np.size(capacities)
+    num_places = max(num_places, min(4 * buffer_size, _MAX_PLACES), _MIN_PLACES + 4 * num)
+    # Rows a power of two apart would compete for the same places in the processor's cache.
+    table = np.zeros((search.LENGTHS + 2 * num, num_places + num_places // 16 + 12), np.int64)
+    header = table[search.HEADER]
+    header[search.BUFFER_SIZE], header[search.MAX_STEPS] = buffer_size, max_steps
+    header[search.MAX_SAMPLES] = min(max_samples or _MAX_TOTAL, _MAX_TOTAL)
+    blocks = header[search.CAPACITY : search.CAPACITY + search.BLOCKS * num].reshape(-1, num)
+    blocks[0], blocks[1] = capacities, aligns
+    return table
+
+
+def _with_room(table: Int64Array) -> Int64Array:
+    """The same table, or a copy with twice the places if it is more than half full."""
+    num_places = table.shape[1]
+    if 2 * table[search.HEADER, search.TAIL] <= num_places:
+        return table
+    larger = np.zeros((len(table), 2 * num_places), np.int64)
+    larger[:, :num_places] = table
+    return larger
+
+
+def _totals_of(table: Int64Array) -> Int64Array:
+    num = (len(table) - search.LENGTHS) // 2
+    return table[search.HEADER, search.CAPACITY + 2 * num : search.CAPACITY + 3 * num]
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if operator.index(value) < 1:
+        raise ValueError(f"{name} is {value}; give at least 1.")
+    return operator.index(value)
+
+
+def _damaged(what: str) -> ValueError:
+    return ValueError(
+        f"The state of a packer {what}. It is damaged, or was saved by a packer with other "
+        "arguments: give this one the same."
+    )
+
+
+def _integers(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Int64Array:
+    """Gives an entry of a state as an array of that shape; -1 stands for any number."""
+    try:
+        array = np.asarray(state[name])
+        if array.size == 0:
+            array = array.astype(np.int64).reshape(shape)
+    except (ValueError, TypeError, OverflowError):  # lists of different lengths, say
+        array = np.zeros((), np.bool_)
+    is_shaped = array.ndim == len(shape) and all(
+        wanted in (-1, size) for size, wanted in zip(array.shape, shape, strict=True)
+    )
+    if array.dtype.kind not in "iu" or not is_shaped or (array > _MAX_TOTAL).any():
+        raise _damaged(f"has no integers of shape {shape} as {name!r}")
+    return array.astype(np.int64)

@@ -1,0 +1,400 @@
+"""Kernels of the streaming packer: what is held, and the search for what fills a pack.
+
+All they know is in one table of int64, since each array makes a call from Python 0.2 µs longer. It
+has P columns; R is the number of resources. Its first rows are:
+
+- `HEADER`: single numbers, at the places named below, and blocks of R numbers from `CAPACITY` on.
+- `KEYS`, `SLOTS`: the samples held, shortest first, of equal ones the newest first: the length in
+  the resource `SORTED_BY`, and the slot.
+- `PATH`, `BEST`: places in these two rows that the search has taken, and the best ones so far.
+- `CHOSEN`: numbers of the samples of the last pack.
+- `NUMBERS`: the number of the sample in each slot, or -1 where it has left.
+
+Then R rows of lengths as they were added, and R rows of aligned ones, by slot. Samples get slots in
+the order in which they come: a lower slot has an older sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.packing.compiled import kernel
+
+Int64Array = npt.NDArray[np.int64]
+
+HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
+
+# Places in the header.
+NUM_HELD, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS = range(8)
+CAPACITY = 8  # R capacities, then R of each: alignment, total, room
+BLOCKS = 4
+
+# The oldest samples fill a pack up to as much room as these many samples need in the mean; what
+# fills the rest is searched for. A pack that is a large part of all that is held would otherwise
+# have the long samples, and the next one those left behind.
+_SEARCHED = 8
+# Where `max_samples` is less than twice what a pack has in the mean, the search must leave as many
+# short samples as come: it fills these sixteenths, and not less than four samples need.
+_SEARCHED_IF_TIGHT, _SEARCHED_AT_LEAST = 11, 4
+
+_ONE = np.uint64(1)
+
+
+@kernel()
+def _num_resources(table: Int64Array) -> int:
+    return (len(table) - LENGTHS) >> 1
+
+
+@kernel("(int64[:, ::1],)")
+def compact(table: Int64Array) -> None:
+    """Moves samples to the first slots, in the same order. All must have been taken in."""
+    header, numbers, moved_to = table[HEADER], table[NUMBERS], table[PATH]
+    kept = 0
+    for slot in range(header[TAIL]):
+        if numbers[slot] >= 0:
+            for row in range(NUMBERS, len(table)):
+                table[row, kept] = table[row, slot]
+            moved_to[slot] = kept
+            kept += 1
+    for place in range(header[NUM_HELD]):
+        table[SLOTS, place] = moved_to[table[SLOTS, place]]
+    header[TAIL], header[OLDEST] = kept, 0
+
+
+@kernel()
+def _first_not_below(table: Int64Array, num: int, key: int) -> int:
+    low, high = 0, num
+    while low < high:
+        middle = (low + high) >> 1
+        if table[KEYS, middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel()
+def _key_of(table: Int64Array, slot: int) -> int:
+    key: int = table[LENGTHS + _num_resources(table) + table[HEADER, SORTED_BY], slot]
+    return key
+
+
+@kernel()
+def _place_of(table: Int64Array, slot: int) -> int:
+    """The place in the sorted rows that a slot has or would have: of equal keys, newest first."""
+    num_held, key = table[HEADER, NUM_HELD], _key_of(table, slot)
+    place = _first_not_below(table, num_held, key)
+    while place < num_held and table[SLOTS, place] > slot and table[KEYS, place] == key:
+        place += 1
+    return place
+
+
+# numba takes an index below 0 from the end. Unsigned ones need no such test, and the loop becomes
+# a block move, several times as fast.
+@kernel()
+def _move_up(table: Int64Array, row: int, start: int, stop: int) -> None:
+    j, end = np.uint64(stop), np.uint64(start)
+    while j > end:
+        table[row, j] = table[row, j - _ONE]
+        j -= _ONE
+
+
+@kernel()
+def _move_down(table: Int64Array, row: int, start: int, stop: int) -> None:
+    j, end = np.uint64(start), np.uint64(stop)
+    while j < end:
+        table[row, j] = table[row, j + _ONE]
+        j += _ONE
+
+
+@kernel()
+def _insert(table: Int64Array, slot: int) -> None:
+    num_held, key = table[HEADER, NUM_HELD], _key_of(table, slot)
+    place = _place_of(table, slot)
+    _move_up(table, KEYS, place, num_held)
+    _move_up(table, SLOTS, place, num_held)
+    table[KEYS, place], table[SLOTS, place] = key, slot
+    table[HEADER, NUM_HELD] = num_held + 1
+
+
+@kernel()
+def _remove(table: Int64Array, place: int) -> None:
+    num_held = table[HEADER, NUM_HELD] - 1
+    _move_down(table, KEYS, place, num_held)
+    _move_down(table, SLOTS, place, num_held)
+    table[HEADER, NUM_HELD] = num_held
+
+
+@kernel()
+def _take_in(table: Int64Array, tail: int) -> None:
+    """Numbers, aligns, counts and sorts the samples in slots up to `tail`."""
+    num = _num_resources(table)
+    for slot in range(table[HEADER, TAIL], tail):
+        table[NUMBERS, slot] = table[HEADER, NUM_ADDED]
+        table[HEADER, NUM_ADDED] += 1
+        for r in range(num):
+            align = table[HEADER, CAPACITY + num + r]
+            length = table[LENGTHS + r, slot]
+            if align > 1:
+                length = (length + align - 1) // align * align
+            table[LENGTHS + num + r, slot] = length
+            table[HEADER, CAPACITY + 2 * num + r] += length
+        _insert(table, slot)
+    table[HEADER, TAIL] = tail
+
+
+@kernel()
+def _take(table: Int64Array, rooms: Int64Array, slot: int, sign: int) -> None:
+    num = len(rooms)
+    for r in range(num):
+        rooms[r] -= sign * table[LENGTHS + num + r, slot]
+
+
+@kernel()
+def _fits(table: Int64Array, slot: int, rooms: Int64Array) -> bool:
+    num = len(rooms)
+    is_fitting = True
+    for r in range(num):
+        is_fitting &= table[LENGTHS + num + r, slot] <= rooms[r]
+    return is_fitting
+
+
+@kernel()
+def _is_same(table: Int64Array, a: int, b: int) -> bool:
+    is_same = True
+    for row in range(LENGTHS + _num_resources(table), len(table)):
+        is_same &= table[row, a] == table[row, b]
+    return is_same
+
+
+@kernel()
+def _search(table: Int64Array, rooms: Int64Array, places_left: int) -> int:
+    """Looks for what leaves least of the scarcest resource, depth first, longest first.
+
+    Gives how many samples that are; their places are in the row `BEST`, descending. The other
+    resources only have to suffice. Samples that need none of the scarcest are left for later.
+    """
+    header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
+    path, best = table[PATH], table[BEST]
+    num_held, max_steps, is_one = header[NUM_HELD], header[MAX_STEPS], len(rooms) == 1
+    first = 0 if is_one else _first_not_below(table, num_held, 1)
+    if first == num_held:
+        return 0
+    size = best_size = steps = 0
+    room = rooms[header[SORTED_BY]]
+    best_room = room + 1
+    place, shortest = num_held, keys[first]
+    while True:
+        if room >= shortest and place > first and size < places_left:
+            place = _first_not_below(table, place, room + 1) - 1
+            while not is_one and place >= first and not _fits(table, slots[place], rooms):
+                place -= 1
+        else:
+            place = first - 1
+        while place < first:
+            if room < best_room:
+                best_room, best_size = room, size
+                for j in range(size):
+                    best[j] = path[j]
+            if size == 0 or best_room == 0 or steps >= max_steps:
+                for j in range(size if not is_one else 0):
+                    _take(table, rooms, slots[path[j]], -1)
+                return best_size
+            size -= 1
+            place = path[size]
+            last = slots[place]
+            room += keys[place]
+            # A shorter sample is worse unless there is room for one more. Another one of the same
+            # lengths would lead to the same packs.
+            longest = min(keys[place] - is_one, room - shortest) if size + 1 < places_left else -1
+            while place >= first and keys[place] > longest:
+                place -= 1
+            if not is_one:
+                _take(table, rooms, last, -1)
+                while place >= first and (
+                    _is_same(table, slots[place], last) or not _fits(table, slots[place], rooms)
+                ):
+                    place -= 1
+        path[size] = place
+        size += 1
+        steps += 1
+        room -= keys[place]
+        if not is_one:
+            _take(table, rooms, slots[place], 1)
+
+
+@kernel()
+def _scarcest(table: Int64Array) -> int:
+    """The resource that needs the most packs."""
+    header = table[HEADER]
+    num = _num_resources(table)
+    scarcest = most = 0
+    for r in range(num):
+        capacity, total = header[CAPACITY + r], header[CAPACITY + 2 * num + r]
+        packs = ((total // capacity) << 20) + ((total % capacity) << 20) // capacity
+        if packs > most:
+            scarcest, most = r, packs
+    return scarcest
+
+
+@kernel()
+def _sort_by(table: Int64Array, resource: int) -> None:
+    header = table[HEADER]
+    if resource != header[SORTED_BY]:
+        header[SORTED_BY], header[NUM_HELD] = resource, 0
+        for slot in range(header[TAIL]):
+            if table[NUMBERS, slot] >= 0:
+                _insert(table, slot)
+
+
+@kernel()
+def _searched_room(table: Int64Array) -> int:
+    """The room that is left to the search."""
+    header, num = table[HEADER], _num_resources(table)
+    capacity = header[CAPACITY + header[SORTED_BY]]
+    total, added = header[CAPACITY + 2 * num + header[SORTED_BY]], header[NUM_ADDED]
+    room: int = _SEARCHED * total // added
+    if header[MAX_SAMPLES] < 2 * (added // max(total // capacity, 1)):
+        room = max(capacity * _SEARCHED_IF_TIGHT // 16, _SEARCHED_AT_LEAST * total // added)
+    return room
+
+
+@kernel()
+def _choose_oldest(table: Int64Array, rooms: Int64Array) -> int:
+    """Takes the oldest sample, and the next ones while there is much room; gives how many."""
+    while table[NUMBERS, table[HEADER, OLDEST]] < 0:
+        table[HEADER, OLDEST] += 1
+    searched = _searched_room(table)
+    num_chosen, slot = 0, table[HEADER, OLDEST]
+    while num_chosen < table[HEADER, MAX_SAMPLES] and slot < table[HEADER, TAIL]:
+        if num_chosen and rooms[table[HEADER, SORTED_BY]] <= searched:
+            break
+        is_next = num_chosen == 0 or _key_of(table, slot) > 0
+        if is_next and table[NUMBERS, slot] >= 0 and _fits(table, slot, rooms):
+            _take(table, rooms, slot, 1)
+            _remove(table, _place_of(table, slot))
+            table[CHOSEN, num_chosen] = slot
+            num_chosen += 1
+        slot += 1
+    return num_chosen
+
+
+@kernel()
+def _add_what_fits(table: Int64Array, rooms: Int64Array, num_chosen: int) -> int:
+    """Adds samples for which there still is room, such as texts where images fill the packs."""
+    room = rooms[table[HEADER, SORTED_BY]]
+    for place in range(_first_not_below(table, table[HEADER, NUM_HELD], room + 1) - 1, -1, -1):
+        slot = table[SLOTS, place]
+        if num_chosen < table[HEADER, MAX_SAMPLES] and _fits(table, slot, rooms):
+            _take(table, rooms, slot, 1)
+            _remove(table, place)
+            table[CHOSEN, num_chosen] = slot
+            num_chosen += 1
+    return num_chosen
+
+
+@kernel()
+def _choose(table: Int64Array) -> int:
+    """Takes the samples of the next pack out, writes slots to `CHOSEN`; gives how many."""
+    header, slots, best = table[HEADER], table[SLOTS], table[BEST]
+    num = _num_resources(table)
+    rooms = header[CAPACITY + 3 * num : CAPACITY + 4 * num]
+    for r in range(num):
+        rooms[r] = header[CAPACITY + r]
+    if num > 1:
+        _sort_by(table, _scarcest(table))
+    num_chosen = _choose_oldest(table, rooms)
+    num_found = _search(table, rooms, header[MAX_SAMPLES] - num_chosen)
+    for j in range(num_found):
+        table[CHOSEN, num_chosen + j] = slots[best[j]]
+        _take(table, rooms, slots[best[j]], 1)
+        _remove(table, best[j])
+    num_chosen += num_found
+    return _add_what_fits(table, rooms, num_chosen) if num > 1 else num_chosen
+
+
+@kernel()
+def _name_chosen(table: Int64Array, num_chosen: int) -> None:
+    """Sorts the chosen slots, frees them, and puts the samples' numbers in their places."""
+    chosen, numbers = table[CHOSEN], table[NUMBERS]
+    for j in range(1, num_chosen):  # most are in order already: those that no search found
+        slot, k = chosen[j], j
+        while k > 0 and chosen[k - 1] > slot:
+            chosen[k] = chosen[k - 1]
+            k -= 1
+        chosen[k] = slot
+    for j in range(num_chosen):
+        slot = chosen[j]
+        chosen[j] = numbers[slot]
+        numbers[slot] = -1
+
+
+@kernel("(int64[:, ::1], int64)")
+def choose_next(table: Int64Array, tail: int) -> int:
+    """Takes in the samples up to slot `tail`, writes the next pack to `CHOSEN`; gives its size."""
+    _take_in(table, tail)
+    num_chosen = _choose(table)
+    _name_chosen(table, num_chosen)
+    return num_chosen
+
+
+@kernel()
+def _is_full(table: Int64Array) -> bool:
+    num_held = table[HEADER, NUM_HELD]
+    if num_held < table[HEADER, BUFFER_SIZE]:
+        return False
+    if num_held // 4 >= table[HEADER, MAX_SAMPLES]:
+        return True
+    num = _num_resources(table)
+    for r in range(num):
+        # num_held >= 4 * capacity * added / total, without a product above 2**63.
+        capacity, total = table[HEADER, CAPACITY + r], table[HEADER, CAPACITY + 2 * num + r]
+        missing = 4 * table[HEADER, NUM_ADDED] - num_held * (total // capacity)
+        if missing < num_held and missing * capacity <= num_held * (total % capacity):
+            return True
+    return False
+
+
+@kernel("(int64[:, ::1], int64)")
+def take_in(table: Int64Array, tail: int) -> bool:
+    """Takes in the samples up to slot `tail`; gives whether enough are held."""
+    _take_in(table, tail)
+    return _is_full(table)
+
+
+@kernel("(int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[::1])")
+def choose_all(
+    table: Int64Array,
+    lengths_NR: Int64Array,
+    indices: Int64Array,
+    offsets: Int64Array,
+    progress: Int64Array,
+) -> bool:
+    """Packs a whole stream; false where it stops because the table is too small.
+
+    Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, and the
+    packs. It goes on from there with a larger copy of the table.
+    """
+    num_samples, num = lengths_NR.shape
+    num_read, num_packed, num_packs = progress
+    header = table[HEADER]
+    while num_packed < num_samples:
+        while num_read < num_samples and not _is_full(table):
+            if header[TAIL] == table.shape[1]:
+                compact(table)
+                if 2 * header[TAIL] > table.shape[1]:
+                    progress[0], progress[1], progress[2] = num_read, num_packed, num_packs
+                    return False
+            for r in range(num):
+                table[LENGTHS + r, header[TAIL]] = lengths_NR[num_read, r]
+            num_read += 1
+            _take_in(table, header[TAIL] + 1)
+        num_chosen = choose_next(table, header[TAIL])
+        for j in range(num_chosen):
+            indices[num_packed + j] = table[CHOSEN, j]
+        num_packed += num_chosen
+        num_packs += 1
+        offsets[num_packs] = num_packed
+    progress[2] = num_packs
+    return True

@@ -1,0 +1,310 @@
+"""Lists of samples that fill a pack together, chosen by their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite import packing as packers
+from energon_lite.core.activity import current_activity, leaves
+from energon_lite.core.dataset import Cursor
+from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.packing.settings import Packing
+from energon_lite.stages.batching import Collected
+from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
+from energon_lite.stages.overlong import Measure, Piece, left_out, whole
+from energon_lite.stages.pack_samples import has_images
+
+Int64Array = npt.NDArray[np.int64]
+
+# What a packer's state has of each sample held.
+_COLUMNS = ("numbers", "lengths", "packs")
+
+GroupKey = Any  # a text, number, bool, None, or a tuple of these
+
+
+class Packer(Protocol):
+    """What chooses the samples of a pack; `StreamingPacker` and `WindowPacker` do."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a pack can be given without reading on."""
+
+    @property
+    def num_held(self) -> int:
+        """Samples that are in no pack given yet."""
+
+    @property
+    def num_added(self) -> int:
+        """The number of the sample that is added next."""
+
+    def add(self, lengths: int | tuple[int, ...]) -> None:
+        """Adds the next sample."""
+
+    def next_pack(self) -> list[int]:
+        """Gives the numbers of the next pack's samples."""
+
+    def held(self) -> list[int]:
+        """Gives the numbers of the samples that are in no pack given yet, in their order."""
+
+    def state(self) -> dict[str, Any]:
+        """Gives what is held."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+
+
+def new_packer(packing: Packing) -> Packer:
+    """Gives what packs one group of one stream."""
+    limits: dict[str, Any] = {
+        "buffer_size": packing.buffer_size,
+        "max_samples": packing.max_samples,
+    }
+    if len(packing.resources) == 1:
+        limits.update(capacity=packing.tokens, align=packing.token_alignment)
+    else:
+        limits.update(capacity=packing.capacities, align=packing.alignments)
+    if packing.algorithm == "streaming":
+        streaming: Packer = packers.StreamingPacker(**limits)
+        return streaming
+    windowed: Packer = packers.WindowPacker(algorithm=packing.algorithm, **limits)
+    return windowed
+
+
+class FilledPacks(Collected):
+    """Lists of samples that fill packs; of one group each.
+
+    State: for each group the restore keys and lengths of the samples held, in their order. After a
+    resume a sample is made again when it leaves.
+    Length: at most that below.
+    Keys: `("pack", slot, key, key, ...)`; that of a part of a sample that is too long for a pack is
+    `("piece", start, stop, key)`.
+
+    Args:
+        dataset: the samples, measured; they must be replayable, as those held are saved as keys.
+        packing: how they are packed.
+        seed: of the run.
+    """
+
+    kind: ClassVar[str] = "pack"
+
+    def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
+        super().__init__(dataset, "Packs")
+        self.packing = packing
+        self.group_function: UserFunction | None = None
+        if callable(packing.group_by):
+            self.group_function = UserFunction(
+                _Grouping(packing.group_by), name="group_by", seed=seed, config=self.worker_config
+            )
+        # Compiles it, if it was never used here, before there are worker processes.
+        new_packer(packing)
+        packers.compile_all()
+
+    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
+        """Gives a fresh cursor."""
+        inner: Any = self.dataset.cursor(stream)
+        return _FillCursor(self, inner)
+
+    @property
+    def samples_are_known(self) -> bool:
+        """It is not: that depends on their lengths. `num_items` and `expected` take one a pack."""
+        return False
+
+    def restore_member(self, key: RestoreKey) -> Any:
+        """Makes one sample of a pack again; the whole of it, of a piece."""
+        return self.dataset.restore_sample(whole(key))
+
+    def config(self) -> dict[str, JSON]:
+        """Gives all that decides which samples share a pack."""
+        packing = self.packing
+        group_by = packing.group_by
+        return {
+            "stage": "pack",
+            "capacity": dict(zip(packing.resources, packing.capacities, strict=True)),
+            "algorithm": packing.algorithm,
+            "packing_buffer_size": packing.buffer_size,
+            "max_samples": packing.max_samples,
+            "group_by": "function" if callable(group_by) else group_by,
+            "overlong": packing.overlong,
+            "align": list(packing.alignments),
+            "drop_last": packing.drop_last,
+            "end_of_data": packing.end_of_data,
+            "of": self.dataset.config(),
+        }
+
+
+class _Grouping:
+    """The user's function, with its result checked."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.__wrapped__ = function
+
+    def __call__(self, sample: Any) -> tuple[GroupKey]:
+        group = self.__wrapped__(sample)
+        parts = group if isinstance(group, tuple) else (group,)
+        if not all(part is None or isinstance(part, (str, int, bool)) for part in parts):
+            raise FatalSampleError.from_sample(
+                sample,
+                f"group_by gave {group!r:.80}, which a checkpoint cannot keep; return a text, "
+                "number, bool, None or a tuple of these",
+            )
+        return (group,)
+
+
+class _Held(NamedTuple):
+    """A sample in a buffer; `LEFT_OUT` for one that has to be made again."""
+
+    key: RestoreKey
+    sample: Any
+
+
+class _Group:
+    """The buffer of one group."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.packer = new_packer(packing)
+        self.held: dict[int, _Held] = {}
+
+    def add(self, key: RestoreKey, sample: Any, lengths: int | tuple[int, ...]) -> None:
+        self.held[self.packer.num_added] = _Held(key, sample)
+        self.packer.add(lengths)
+
+    def take(self) -> list[_Held]:
+        return [self.held.pop(number) for number in self.packer.next_pack()]
+
+    def state(self) -> tuple[tuple[RestoreKey, ...], Int64Array, int, tuple[int, ...]]:
+        """Gives the keys of what is held, a row of numbers for each, and two totals."""
+        state = self.packer.state()
+        rows = np.column_stack([state[name] for name in _COLUMNS if name in state])
+        keys = tuple([held.key for held in self.held.values()])
+        return keys, rows, state["added"], state["totals"]
+
+    def restore(
+        self,
+        keys: tuple[RestoreKey, ...],
+        rows: npt.ArrayLike,
+        added: int,
+        totals: tuple[int, ...],
+    ) -> None:
+        last = 1 + len(totals)
+        shape = (len(keys), -1) if keys else (0, last + 1)
+        rows = np.array(rows, dtype=np.int64).reshape(shape)
+        self.packer.restore(
+            {
+                "numbers": rows[:, 0],
+                "lengths": rows[:, 1:last],
+                "packs": rows[:, last:].reshape(-1),
+                "added": added,
+                "totals": totals,
+            }
+        )
+        held = zip(self.packer.held(), keys, strict=True)
+        self.held = {number: _Held(_checked(key), LEFT_OUT) for number, key in held}
+
+
+class _FillCursor(Cursor[list[Any]]):
+    def __init__(self, spec: FilledPacks, inner: MeasureCursor[Any]) -> None:
+        self._spec = spec
+        self._inner = inner
+        self._groups: dict[GroupKey, _Group] = {}
+        self._full: _Group | None = None
+        self._has_ended = False
+        self._measure = Measure(spec.packing)
+        self._group_by = spec.packing.group_by
+        self._group_run = FunctionRun(spec.group_function) if spec.group_function else None
+
+    def __next__(self) -> list[Any]:
+        while not self._has_ended:
+            # Only the group that a sample was added to can have become full.
+            if self._full is not None:
+                if self._full.packer.is_full:
+                    return self._give(self._full.take())
+                self._full = None
+            try:
+                sample = next(self._inner)
+            except StopIteration:
+                self._has_ended = True
+                break
+            if not self._put(self._inner.key, sample):
+                return self._give([_Held(self._inner.key, sample)])
+        return self._give(self._rest())
+
+    def _give(self, pack: list[_Held]) -> list[Any]:
+        self.key = ("pack", current_activity().batch_index, *(held.key for held in pack))
+        again = self._spec.restore_member
+        return [again(key) if sample is LEFT_OUT else sample for key, sample in pack]
+
+    def _put(self, key: RestoreKey, sample: Any) -> bool:
+        """Puts a sample into the buffer of its group; False if it is to go out alone."""
+        length = self._inner.length
+        if type(length) is int and 0 < length <= self._measure.longest:
+            pieces: list[Piece] = [(key, length)]
+        else:
+            pieces = list(self._measure.pieces(key, sample, length))
+            if not pieces:
+                return self._spec.packing.overlong != "alone"
+        found = None if self._group_by is None else self._group_of(key, sample)
+        if found is LEFT_OUT:
+            return True
+        group = self._groups.get(found)
+        if group is None:
+            group = self._groups[found] = _Group(self._spec.packing)
+        for piece_key, lengths in pieces:
+            group.add(piece_key, sample, lengths)
+        if group.packer.is_full:
+            self._full = group
+        return True
+
+    def _group_of(self, key: RestoreKey, sample: Any) -> Any:
+        if self._group_by == "source":
+            return next(leaves(key))[0]
+        if self._group_by == "modality":
+            return "images" if has_images(sample) else "text"
+        assert self._group_run is not None
+        found = self._group_run.call(key, sample)
+        return found if found is LEFT_OUT else found[0]
+
+    def _rest(self) -> list[_Held]:
+        """Gives a pack of what is held when the data have ended."""
+        packing = self._spec.packing
+        for group in self._groups.values():
+            while group.packer.num_held:
+                pack = group.take()
+                is_last = packing.drop_last and not group.packer.num_held
+                if packing.end_of_data == "pack" and not is_last:
+                    return pack
+                for key, sample in pack:
+                    left_out(key, sample, "left over at the end of the data")
+        raise StopIteration
+
+    def snapshot(self) -> Snapshot:
+        groups = tuple((name, *group.state()) for name, group in self._groups.items())
+        fields = {"ended": int(self._has_ended), "groups": groups}
+        return Snapshot("pack", fields, (self._inner.snapshot(),))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        snapshot.expect("pack", 1)
+        groups: dict[GroupKey, _Group] = {}
+        try:
+            for name, *state in snapshot.field("groups"):
+                groups[name] = _Group(self._spec.packing)
+                groups[name].restore(*state)
+        except (TypeError, ValueError) as error:
+            raise StateError(f"The checkpoint's stage 'pack' is damaged: {error}") from error
+        has_ended = bool(snapshot.count("ended"))
+        self._inner.restore(snapshot.inner[0])
+        self._groups, self._has_ended = groups, has_ended
+        # At most one, since packs are given as soon as they can be.
+        self._full = next((g for g in groups.values() if g.packer.is_full), None)
+
+
+def _checked(key: Any) -> RestoreKey:
+    if not isinstance(key, tuple) or not key:
+        raise ValueError(f"{key!r:.80} is no restore key")
+    return key

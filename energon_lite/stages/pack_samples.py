@@ -1,0 +1,259 @@
+"""Puts encoded samples into one sequence, and cuts those that are too long for one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.loss.modes import token_weight
+from energon_lite.packing.settings import Packing
+from energon_lite.stages.packed_sample import PackedSample
+
+# The first of these that a sample has gives its images.
+IMAGE_FIELDS = ("images", "image", "pixel_values")
+# Fields with one entry per token, which are cut with a sample.
+TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
+    """Puts encoded samples into one sequence.
+
+    Args:
+        samples: dataclasses, dicts or NamedTuples with `input_ids` (t,), and if they like `labels`
+            (t,), `loss_mask` (t,) and images: `images` (a list, or (n, C, H, W)), `image` or
+            `pixel_values`. Without labels all tokens but the first are predicted.
+        packing: alignment, loss mode, labels, and the capacity that must not be exceeded.
+
+    Returns:
+        The pack. Its key lists those of the samples.
+
+    Raises:
+        FatalSampleError: A sample has no `input_ids`, its fields do not fit together, or all
+            together are above the capacity; names the sample.
+    """
+    if not samples:
+        raise ValueError("pack_samples: there is no sample")
+    tokens = [_tokens(sample) for sample in samples]
+    sizes = np.array([len(ids) for ids in tokens])
+    align = packing.token_alignment
+    padded_sizes = -(-sizes // align) * align
+    _check_capacity(samples, sizes, padded_sizes, packing)
+    ends = np.cumsum(padded_sizes)
+    starts, total = ends - padded_sizes, int(ends[-1])
+    input_ids = _laid_out(tokens, starts, total, packing.pad_id, np.int64)
+    labels = _laid_out(
+        [_labels(sample, ids, packing) for sample, ids in zip(samples, tokens, strict=True)],
+        starts,
+        total,
+        packing.ignore_index,
+        np.int64,
+    )
+    numbers = np.repeat(np.arange(len(samples)), padded_sizes)
+    positions, segments = np.arange(total) - starts[numbers], numbers + 1
+    if align > 1:
+        is_padding = positions >= sizes[numbers]
+        positions[is_padding] = segments[is_padding] = 0
+    return PackedSample(
+        **_names_and_images(samples),
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(positions),
+        segment_ids=torch.from_numpy(segments),
+        loss_weights=torch.from_numpy(
+            _loss_weights(samples, labels, starts, sizes, numbers, packing).astype(np.float32)
+        ),
+        cu_seqlens=_boundaries(sizes),
+        cu_seqlens_padded=_boundaries(padded_sizes),
+        max_seqlen=int(padded_sizes.max()),
+    )
+
+
+def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
+    """What a pack has besides its tokens."""
+    keys = [_key(sample) for sample in samples]
+    sources = chain.from_iterable(_field(sample, "__sources__") or () for sample in samples)
+    images = [_images(sample) for sample in samples]
+    segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
+    return {
+        "__key__": ",".join(keys),
+        "__restore_key__": ("pack", *(_field(s, "__restore_key__") or () for s in samples)),
+        "__sources__": tuple(sources) or None,
+        "__keys__": keys,
+        "images": list(chain.from_iterable(images)),
+        "image_segments": torch.from_numpy(segments),
+    }
+
+
+def slice_sample(sample: Any, start: int, stop: int) -> Any:
+    """Cuts tokens `start` to `stop` out of an encoded sample, a copy.
+
+    Raises:
+        FatalSampleError: It has no `input_ids`; or it has images, and which of them belong to the
+            tokens only the task encoder knows.
+    """
+    if _field(sample, "input_ids") is None:
+        raise FatalSampleError.from_sample(
+            sample, f"{type(sample).__name__} has no input_ids to cut; override slice_sample"
+        )
+    if _images(sample):
+        raise FatalSampleError.from_sample(
+            sample,
+            "it is longer than a pack and has images; which belong to the tokens that are kept "
+            'only you know. Override slice_sample, or use overlong="drop" or "alone"',
+        )
+    cut = {
+        name: value[start:stop]
+        for name in TOKEN_FIELDS
+        if (value := _field(sample, name)) is not None
+    }
+    return _replaced(sample, cut)
+
+
+def _replaced(sample: Any, values: dict[str, Any]) -> Any:
+    if isinstance(sample, dict):
+        return {**sample, **values}
+    if isinstance(sample, tuple) and hasattr(sample, "_replace"):
+        return sample._replace(**values)
+    copied = copy.copy(sample)
+    for name, value in values.items():
+        setattr(copied, name, value)
+    return copied
+
+
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
+def _key(sample: Any) -> str:
+    return str(_field(sample, "__key__") or "")
+
+
+def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
+    array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if array.ndim != 1:
+        raise FatalSampleError.from_sample(
+            sample, f"{name} has shape {array.shape}; give one entry per token, shape (t,)"
+        )
+    return array
+
+
+def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any]:
+    array = _array(sample, name, value)
+    if len(array) != size:
+        raise FatalSampleError.from_sample(
+            sample, f"it has {size} input_ids and {len(array)} {name}; give one per token"
+        )
+    return array
+
+
+def _tokens(sample: Any) -> npt.NDArray[Any]:
+    value = _field(sample, "input_ids")
+    if value is None:
+        raise FatalSampleError.from_sample(
+            sample,
+            f"{type(sample).__name__} has no input_ids (t,). Give it from encode_sample or "
+            "postencode_sample, or override pack_selected_samples(samples)",
+        )
+    return _array(sample, "input_ids", value)
+
+
+def _labels(sample: Any, ids: npt.NDArray[Any], packing: Packing) -> npt.NDArray[Any]:
+    value = _field(sample, "labels")
+    if value is not None:
+        labels = _per_token(sample, "labels", value, len(ids)).astype(np.int64)
+    elif packing.labels_are_shifted:
+        labels = np.append(ids[1:].astype(np.int64), packing.ignore_index)
+    else:
+        labels = ids.astype(np.int64)
+    if not packing.labels_are_shifted and len(labels):
+        labels[0] = packing.ignore_index  # nothing of this sample predicts it
+    return labels
+
+
+def _images(sample: Any) -> list[Any]:
+    for name in IMAGE_FIELDS:
+        value = _field(sample, name)
+        if value is None:
+            continue
+        is_one = name == "image" and getattr(value, "ndim", 3) == 3
+        return [value] if is_one else list(value)
+    return []
+
+
+def has_images(sample: Any) -> bool:
+    """Whether an encoded sample has at least one image."""
+    return bool(_images(sample))
+
+
+def _check_capacity(
+    samples: Sequence[Any], sizes: Int64Array, padded_sizes: Int64Array, packing: Packing
+) -> None:
+    if not sizes.all():
+        raise FatalSampleError.from_sample(samples[int(sizes.argmin())], "it has no input_ids")
+    total = int(padded_sizes.sum())
+    if total > packing.tokens and not (packing.overlong == "alone" and len(samples) == 1):
+        longest = int(sizes.argmax())
+        raise FatalSampleError.from_sample(
+            samples[longest],
+            f"{len(samples)} samples of {total} tokens, aligned, do not fit a pack of "
+            f"{packing.tokens}; this one, the longest, has {sizes[longest]}. sample_length must "
+            "give at least as many tokens as input_ids has in the end",
+        )
+
+
+def _laid_out(
+    arrays: Sequence[npt.NDArray[Any]],
+    starts: Int64Array,
+    total: int,
+    padding: int,
+    dtype: npt.DTypeLike,
+) -> npt.NDArray[Any]:
+    found = np.full(total, padding, dtype=dtype)
+    for start, array in zip(starts.tolist(), arrays, strict=True):
+        found[start : start + len(array)] = array
+    return found
+
+
+def _loss_weights(
+    samples: Sequence[Any],
+    labels: Int64Array,
+    starts: Int64Array,
+    sizes: Int64Array,
+    numbers: Int64Array,
+    packing: Packing,
+) -> npt.NDArray[np.float64]:
+    """What each token's loss counts, shape (T,)."""
+    weights: npt.NDArray[np.float64] = (labels != packing.ignore_index).astype(np.float64)
+    for sample, start, size in zip(samples, starts.tolist(), sizes.tolist(), strict=True):
+        mask = _field(sample, "loss_mask")
+        if mask is not None:
+            weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
+    targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
+    per_token = [
+        loss_weight_of(sample) * token_weight(packing.loss, number)
+        for sample, number in zip(samples, targets.tolist(), strict=True)
+    ]
+    weights *= np.array(per_token)[numbers]
+    return weights
+
+
+def loss_weight_of(sample: Any) -> float:
+    """Gives the loss weight that an encoded sample carries; 1 if it has none."""
+    for name in ("__loss_weight__", "loss_weight"):
+        value = _field(sample, name)
+        if value is not None:
+            return float(value)
+    return 1.0
+
+
+def _boundaries(sizes: Int64Array) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))

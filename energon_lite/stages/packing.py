@@ -1,0 +1,278 @@
+"""Packs: samples chosen by their length or by a function, encoded, and put into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from energon_lite.core.activity import current_activity, leaves, replaying
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.samples import Sample
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import (
+    DEFAULT_FAILURE_TOLERANCE,
+    LEFT_OUT,
+    FunctionRun,
+    UserFunction,
+)
+from energon_lite.packing.settings import Packing
+from energon_lite.stages.batching import Collected
+from energon_lite.stages.filled_packs import FilledPacks
+from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.overlong import is_piece, whole
+from energon_lite.stages.pack_samples import slice_sample
+from energon_lite.stages.selected_packs import SelectedPacks
+
+T = TypeVar("T")
+
+Slicer = Callable[[Any, int, int], Any]
+
+
+class PackingDataset(MapDataset[T]):
+    """Packs: several samples in one item.
+
+    State: that of `FilledPacks`, or of `SelectedPacks`.
+    Length: at most that below; how many samples share a pack is not foreseen.
+    Keys: `("pack", slot, key, key, ...)` of the samples that are in it.
+
+    Args:
+        dataset: the samples; must be replayable, as some are held back.
+        buffer_size: samples to choose from; None for that of `pre_packer`, if it is a `Packing`.
+        pre_packer: a `Packing`, by whose settings samples are chosen by their length; or a function
+            of a list of samples, which gives lists of them, or a `PackedSamplesOutput`.
+        final_packer: makes one item of a list of samples; may be a generator function.
+        sample_length: with a `Packing`: gives a sample's tokens, or a dict of resources.
+        sample_encoder: what is to be done with a sample once it is in a pack; no generator.
+        slicer: with a `Packing` that truncates or splits: gives tokens `start` to `stop` of an
+            encoded sample.
+        sample_encoder_stateless: whether its result depends on the sample only; None to see whether
+            `@stateless` marks it.
+        final_packer_stateless: the same for `final_packer`.
+        packer_config: as `map_fn_config` of `MapDataset`.
+        drop_last: with a function: whether what is held at the end of the data is left out.
+        pre_packer_failure_tolerance: failures in a row that end the run; 0 for any number.
+        sample_encoder_failure_tolerance: the same.
+        final_packer_failure_tolerance: the same.
+        worker_config: by default that of the dataset.
+
+    Raises:
+        ValueError: A setting is out of range, or something below cannot be run again.
+        TypeError: A `Packing` without `sample_length`.
+    """
+
+    config_name: ClassVar[str] = "packer_config"
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buffer_size: int | None,
+        pre_packer: Packing | Callable[[list[Any]], Any] | UserFunction,
+        final_packer: Callable[[list[Any]], T] | UserFunction,
+        *,
+        sample_length: Callable[[Any], Any] | UserFunction | None = None,
+        sample_encoder: Callable[[Any], Any] | UserFunction | None = None,
+        slicer: Slicer = slice_sample,
+        sample_encoder_stateless: bool | None = None,
+        final_packer_stateless: bool | None = None,
+        packer_config: FunctionConfig = None,
+        drop_last: bool = False,
+        pre_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        sample_encoder_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        final_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        config = worker_config or dataset.worker_config
+        lists: Collected
+        if isinstance(pre_packer, Packing):
+            lists = _filled(dataset, buffer_size, pre_packer, sample_length, config)
+        elif buffer_size is None:
+            raise ValueError("buffer_size=None goes with a Packing only; say how many to hold")
+        else:
+            select = as_user_function(
+                pre_packer,
+                "select_samples_to_pack",
+                config,
+                failure_tolerance=pre_packer_failure_tolerance,
+            )
+            lists = SelectedPacks(dataset, buffer_size, select, drop_last)
+        encoder = None
+        if sample_encoder is not None:
+            encoder = as_user_function(
+                sample_encoder,
+                "postencode_sample",
+                config,
+                sample_encoder_stateless,
+                sample_encoder_failure_tolerance,
+            )
+        super().__init__(
+            PackMembers(lists, encoder, slicer),
+            as_user_function(
+                final_packer,
+                "pack_selected_samples",
+                config,
+                final_packer_stateless,
+                final_packer_failure_tolerance,
+            ),
+            map_fn_config=packer_config,
+            worker_config=config,
+        )
+
+
+def _filled(
+    dataset: SavableDataset[Any],
+    buffer_size: int | None,
+    packing: Packing,
+    sample_length: Callable[[Any], Any] | UserFunction | None,
+    config: WorkerConfig | None,
+) -> FilledPacks:
+    if sample_length is None:
+        raise TypeError("a Packing needs sample_length, a function that gives a sample's tokens")
+    if buffer_size is not None:
+        packing = replace(packing, buffer_size=buffer_size)
+    length = as_user_function(sample_length, "sample_length", config)
+    return FilledPacks(
+        MeasureDataset(dataset, length, packing), packing, config.seed_offset if config else 0
+    )
+
+
+class _Piece(NamedTuple):
+    """A part of a sample, still to be cut out."""
+
+    sample: Any
+    start: int
+    stop: int
+
+
+class _Cut:
+    """A slicer as a function of one argument."""
+
+    __stateless__ = True
+
+    def __init__(self, slicer: Slicer) -> None:
+        self.__wrapped__ = slicer
+
+    def __call__(self, piece: _Piece) -> Any:
+        return self.__wrapped__(*piece)
+
+
+class PackMembers(WrapperDataset[list[Any]]):
+    """The samples of each pack: encoded, cut where a part is wanted, with their loss weights.
+
+    A sample that fails here is left out of its pack.
+
+    State: none of its own.
+    Length: as below, without packs of which nothing is left.
+    Keys: as below, of the samples that are left.
+
+    Args:
+        dataset: lists of samples.
+        encoder: what is to be done with each; None for nothing.
+        slicer: gives tokens `start` to `stop` of an encoded sample.
+    """
+
+    def __init__(
+        self,
+        dataset: Collected,
+        encoder: UserFunction | None = None,
+        slicer: Slicer = slice_sample,
+    ) -> None:
+        super().__init__(dataset)
+        if encoder is not None and encoder.is_generator:
+            raise ValueError(
+                f"{encoder.where} is a generator, but works on samples that were chosen for a pack "
+                "by their length; expand samples in preencode_sample"
+            )
+        self.encoder = encoder
+        self.cut = UserFunction(_Cut(slicer), name="slice_sample", config=self.worker_config)
+
+    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
+        """Gives a fresh cursor."""
+        return _MemberCursor(self, self.dataset.cursor(stream))
+
+    def loss_weights(self) -> dict[str, float]:
+        """Gives the loss weights of sources that have one, by source."""
+        return {f.name: f.loss_weight for f in self.dataset.sources() if f.loss_weight != 1}
+
+    def can_restore_sample(self) -> bool:
+        """Whether the encoder is stateless and the samples can be made again."""
+        is_stateless = self.encoder is None or self.encoder.is_stateless
+        return is_stateless and self.dataset.can_restore_sample()
+
+    def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
+        """Makes the samples of a pack again."""
+        samples = self.dataset.restore_sample(restore_key)
+        weights = self.loss_weights()
+        with replaying():
+            for i, key in enumerate(restore_key[2:]):
+                if self.encoder is not None:
+                    samples[i] = self.encoder.call(whole(key), samples[i])
+                if is_piece(key):
+                    samples[i] = self.cut.call(key, _Piece(samples[i], key[1], key[2]))
+                _weigh(samples[i], key, weights)
+        return samples  # type: ignore[no-any-return]
+
+    def config(self) -> dict[str, JSON]:
+        """Gives the encoder."""
+        encoder: JSON = None
+        if self.encoder is not None:
+            encoder = {"stage": self.encoder.name, "seeded": self.encoder.restore_seeds}
+        return {"stage": "pack_members", "encoder": encoder, "of": self.dataset.config()}
+
+
+class _MemberCursor(Cursor[list[Any]]):
+    def __init__(self, spec: PackMembers, inner: Cursor[list[Any]]) -> None:
+        self._inner = inner
+        self._encode = FunctionRun(spec.encoder).call if spec.encoder else None
+        self._cut = FunctionRun(spec.cut).call
+        self._weights = spec.loss_weights()
+
+    def __next__(self) -> list[Any]:
+        while True:
+            samples = next(self._inner)
+            keys = self._inner.key
+            members = [self._member(*pair) for pair in zip(keys[2:], samples, strict=True)]
+            left = [i for i, member in enumerate(members) if member is not LEFT_OUT]
+            if left:
+                self.key = (*keys[:2], *(keys[2 + i] for i in left))
+                return [members[i] for i in left]
+
+    def _member(self, key: RestoreKey, sample: Any) -> Any:
+        if self._encode is not None:
+            start = perf_counter()
+            sample = self._encode(whole(key), sample)
+            current_activity().spend(whole(key), perf_counter() - start)
+        if is_piece(key) and sample is not LEFT_OUT:
+            sample = self._cut(key, _Piece(sample, key[1], key[2]))
+        if self._weights and sample is not LEFT_OUT:
+            _weigh(sample, key, self._weights)
+        return sample
+
+    def snapshot(self) -> Snapshot:
+        return self._inner.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._inner.restore(snapshot)
+
+
+def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:
+    """Writes its source's loss weight on a sample that does not have it yet."""
+    weight = weights.get(next(leaves(key))[0])
+    if weight is None or isinstance(sample, Sample):  # our own samples have it from their source
+        return
+    if isinstance(sample, dict):
+        sample.setdefault("loss_weight", weight)
+    elif not hasattr(sample, "loss_weight"):
+        try:
+            sample.loss_weight = weight
+        except (AttributeError, TypeError):
+            raise FatalSampleError.from_sample(
+                sample,
+                f"{type(sample).__name__} has no place for its source's loss weight {weight}; make "
+                "it a Sample (derive_from), a dict or a plain dataclass, or give it a field "
+                "`loss_weight`",
+            ) from None

@@ -1,0 +1,250 @@
+"""What is in a pack and in a batch of packs, token by token."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    FatalSampleError,
+    PackedBatch,
+    PackedSample,
+    Packing,
+    Sample,
+    edataclass,
+    generic_batch,
+    pack_samples,
+)
+from energon_lite.core.samples import SourceInfo
+
+
+@edataclass
+class Encoded(Sample):
+    input_ids: Any
+    labels: Any = None
+    loss_mask: Any = None
+    images: Any = None
+
+
+def sample(key: str, ids: Any, **fields: Any) -> Encoded:
+    source = SourceInfo("folder", 0, "a.tar", (f"{key}.txt",))
+    return Encoded(
+        __key__=key,
+        __restore_key__=("a", 0, 0, 0),
+        __sources__=(source,),
+        input_ids=torch.tensor(ids),
+        **fields,
+    )
+
+
+def three(**fields: Any) -> list[Encoded]:
+    return [
+        sample("a", [11, 12, 13], **fields),
+        sample("b", [21], **fields),
+        sample("c", [31, 32], **fields),
+    ]
+
+
+def lists(value: Any) -> dict[str, Any]:
+    names = ("input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens")
+    return {name: getattr(value, name).tolist() for name in names}
+
+
+def test_pack_of_three_samples() -> None:
+    pack = pack_samples(three(), Packing(capacity=8))
+    assert lists(pack) == {
+        "input_ids": [11, 12, 13, 21, 31, 32],
+        "labels": [-100, 12, 13, -100, -100, 32],
+        "position_ids": [0, 1, 2, 0, 0, 1],
+        "segment_ids": [1, 1, 1, 2, 3, 3],
+        "cu_seqlens": [0, 3, 4, 6],
+    }
+    assert pack.loss_weights.tolist() == [0, 1, 1, 0, 0, 1]
+    assert pack.cu_seqlens.dtype == pack.cu_seqlens_padded.dtype == torch.int32
+    assert pack.cu_seqlens_padded.tolist() == [0, 3, 4, 6]
+    assert pack.max_seqlen == 3
+    assert pack.__keys__ == ["a", "b", "c"]
+    assert pack.__key__ == "a,b,c"
+    assert [source.file_names for source in pack.__sources__ or ()] == [
+        ("a.txt",), ("b.txt",), ("c.txt",),
+    ]  # fmt: skip
+    assert pack.images == []
+    assert pack.image_segments.tolist() == []
+
+
+def test_shifted_labels_predict_the_next_token_of_the_same_sample() -> None:
+    pack = pack_samples(three(), Packing(capacity=8, labels_are_shifted=True))
+    assert pack.labels.tolist() == [12, 13, -100, -100, 32, -100]
+    own = [sample("a", [1, 2], labels=[5, 6]), sample("b", [3], labels=[7])]
+    pack = pack_samples(own, Packing(capacity=8, labels_are_shifted=True))
+    assert pack.labels.tolist() == [5, 6, 7]
+    pack = pack_samples(own, Packing(capacity=8))
+    assert pack.labels.tolist() == [-100, 6, -100]
+    assert own[0].labels == [5, 6]
+
+
+def test_aligned_samples_start_at_multiples_and_know_both_boundaries() -> None:
+    pack = pack_samples(three(), Packing(capacity=16, align=4, pad_id=9))
+    assert lists(pack) == {
+        "input_ids": [11, 12, 13, 9, 21, 9, 9, 9, 31, 32, 9, 9],
+        "labels": [-100, 12, 13, -100, -100, -100, -100, -100, -100, 32, -100, -100],
+        "position_ids": [0, 1, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0],
+        "segment_ids": [1, 1, 1, 0, 2, 0, 0, 0, 3, 3, 0, 0],
+        "cu_seqlens": [0, 3, 4, 6],
+    }
+    assert pack.cu_seqlens_padded.tolist() == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("token", [0, 1, 1, 0, 0, 1]),
+        ("sample", [0, 0.5, 0.5, 0, 0, 1]),
+        ("sqrt", [0, 2**-0.5, 2**-0.5, 0, 0, 1]),
+        (lambda n: 10 * n, [0, 20, 20, 0, 0, 10]),
+    ],
+)
+def test_loss_modes_count_the_targets_of_each_sample(loss, expected) -> None:
+    pack = pack_samples(three(), Packing(capacity=8, loss=loss))
+    assert pack.loss_weights.tolist() == pytest.approx(expected)
+    weighted = three()
+    weighted[0].__loss_weight__ = 0.5
+    pack = pack_samples(weighted, Packing(capacity=8, loss=loss))
+    assert pack.loss_weights[:3].tolist() == pytest.approx([w / 2 for w in expected[:3]])
+
+
+def test_loss_mask_takes_tokens_out_of_loss_and_count() -> None:
+    packing = Packing(capacity=8, loss="sample")
+    pack = pack_samples([sample("a", [1, 2, 3, 4], loss_mask=[1, 0, 1, 1])], packing)
+    assert pack.loss_weights.tolist() == [0, 0, 0.5, 0.5]
+    pack = pack_samples([sample("a", [1, 2, 3], labels=[-100, -100, -100])], packing)
+    assert pack.loss_weights.tolist() == [0, 0, 0]
+
+
+def test_loss_function_that_gives_no_weight_is_an_error() -> None:
+    for loss in (lambda n: -1.0, lambda n: float("nan")):
+        with pytest.raises(ValueError, match=r"the loss function gives .* for 2 tokens"):
+            pack_samples(three(), Packing(capacity=8, loss=loss))
+
+
+class Named(NamedTuple):
+    input_ids: Any
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "list", "numpy"])
+def test_samples_of_any_kind_are_packed(kind) -> None:
+    ids: Any = torch.tensor([1, 2])
+    if kind in ("list", "numpy"):
+        ids = [1, 2] if kind == "list" else np.array([1, 2], dtype=np.uint16)
+    value = Named(ids) if kind == "tuple" else {"input_ids": ids}
+    pack = pack_samples([value, value], Packing(capacity=4))
+    assert pack.input_ids.tolist() == [1, 2, 1, 2]
+    assert pack.input_ids.dtype == torch.int64
+    assert pack.__keys__ == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        {"images": [torch.ones(3, 2, 2), torch.ones(3, 4, 4)]},
+        {"images": torch.ones(2, 3, 2, 2)},
+        {"pixel_values": torch.ones(2, 3, 2, 2)},
+    ],
+)
+def test_images_keep_their_order_and_know_their_segment(images) -> None:
+    ids = torch.tensor([1, 2])
+    one = {"input_ids": ids, "image": torch.zeros(3, 5, 5)}
+    pack = pack_samples([{"input_ids": ids}, {"input_ids": ids, **images}, one], Packing(8))
+    assert [int(image.sum() > 0) for image in pack.images] == [1, 1, 0]
+    assert pack.image_segments.tolist() == [2, 2, 3]
+    batch = PackedBatch.from_packs([pack, pack])
+    assert batch.image_segments.tolist() == [[0, 2], [0, 2], [0, 3], [1, 2], [1, 2], [1, 3]]
+    flat = PackedBatch.from_packs([pack, pack], Packing(8, layout="thd"))
+    assert flat.image_segments.tolist() == [[0, 2], [0, 2], [0, 3], [0, 5], [0, 5], [0, 6]]
+    assert len(flat.images) == 6
+
+
+def test_batch_has_a_row_for_each_pack_padded_to_the_capacity() -> None:
+    packing = Packing(capacity=8, pad_id=7)
+    packs = [pack_samples(three(), packing), pack_samples([sample("d", [41, 42])], packing)]
+    batch = PackedBatch.from_packs(packs, packing)
+    assert lists(batch) == {
+        "input_ids": [[11, 12, 13, 21, 31, 32, 7, 7], [41, 42, 7, 7, 7, 7, 7, 7]],
+        "labels": [[-100, 12, 13, -100, -100, 32, -100, -100], [-100, 42] + [-100] * 6],
+        "position_ids": [[0, 1, 2, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]],
+        "segment_ids": [[1, 1, 1, 2, 3, 3, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]],
+        "cu_seqlens": [[0, 3, 4, 6], [0, 2, 2, 2]],
+    }
+    assert batch.loss_weights.tolist() == [[0, 1, 1, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+    assert batch.__key__ == ["a", "b", "c", "d"]
+    assert batch.efficiency == 0.5
+    assert batch.max_seqlen == 3
+    short = PackedBatch.from_packs(packs, Packing(capacity=8, pad_to_capacity=False))
+    assert short.input_ids.shape == (2, 6)
+    assert generic_batch(packs).input_ids.shape == (2, 6)
+
+
+def test_flat_batch_has_all_packs_in_one_row() -> None:
+    packing = Packing(capacity=8, layout="thd")
+    packs = [pack_samples(three(), packing), pack_samples([sample("d", [41, 42])], packing)]
+    batch = PackedBatch.from_packs(packs, packing)
+    assert lists(batch) == {
+        "input_ids": [[11, 12, 13, 21, 31, 32, 41, 42]],
+        "labels": [[-100, 12, 13, -100, -100, 32, -100, 42]],
+        "position_ids": [[0, 1, 2, 0, 0, 1, 0, 1]],
+        "segment_ids": [[1, 1, 1, 2, 3, 3, 4, 4]],
+        "cu_seqlens": [[0, 3, 4, 6, 8]],
+    }
+    fixed = PackedBatch.from_packs(packs, Packing(8, layout="thd", pad_to_capacity=True))
+    assert fixed.input_ids.shape == (1, 16)
+    assert fixed.segment_ids[0, 8:].tolist() == [0] * 8
+
+
+def test_flat_batch_of_aligned_packs_counts_both_boundaries_on() -> None:
+    packing = Packing(capacity=16, layout="thd", align=4)
+    packs = [pack_samples(three(), packing), pack_samples(three(), packing)]
+    batch = PackedBatch.from_packs(packs, packing)
+    assert batch.cu_seqlens.tolist() == [[0, 3, 4, 6, 9, 10, 12]]
+    assert batch.cu_seqlens_padded.tolist() == [[0, 4, 8, 12, 16, 20, 24]]
+    starts = batch.cu_seqlens_padded[0, :-1].long()
+    assert batch.input_ids[0, starts].tolist() == [11, 21, 31] * 2
+    assert batch.segment_ids[0, starts].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_pack_above_its_capacity_names_the_longest_sample() -> None:
+    with pytest.raises(FatalSampleError, match=r"'a'.*3 samples of 6 tokens.*pack of 5.*has 3"):
+        pack_samples(three(), Packing(capacity=5))
+    long = [sample("a", list(range(9)))]
+    assert len(pack_samples(long, Packing(capacity=5, overlong="alone")).input_ids) == 9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"__key__": "a", "tokens": [1]}, r"'a': dict has no input_ids"),
+        ({"__key__": "a", "input_ids": []}, "'a': it has no input_ids"),
+        ({"__key__": "a", "input_ids": [[1, 2]]}, r"'a': input_ids has shape \(1, 2\)"),
+        ({"__key__": "a", "input_ids": [1, 2], "labels": [1]}, "2 input_ids and 1 labels"),
+        ({"__key__": "a", "input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids and 1 loss_mask"),
+    ],
+)
+def test_sample_that_cannot_be_packed_is_named(value, text) -> None:
+    with pytest.raises(FatalSampleError, match=text):
+        pack_samples([value], Packing(capacity=8))
+
+
+def test_nothing_is_no_pack() -> None:
+    with pytest.raises(ValueError, match="there is no sample"):
+        pack_samples([], Packing(capacity=8))
+    with pytest.raises(ValueError, match="there is no pack"):
+        PackedBatch.from_packs([])
+
+
+def test_pack_can_be_pinned_and_sent_like_any_sample() -> None:
+    pack = pack_samples(three(), Packing(capacity=8))
+    assert isinstance(pack, PackedSample)
+    batch = PackedBatch.from_packs([pack])
+    assert batch.loss_weight.tolist() == [1.0, 1.0, 1.0]  # one per sample, beside one per token
