@@ -116,7 +116,76 @@ def measure_energon(path: str) -> dict[str, float]:
     return {"open": opened - start, "sample": (now() - opened) / num_samples}
 
 
+def measure_energon_packing(path: str, capacity: str) -> dict[str, float]:
+    """Packs by Energon's hooks, with the packer of its users: longest first, by bisection."""
+    from bisect import bisect_right, insort
+
+    import numpy as np
+    import torch
+    from megatron.energon import (
+        DefaultTaskEncoder,
+        WorkerConfig,
+        get_loader,
+        get_train_dataset,
+        stateless,
+    )
+
+    limit = int(capacity)
+    drawn = np.random.Generator(np.random.Philox(20250509)).lognormal(np.log(400), 1.0, 20_000)
+    lengths = np.clip(np.rint(drawn), 1, limit).astype(np.int64).tolist()
+
+    class Packs(DefaultTaskEncoder):  # type: ignore[misc]
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            by_length: list[tuple[int, int]] = []
+            for number, sample in enumerate(samples):
+                insort(by_length, (lengths[int(sample.__key__)], number))
+            packs = []
+            while by_length:
+                room, pack = limit, []
+                while True:
+                    place = bisect_right(by_length, (room, len(samples))) - 1
+                    if place < 0:
+                        break
+                    length, number = by_length.pop(place)
+                    room -= length
+                    pack.append(samples[number])
+                packs.append(pack)
+            return packs
+
+        @stateless
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            filled.append(sum(lengths[int(sample.__key__)] for sample in samples) / limit)
+            given.append(len(samples))
+            return samples[0]
+
+    filled: list[float] = []
+    given: list[int] = []
+    torch.manual_seed(0)
+    dataset: Any = get_train_dataset(
+        path,
+        batch_size=1,
+        packing_buffer_size=256,
+        shuffle_buffer_size=1000,
+        max_samples_per_sequence=100,
+        task_encoder=Packs(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    batches = iter(get_loader(dataset))
+    next(batches)
+    given.clear()
+    filled.clear()
+    start = start_clock()
+    for _ in itertools.islice(batches, 1000):
+        pass
+    return {"sample": (now() - start) / sum(given), "filled": sum(filled) / len(filled)}
+
+
 PROBES = {
+    "energon_packing": measure_energon_packing,
     "import": measure_import,
     "open": measure_opening,
     "open-by-hand": measure_opening_by_hand,

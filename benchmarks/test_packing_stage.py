@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.data import write_texts
-from benchmarks.measure import Count, Entry, Figure, in_turn
+from benchmarks.measure import Count, Entry, Figure, in_turn, probe
 from benchmarks.test_packing import text_lengths
 from energon_lite import (
     DefaultTaskEncoder,
@@ -109,6 +110,16 @@ def test_packing_stage(benchmark: Any, entries: list[Entry], tmp_path: Path) -> 
             per_sample["sequences"], batching, per_sample["batches"],
         ),
     ]  # fmt: skip
+    if "ENERGON_PYTHON" in os.environ:
+        python = os.environ["ENERGON_PYTHON"]
+        theirs = [probe("energon_packing", root, CAPACITY, python=python) for _ in range(5)]
+        entries += [
+            Figure(
+                GROUP, "with packing, per sample", "µs", per_sample["packs"],
+                "Megatron-Energon 7.4, its hooks", [found["sample"] for found in theirs],
+            ),
+            Count(GROUP, "filled, by Energon's hooks", f"{theirs[0]['filled']:.2%}", ""),
+        ]  # fmt: skip
     batches: list[PackedBatch] = list(islice(loaders["sequences"], 200))
     efficiency = sum(batch.efficiency for batch in batches) / len(batches)
     assert efficiency >= 0.9995

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import sigutils
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +51,16 @@ def compile_all() -> None:
     for compiled, signature in _kernels:
         if not hasattr(compiled, "compile"):  # with NUMBA_DISABLE_JIT, kernels are plain Python
             continue
+        # As types, since a call looks for its code by those: by the text there would be another.
+        types, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
         try:
-            compiled.compile(signature)
+            compiled.compile(types)
         except OSError as error:  # no space left, say; it is compiled all the same
             _warn_not_kept(str(error))
         except Exception:  # whatever it is that a damaged file made of the cache raises
             logger.warning("The kept code of %s is damaged; compiling it anew.", compiled.__name__)
             compiled.recompile()
-            compiled.compile(signature)
+            compiled.compile(types)
 
 
 def _jit(function: Callable[..., Any], is_kept: bool) -> Any:

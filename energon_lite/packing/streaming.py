@@ -30,14 +30,14 @@ class StreamingPacker:
     which they come: packers that take the longest first are left with those that fit nothing, and
     their packs come in an order of lengths. A sample leaves within `target_size` packs.
 
-    What it gives depends on the arguments and on the lengths only, in the order of the calls.
-
-    R resources, such as tokens and tiles; R is 1 if `capacity` is a number.
+    What it gives depends only on the arguments, the lengths and the order of the calls. There are R
+    resources, such as tokens and tiles; one if `capacity` is a number. The search fills the one
+    that needs the most packs, as far as the others allow.
 
     Args:
         capacity: what a pack can hold: a number, or R of them.
-        buffer_size: samples held at least when `is_full`. Some hundred are enough; with more, those
-            that fit badly pile up.
+        buffer_size: samples held at least when `is_full`. Some hundred are enough: the time grows
+            with it, and among more, those that fit badly pile up.
         max_samples: samples in one pack at most; None for any number.
         align: lengths are rounded up to a multiple of this: a number, or R of them.
         max_steps: how many samples a search may put into one pack, and take out again.
@@ -152,9 +152,7 @@ class StreamingPacker:
             IndexError: No sample is held.
         """
         if self._tail == self._num_gone:
-            raise IndexError(
-                "No sample is held: all that were added are in packs. Check num_held before."
-            )
+            raise IndexError("No sample is held: all that were added are in packs.")
         size = int(search.choose_next(self._table, self._tail))
         self._num_gone += size
         pack: list[int] = self._chosen[:size].tolist()
@@ -349,7 +347,7 @@ def _new_table(
     num = np.size(capacities)
     num_places = max(num_places, min(4 * buffer_size, _MAX_PLACES), _MIN_PLACES + 4 * num)
     # Rows a power of two apart would compete for the same places in the processor's cache.
-    table = np.zeros((search.LENGTHS + 2 * num, num_places + num_places // 16 + 12), np.int64)
+    table = np.zeros((search.LENGTHS + 3 * num, num_places + num_places // 16 + 12), np.int64)
     header = table[search.HEADER]
     header[search.BUFFER_SIZE], header[search.MAX_STEPS] = buffer_size, max_steps
     header[search.MAX_SAMPLES] = min(max_samples or _MAX_TOTAL, _MAX_TOTAL)
@@ -369,7 +367,7 @@ def _with_room(table: Int64Array) -> Int64Array:
 
 
 def _totals_of(table: Int64Array) -> Int64Array:
-    num = (len(table) - search.LENGTHS) // 2
+    num = (len(table) - search.LENGTHS) // 3
     return table[search.HEADER, search.CAPACITY + 2 * num : search.CAPACITY + 3 * num]
 
 

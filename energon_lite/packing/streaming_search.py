@@ -10,8 +10,9 @@ has P columns; R is the number of resources. Its first rows are:
 - `CHOSEN`: numbers of the samples of the last pack.
 - `NUMBERS`: the number of the sample in each slot, or -1 where it has left.
 
-Then R rows of lengths as they were added, and R rows of aligned ones, by slot. Samples get slots in
-the order in which they come: a lower slot has an older sample.
+Then R rows of lengths as they were added, and R rows of aligned ones, by slot; and R rows of the
+room that is left in the pack, by the number of samples that the search has taken. Samples get slots
+in the order in which they come: a lower slot has an older sample.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 
 # Places in the header.
 NUM_HELD, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS = range(8)
-CAPACITY = 8  # R capacities, then R of each: alignment, total, room
-BLOCKS = 4
+CAPACITY = 8  # R capacities, then R alignments, then R totals
+BLOCKS = 3
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
 # fills the rest is searched for. A pack that is a large part of all that is held would otherwise
@@ -43,7 +44,7 @@ _ONE = np.uint64(1)
 
 @kernel()
 def _num_resources(table: Int64Array) -> int:
-    return (len(table) - LENGTHS) >> 1
+    return (len(table) - LENGTHS) // 3
 
 
 @kernel("(int64[:, ::1],)")
@@ -145,31 +146,33 @@ def _take_in(table: Int64Array, tail: int) -> None:
 
 
 @kernel()
-def _take(table: Int64Array, rooms: Int64Array, slot: int, sign: int) -> None:
-    num = len(rooms)
+def _fits(table: Int64Array, slot: int, size: int) -> bool:
+    num = _num_resources(table)
     for r in range(num):
-        rooms[r] -= sign * table[LENGTHS + num + r, slot]
+        if table[LENGTHS + num + r, slot] > table[LENGTHS + 2 * num + r, size]:
+            return False
+    return True
 
 
 @kernel()
-def _fits(table: Int64Array, slot: int, rooms: Int64Array) -> bool:
-    num = len(rooms)
-    is_fitting = True
+def _take(table: Int64Array, slot: int, size: int, new_size: int) -> None:
+    num = _num_resources(table)
     for r in range(num):
-        is_fitting &= table[LENGTHS + num + r, slot] <= rooms[r]
-    return is_fitting
+        room = table[LENGTHS + 2 * num + r, size]
+        table[LENGTHS + 2 * num + r, new_size] = room - table[LENGTHS + num + r, slot]
 
 
 @kernel()
 def _is_same(table: Int64Array, a: int, b: int) -> bool:
+    num = _num_resources(table)
     is_same = True
-    for row in range(LENGTHS + _num_resources(table), len(table)):
-        is_same &= table[row, a] == table[row, b]
+    for row in range(LENGTHS + num, LENGTHS + 2 * num):
+        is_same = is_same and table[row, a] == table[row, b]
     return is_same
 
 
 @kernel()
-def _search(table: Int64Array, rooms: Int64Array, places_left: int) -> int:
+def _search(table: Int64Array, places_left: int) -> int:
     """Looks for what leaves least of the scarcest resource, depth first, longest first.
 
     Gives how many samples that are; their places are in the row `BEST`, descending. The other
@@ -177,18 +180,18 @@ def _search(table: Int64Array, rooms: Int64Array, places_left: int) -> int:
     """
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
     path, best = table[PATH], table[BEST]
-    num_held, max_steps, is_one = header[NUM_HELD], header[MAX_STEPS], len(rooms) == 1
-    first = 0 if is_one else _first_not_below(table, num_held, 1)
+    num, num_held, max_steps = _num_resources(table), header[NUM_HELD], header[MAX_STEPS]
+    first = _first_not_below(table, num_held, 1)
     if first == num_held:
         return 0
     size = best_size = steps = 0
-    room = rooms[header[SORTED_BY]]
+    room = table[LENGTHS + 2 * num + header[SORTED_BY], 0]
     best_room = room + 1
     place, shortest = num_held, keys[first]
     while True:
         if room >= shortest and place > first and size < places_left:
             place = _first_not_below(table, place, room + 1) - 1
-            while not is_one and place >= first and not _fits(table, slots[place], rooms):
+            while num > 1 and place >= first and not _fits(table, slots[place], size):
                 place -= 1
         else:
             place = first - 1
@@ -198,30 +201,27 @@ def _search(table: Int64Array, rooms: Int64Array, places_left: int) -> int:
                 for j in range(size):
                     best[j] = path[j]
             if size == 0 or best_room == 0 or steps >= max_steps:
-                for j in range(size if not is_one else 0):
-                    _take(table, rooms, slots[path[j]], -1)
                 return best_size
             size -= 1
             place = path[size]
-            last = slots[place]
-            room += keys[place]
+            key, last = keys[place], slots[place]
+            room += key
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
-            longest = min(keys[place] - is_one, room - shortest) if size + 1 < places_left else -1
+            longest = min(key - (num == 1), room - shortest) if size + 1 < places_left else -1
             while place >= first and keys[place] > longest:
                 place -= 1
-            if not is_one:
-                _take(table, rooms, last, -1)
-                while place >= first and (
-                    _is_same(table, slots[place], last) or not _fits(table, slots[place], rooms)
-                ):
-                    place -= 1
+            while (num > 1 and place >= first) and (
+                not _fits(table, slots[place], size)
+                or (keys[place] == key and _is_same(table, slots[place], last))
+            ):
+                place -= 1
         path[size] = place
         size += 1
         steps += 1
         room -= keys[place]
-        if not is_one:
-            _take(table, rooms, slots[place], 1)
+        if num > 1:
+            _take(table, slots[place], size - 1, size)
 
 
 @kernel()
@@ -261,57 +261,50 @@ def _searched_room(table: Int64Array) -> int:
 
 
 @kernel()
-def _choose_oldest(table: Int64Array, rooms: Int64Array) -> int:
+def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
+    """Puts a sample into the pack; gives how many it then has."""
+    table[CHOSEN, num_chosen] = table[SLOTS, place]
+    _take(table, table[SLOTS, place], 0, 0)
+    _remove(table, place)
+    return num_chosen + 1
+
+
+@kernel()
+def _choose_oldest(table: Int64Array) -> int:
     """Takes the oldest sample, and the next ones while there is much room; gives how many."""
     while table[NUMBERS, table[HEADER, OLDEST]] < 0:
         table[HEADER, OLDEST] += 1
     searched = _searched_room(table)
     num_chosen, slot = 0, table[HEADER, OLDEST]
+    row = LENGTHS + 2 * _num_resources(table) + table[HEADER, SORTED_BY]
     while num_chosen < table[HEADER, MAX_SAMPLES] and slot < table[HEADER, TAIL]:
-        if num_chosen and rooms[table[HEADER, SORTED_BY]] <= searched:
+        if num_chosen and table[row, 0] <= searched:
             break
         is_next = num_chosen == 0 or _key_of(table, slot) > 0
-        if is_next and table[NUMBERS, slot] >= 0 and _fits(table, slot, rooms):
-            _take(table, rooms, slot, 1)
-            _remove(table, _place_of(table, slot))
-            table[CHOSEN, num_chosen] = slot
-            num_chosen += 1
+        if is_next and table[NUMBERS, slot] >= 0 and _fits(table, slot, 0):
+            num_chosen = _choose_place(table, _place_of(table, slot), num_chosen)
         slot += 1
-    return num_chosen
-
-
-@kernel()
-def _add_what_fits(table: Int64Array, rooms: Int64Array, num_chosen: int) -> int:
-    """Adds samples for which there still is room, such as texts where images fill the packs."""
-    room = rooms[table[HEADER, SORTED_BY]]
-    for place in range(_first_not_below(table, table[HEADER, NUM_HELD], room + 1) - 1, -1, -1):
-        slot = table[SLOTS, place]
-        if num_chosen < table[HEADER, MAX_SAMPLES] and _fits(table, slot, rooms):
-            _take(table, rooms, slot, 1)
-            _remove(table, place)
-            table[CHOSEN, num_chosen] = slot
-            num_chosen += 1
     return num_chosen
 
 
 @kernel()
 def _choose(table: Int64Array) -> int:
     """Takes the samples of the next pack out, writes slots to `CHOSEN`; gives how many."""
-    header, slots, best = table[HEADER], table[SLOTS], table[BEST]
-    num = _num_resources(table)
-    rooms = header[CAPACITY + 3 * num : CAPACITY + 4 * num]
+    header, num = table[HEADER], _num_resources(table)
     for r in range(num):
-        rooms[r] = header[CAPACITY + r]
+        table[LENGTHS + 2 * num + r, 0] = header[CAPACITY + r]
     if num > 1:
         _sort_by(table, _scarcest(table))
-    num_chosen = _choose_oldest(table, rooms)
-    num_found = _search(table, rooms, header[MAX_SAMPLES] - num_chosen)
+    num_chosen = _choose_oldest(table)
+    num_found = _search(table, header[MAX_SAMPLES] - num_chosen)
     for j in range(num_found):
-        table[CHOSEN, num_chosen + j] = slots[best[j]]
-        _take(table, rooms, slots[best[j]], 1)
-        _remove(table, best[j])
-    num_chosen += num_found
-    return _add_what_fits(table, rooms, num_chosen) if num > 1 else num_chosen
+        num_chosen = _choose_place(table, table[BEST, j], num_chosen)
+    # What needs none of the scarcest: texts, where images fill the packs.
+    for place in range(header[NUM_HELD] - 1 if num > 1 else -1, -1, -1):
+        is_allowed = num_chosen < header[MAX_SAMPLES]
+        if is_allowed and _fits(table, table[SLOTS, place], 0):
+            num_chosen = _choose_place(table, place, num_chosen)
+    return num_chosen
 
 
 @kernel()

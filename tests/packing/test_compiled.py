@@ -88,3 +88,39 @@ def test_names_of_the_package_are_functions_whatever_was_imported_before() -> No
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'fastest'"):
         packing.fastest  # noqa: B018
+
+
+def test_first_call_finds_what_was_compiled_before(tmp_path: Path) -> None:
+    code = (
+        "from energon_lite.packing import compile_all, compiled, first_fit_decreasing\n{}\n"
+        "first_fit_decreasing([4, 3, 3, 2], 6)\n"
+        "print(sum(sum(k.stats.cache_misses.values()) for k, _ in compiled._kernels))"
+    )
+    run(code.format("compile_all()"), NUMBA_CACHE_DIR=str(tmp_path))
+    assert run(code.format(""), NUMBA_CACHE_DIR=str(tmp_path)).stdout == "0\n"
+
+
+DAMAGED = """
+import logging
+logging.basicConfig(format="%(name)s: %(message)s")
+from energon_lite.packing import compile_all, first_fit_decreasing
+
+first_fit_decreasing
+compile_all()
+print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
+"""
+
+
+@pytest.mark.parametrize("damage", [b"nothing", None])
+def test_damaged_cache_is_compiled_anew(tmp_path: Path, damage: bytes | None) -> None:
+    assert not run(DAMAGED, NUMBA_CACHE_DIR=str(tmp_path)).stderr
+    kept = list(tmp_path.rglob("*.nbc"))
+    assert kept
+    for path in kept:
+        # Or an object of a module that is gone, as numba writes them of code that was edited.
+        path.write_bytes(b"cnowhere\nThing\n." if damage is None else damage)
+    done = run(DAMAGED, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == "[[0, 3], [1, 2]]\n"
+    assert "is damaged; compiling it anew" in done.stderr
+    again = run(DAMAGED, NUMBA_CACHE_DIR=str(tmp_path))
+    assert (again.stdout, again.stderr) == (done.stdout, "")
