@@ -1,33 +1,24 @@
-"""The command `energon-lite`: reads arguments, calls what does the work, prints."""
+"""`energon-lite prepare`, with its questions."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
-from energon_lite.inspect.info import dataset_info
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.inspect.plan import plan as plan_run
-from energon_lite.inspect.plan_text import plan_text
-from energon_lite.inspect.text import info_text, lint_text, prepared_text, size_text
-from energon_lite.metadataset.schema import metadataset_schema
+from energon_lite.cli.options import (
+    AsJson,
+    DatasetPath,
+    NumWorkers,
+    ShowProgress,
+    errors_as_text,
+    progress_bar,
+)
+from energon_lite.inspect.text import prepared_text, size_text
 from energon_lite.prepare import Progress as PrepareProgress
 from energon_lite.prepare import prepare_dataset
 from energon_lite.prepare.config import CRUDE, fields_of, sample_type_names
@@ -36,35 +27,7 @@ from energon_lite.prepare.shards import find_shards, local_root
 from energon_lite.prepare.splits import parse_ratio
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META, is_prepared
 
-app = typer.Typer(
-    name="energon-lite",
-    help="Prepares, describes and checks WebDataset folders in the format of Megatron-Energon.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
-
-DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
-Trust = Annotated[bool, typer.Option(help="Run code that the dataset names (sample_loader.py).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-ShowProgress = Annotated[
-    bool | None,
-    typer.Option("--progress/--no-progress", help="By default on if stderr is a terminal."),
-]
-NumWorkers = Annotated[
-    int | None,
-    typer.Option("--num-workers", min=0, help="Processes; by default one per core, at most 16."),
-]
-SplitConfig = Annotated[
-    str | None,
-    typer.Option("--split-config", help="Split file in .nv-meta.  [default: split.yaml]"),
-]
-DatasetConfig = Annotated[
-    str | None,
-    typer.Option("--dataset-config", help="Dataset file in .nv-meta.  [default: dataset.yaml]"),
-]
 
 SplitRatio = Annotated[str | None, typer.Option(help="Shares of train,val,test, such as 8,1,1.")]
 SplitPatterns = Annotated[
@@ -96,83 +59,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check all, wri
 NonInteractive = Annotated[bool, typer.Option("--non-interactive", help="Never ask.")]
 
 
-def main() -> None:
-    """Runs the command line; the entry point of the script `energon-lite`."""
-    app()
-
-
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        try:
-            version = metadata.version("energon_lite")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
-        typer.echo(f"energon-lite {version}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print it."),
-    ] = False,
-) -> None:
-    del version
-
-
-@contextmanager
-def _errors_as_text() -> Iterator[None]:
-    """Turns errors of data into a text on stderr and exit code 1."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(f"  {note}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("Stopped. Run the same command again to continue.", err=True)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def _warnings_in_report() -> Iterator[None]:
-    """Keeps warnings out of the log, for a command whose report has them."""
-    logger = logging.getLogger("energon_lite")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def _bar(wanted: bool | None) -> Iterator[Callable[[str, int, int, str], None] | None]:
-    """Gives a function (what, done, total, more) that draws a bar on stderr, or None."""
-    console = Console(stderr=True)
-    if not (console.is_terminal if wanted is None else wanted):
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[more]}"), TimeRemainingColumn(), console=console
-    ) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int, more: str) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total, more=more)
-            progress.update(tasks[what], completed=done, more=more)
-
-        yield show
-
-
-# ---------------------------------------------------------------------------------------- prepare
-
-
-@app.command()
 def prepare(
     path: DatasetPath,
     split_ratio: SplitRatio = None,
@@ -196,7 +82,7 @@ def prepare(
     can_ask = sys.stdin is not None and sys.stdin.isatty() and not non_interactive
     parts = [_split_part(text) for text in split_parts or ()]
     fields = _field_map(field_map or [])
-    with _errors_as_text():
+    with errors_as_text():
         local_root(path)
         if not tar_index_only:
             if is_prepared(path) and not force_overwrite and can_ask:
@@ -207,7 +93,7 @@ def prepare(
                 sample_type = sample_type or _ask_sample_type(can_ask)
             if sample_type not in (None, CRUDE) and not fields:
                 fields = _ask_fields(path, str(sample_type), exclude, can_ask)
-        with _bar(progress) as bar:
+        with progress_bar(progress) as bar:
             report = prepare_dataset(
                 path,
                 split_ratio=split_ratio,
@@ -311,85 +197,3 @@ def _ask_fields(path: Path, sample_type: str, exclude: str | None, can_ask: bool
         if answer:
             fields[spec.name] = answer
     return fields
-
-
-# ----------------------------------------------------------------------------------- info and lint
-
-
-@app.command()
-def info(
-    path: DatasetPath,
-    split_config: SplitConfig = None,
-    dataset_config: DatasetConfig = None,
-    as_json: AsJson = False,
-) -> None:
-    """Describes a prepared folder: size, sample type, parts and split parts."""
-    with _errors_as_text():
-        report = dataset_info(path, split_config=split_config, dataset_config=dataset_config)
-    typer.echo(json.dumps(report, indent=2) if as_json else info_text(report))
-
-
-@app.command()
-def lint(
-    path: DatasetPath,
-    split_parts: Annotated[
-        str | None, typer.Option(help="Parts to decode, such as train,val.  [default: all]")
-    ] = None,
-    split_config: SplitConfig = None,
-    dataset_config: DatasetConfig = None,
-    num_workers: NumWorkers = None,
-    decode: Annotated[bool, typer.Option(help="Whether to decode the samples.")] = True,
-    trust: Trust = False,
-    as_json: AsJson = False,
-    progress: ShowProgress = None,
-) -> None:
-    """Reads a prepared folder and decodes every sample; exit code 1 if anything is wrong."""
-    with _errors_as_text(), _warnings_in_report(), _bar(progress) as bar:
-        report = lint_dataset(
-            path,
-            split_parts=split_parts.split(",") if split_parts else None,
-            split_config=split_config,
-            dataset_config=dataset_config,
-            num_workers=num_workers,
-            decode=decode,
-            trust=trust,
-            progress=None if bar is None else lambda what, done, all_: bar(what, done, all_, ""),
-        )
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else lint_text(report))
-    raise typer.Exit(0 if report.is_ok else 1)
-
-
-# -------------------------------------------------------------------------------- plan and schema
-
-
-@app.command()
-def plan(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A metadataset file, or a folder.")],
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the run.")],
-    split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank in a step.")] = 1,
-    world_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 1,
-    num_streams: Annotated[
-        int | None, typer.Option(min=1, help="Ranks x loader workers.  [default: world size]")
-    ] = None,
-    repeat: Annotated[bool, typer.Option(help="Whether epoch follows epoch for ever.")] = True,
-    trust: Trust = False,
-    as_json: AsJson = False,
-) -> None:
-    """Says what a training run will give: samples, epochs and bytes of each source."""
-    with _errors_as_text():
-        report = plan_run(
-            path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
-            world_size=world_size, num_streams=num_streams, trust=trust,
-        )  # fmt: skip
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else plan_text(report))
-
-
-@app.command()
-def schema() -> None:
-    """Prints the JSON Schema of metadataset files, for editors."""
-    typer.echo(json.dumps(metadataset_schema(), indent=2))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""`python -m energon_lite.cli`, where the script is not on the path."""
+
+from energon_lite.cli import main
+
+main()

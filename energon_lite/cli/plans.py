@@ -1,0 +1,41 @@
+"""`energon-lite plan` and `schema`: what a metadataset will give, and how one is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from energon_lite.cli.options import AsJson, Trust, errors_as_text
+from energon_lite.inspect.plan import plan as plan_run
+from energon_lite.inspect.plan_text import plan_text
+from energon_lite.metadataset.schema import metadataset_schema
+
+
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A metadataset file, or a folder.")],
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the run.")],
+    split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank in a step.")] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 1,
+    num_streams: Annotated[
+        int | None, typer.Option(min=1, help="Ranks x loader workers.  [default: world size]")
+    ] = None,
+    repeat: Annotated[bool, typer.Option(help="Whether epoch follows epoch for ever.")] = True,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Says what a training run will give: samples, epochs and bytes of each source."""
+    with errors_as_text():
+        report = plan_run(
+            path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
+            world_size=world_size, num_streams=num_streams, trust=trust,
+        )  # fmt: skip
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else plan_text(report))
+
+
+def schema() -> None:
+    """Prints the JSON Schema of metadataset files, for editors."""
+    typer.echo(json.dumps(metadataset_schema(), indent=2))
