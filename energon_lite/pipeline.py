@@ -43,8 +43,7 @@ def get_train_dataset(
         worker_config: this process's place in the run; by default 4 workers.
         batch_size: samples of a batch, or packs if it packs; None for single ones.
         batch_drop_last: whether a last batch that is not full is left out (without `repeat`).
-        packing_buffer_size: samples to choose packs from, for `select_samples_to_pack`, or instead
-            of the `buffer_size` of the encoder's `packing`.
+        packing_buffer_size: samples to choose packs from; goes before the encoder's `packing`.
         shuffle_buffer_size: samples among which a stream shuffles; None, 0 and 1 for none. It
             costs no memory.
         max_samples_per_sequence: how many samples stay together in file order, at most; by default
@@ -75,6 +74,7 @@ def get_train_dataset(
         training=True,
         worker_config=worker_config,
         multiplier=shuffle_over_epochs_multiplier,
+        is_outdated=hooks.is_outdated,
     )
     dataset = build_training(node, opener, opener.lengths, repeat)
     dataset = hooks.encoded(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from energon_lite.cli.lengths import lengths
 from energon_lite.cli.plans import plan, schema
 from energon_lite.cli.prepare import prepare
 from energon_lite.cli.reports import info, lint
@@ -19,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (prepare, info, lint, plan, schema):
+for command in (prepare, info, lint, lengths, plan, schema):
     app.command()(command)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_lite.inspect.lint import LintReport
+from energon_lite.length_index import LengthReport
 from energon_lite.prepare.dataset import PrepareReport
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
@@ -82,4 +83,21 @@ def lint_text(report: LintReport) -> str:
         f"({report.failed_samples:,} failed), {len(report.errors):,} errors, "
         f"{len(report.warnings):,} warnings"
     )
+    return "\n".join(lines)
+
+
+def lengths_text(report: LengthReport) -> str:
+    """Writes what `measure_lengths` found of a split part."""
+    sums = ", ".join(
+        f"{total:,} {name} (longest {report.longest[name]:,})"
+        for name, total in report.totals.items()
+    )
+    lines = [f"{report.path}, {report.split_part}: {report.samples:,} samples, {sums}"]
+    if report.measured < report.samples:
+        before = report.samples - report.measured
+        lines.append(f"  {before:,} of them were measured before")
+    if report.skipped or report.failed:
+        lines.append(f"  of length 0: {report.skipped:,} skipped, {report.failed:,} failed")
+        lines += [f"    {sample}: {error}" for sample, error in report.problems]
+    lines.append(f"  {report.file}")
     return "\n".join(lines)

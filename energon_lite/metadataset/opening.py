@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,13 +18,15 @@ from energon_lite.order.permutation import Int64Array
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.lengths import read_lengths
+from energon_lite.storage.lengths import read_facts, read_lengths
 from energon_lite.storage.shards import MAX_OPEN
 
 Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDataset[Any]]
 
 # Shards that all leaves together keep open.
 _OPEN_OF_ALL = 256
+logger = logging.getLogger(__name__)
+
 _SETTINGS = frozenset({"subflavors", "parallel_shard_iters", "trust"})
 _OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight", "subset"})
 
@@ -91,6 +94,7 @@ class LeafOpener:
         training: whether the order is shuffled.
         worker_config: seed and error handlers.
         multiplier: `shuffle_over_epochs_multiplier` of the caller.
+        is_outdated: tells, by who measured a length index, whether it has to be measured anew.
 
     Attributes:
         factories: what was opened, in that order.
@@ -108,6 +112,7 @@ class LeafOpener:
         training: bool,
         worker_config: WorkerConfig | None,
         multiplier: int | None = 1,
+        is_outdated: Callable[[str], bool] | None = None,
     ) -> None:
         self.factories: list[BaseWebdatasetFactory[Any]] = []
         self._cook = cook
@@ -118,6 +123,7 @@ class LeafOpener:
         self._settings = {**settings, "training": training, "worker_config": worker_config}
         self._subflavors = self._settings.pop("subflavors", None) or {}
         self._multiplier = multiplier
+        self._is_outdated = is_outdated
 
     def __call__(
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
@@ -158,6 +164,14 @@ class LeafOpener:
         # Two leaves may have one id, and then it says nothing about the folder.
         place = (leaf.path, leaf.split_part, leaf.source_id)
         factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
+        facts = read_facts(factory.path, factory.split_part, name) or {}
+        if self._is_outdated is not None and self._is_outdated(str(facts.get("encoder"))):
+            logger.warning(
+                "%s: the code of the task encoder changed since length index %r was written. Write "
+                "it anew with `energon-lite lengths`, unless lengths are the same.",
+                factory.path,
+                name,
+            )
         with located(leaf.place):
             return read_lengths(
                 factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data

@@ -1,12 +1,14 @@
-"""The length index: the tokens of every sample of a split part, as one memory-mapped array.
+"""The length index: the lengths of every sample of a split part, as memory-mapped arrays.
 
-It lies beside the metadata, as `.nv-meta/energon_lite/lengths/NAME/PART.npy`, with `PART.json`,
-which says of which data it is.
+It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`: `PART.npy` has the tokens,
+`PART.RESOURCE.npy` the lengths in another resource, `PART.json` says of which data they are, and
+who measured them. A sample that was skipped or failed has length 0.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from energon_lite.storage.tar_index import write_atomically
 
 Int64Array = npt.NDArray[np.int64]
 
+TOKENS = "tokens"
 
-def lengths_path(root: Path, part: str, name: str) -> Path:
+
+def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Path:
     """Gives where the index `name` of a split part lies.
 
     Raises:
@@ -28,30 +32,63 @@ def lengths_path(root: Path, part: str, name: str) -> Path:
     """
     if not name or name in (".", "..") or set("/\\") & set(name):
         raise ValueError(f"{name!r} is no name of a length index; it names a folder, as 'qwen2'")
-    return root / META / "energon_lite" / "lengths" / name / f"{part}.npy"
+    suffix = "" if resource == TOKENS else f".{resource}"
+    return root / META / "energon_lite" / "lengths" / name / f"{part}{suffix}.npy"
 
 
-def _facts_path(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(".npy") + ".json")
+def _facts_path(root: Path, part: str, name: str) -> Path:
+    return lengths_path(root, part, name).with_suffix(".json")
 
 
-def write_lengths(root: Path, part: str, name: str, lengths: Int64Array, data: str) -> Path:
+def write_lengths(
+    root: Path,
+    part: str,
+    name: str,
+    lengths: Int64Array | Mapping[str, Int64Array],
+    data: str,
+    encoder: str = "",
+) -> Path:
     """Writes an index; complete, or not at all.
 
     Args:
         root: folder of the dataset.
         part: the split part.
         name: of the index, for example that of a tokenizer.
-        lengths: tokens of each sample that is not excluded, shape (N,), in the order of the part.
+        lengths: tokens of each sample that is not excluded, shape (N,), in the order of the part;
+            or such an array for each resource, with "tokens" among them.
         data: hash of the data, to notice that they changed.
+        encoder: says who measured, to notice that the code changed.
 
     Returns:
-        The file of the lengths.
+        The file of the tokens.
 
     Raises:
         ValueError: `lengths` are no integers of at least 0, or have another shape.
     """
+    arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
+    checked = {resource: _checked(array) for resource, array in arrays.items()}
     path = lengths_path(root, part, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = _facts_path(root, part, name)
+    # Until all is written there is no index: lengths without their facts are none.
+    facts.unlink(missing_ok=True)
+    for resource, array in checked.items():
+        target = lengths_path(root, part, name, resource)
+        temporary = target.with_name(target.name + ".tmp")
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        temporary.replace(target)
+    written = {
+        "data": data,
+        "samples": len(checked[TOKENS]),
+        "resources": list(checked),
+        "encoder": encoder,
+    }
+    write_atomically(facts, json.dumps(written).encode())
+    return path
+
+
+def _checked(lengths: Int64Array) -> Int64Array:
     checked = np.asarray(lengths)
     if checked.ndim != 1 or not (np.issubdtype(checked.dtype, np.integer) or not len(checked)):
         raise ValueError(
@@ -60,19 +97,21 @@ def write_lengths(root: Path, part: str, name: str, lengths: Int64Array, data: s
     if len(checked) and checked.min() < 0:
         index = int(np.argmin(checked))
         raise ValueError(f"the length of sample {index} is {checked[index]}; it must be at least 0")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    facts = _facts_path(path)
-    # Until all is written there is no index: lengths without their facts are none.
-    facts.unlink(missing_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        np.save(file, checked.astype(np.int64), allow_pickle=False)
-    temporary.replace(path)
-    write_atomically(facts, json.dumps({"data": data, "samples": len(checked)}).encode())
-    return path
+    return checked.astype(np.int64)
 
 
-def read_lengths(root: Path, part: str, name: str, num_samples: int, data: str) -> Int64Array:
+def read_facts(root: Path, part: str, name: str) -> dict[str, Any] | None:
+    """Gives what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
+    try:
+        facts = json.loads(_facts_path(root, part, name).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def read_lengths(
+    root: Path, part: str, name: str, num_samples: int, data: str, resource: str = TOKENS
+) -> Int64Array:
     """Opens an index.
 
     Args:
@@ -81,22 +120,24 @@ def read_lengths(root: Path, part: str, name: str, num_samples: int, data: str) 
         name: of the index.
         num_samples: samples that it must have.
         data: hash of the data that it must be of.
+        resource: which lengths.
 
     Returns:
-        Tokens of each sample, shape (N,), memory-mapped.
+        The length of each sample, shape (N,), memory-mapped.
 
     Raises:
         FileNotFoundError: There is no such index.
         DatasetFormatError: It is of other data, or damaged.
     """
-    path = lengths_path(root, part, name)
+    path = lengths_path(root, part, name, resource)
     try:
-        facts: Any = json.loads(_facts_path(path).read_text(encoding="utf-8"))
+        facts: Any = json.loads(_facts_path(root, part, name).read_text(encoding="utf-8"))
         lengths: Int64Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path}: there is no length index {name!r} for split part {part!r}; write it, or "
-            "leave `lengths` out to have lengths measured"
+            f"{path}: there is no length index {name!r} for split part {part!r}; write it with "
+            f"`energon-lite lengths {root} --with module:Class --name {name}`, or leave `lengths` "
+            "out to have lengths measured"
         ) from None
     except (ValueError, OSError, EOFError) as error:
         raise DatasetFormatError(

@@ -18,6 +18,7 @@ from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import find_cooker
+from energon_lite.task_encoder.fingerprint import is_outdated
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
 
@@ -52,6 +53,10 @@ class Hooks:
             failure_tolerance=self.encoder.__default_failure_tolerance__,
         )
 
+    def is_outdated(self, measured_by: str) -> bool:
+        """Tells whether the encoder's code changed since it measured a length index."""
+        return is_outdated(measured_by, self.encoder)
+
     def cooked(
         self, source: SavableDataset[Any], factory: BaseWebdatasetFactory[Any]
     ) -> SavableDataset[Any]:
@@ -65,6 +70,23 @@ class Hooks:
                 "file store, which this version does not have"
             )
         return MapDataset(source, self.hook("cook", CookFunction(self.encoder, cooker)))
+
+    def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
+        """Puts the hooks up to `sample_length` over cooked samples.
+
+        Raises:
+            ValueError: The encoder does not say how long a sample is.
+        """
+        encoder = self.encoder
+        if not encoder.overrides("sample_length"):
+            raise ValueError(
+                f"{type(encoder).__name__} does not say how long a sample is: give it a method "
+                "sample_length(self, sample) -> int (or a dict of resources)"
+            )
+        for name in _encoding_hooks(encoder):
+            if not (encoder.packing is not None and name == "postencode_sample"):
+                dataset = MapDataset(dataset, self.hook(name))
+        return MeasureDataset(dataset, self.hook("sample_length"))
 
     def encoded(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         """Puts the hooks from `encode_sample` to `encode_batch` over cooked samples."""

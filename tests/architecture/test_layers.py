@@ -12,9 +12,9 @@ from .source_tree import PACKAGE, Module, package_modules
 ROWS: list[list[str | frozenset[str]]] = [
     ["core"],
     [frozenset({"order", "storage", "packing", "loss"})],
-    ["prepare", "sources", "stages", "samplers"],
+    ["prepare", "sources", "stages", "samplers", "balance"],
     ["metadataset", "task_encoder"],
-    ["pipeline", "loader", "inspect", "testing"],
+    ["pipeline", "loader", "length_index", "inspect", "testing"],
     ["cli"],
 ]
 

@@ -1,0 +1,85 @@
+"""`energon-lite lengths`: measures every sample once, and stores its length."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from energon_lite.cli.options import (
+    AsJson,
+    NumWorkers,
+    ShowProgress,
+    Trust,
+    errors_as_text,
+    progress_bar,
+)
+from energon_lite.inspect.text import lengths_text
+from energon_lite.length_index import DEFAULT_NAME, LengthFunction, measure_lengths
+from energon_lite.task_encoder.base import TaskEncoder
+
+
+def lengths(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, or a metadataset file.")],
+    encoder: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="module:Class of a task encoder with sample_length, or module:function of a "
+            "sample; modules of the current folder are found, too.",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Of the index, such as a tokenizer's.")] = DEFAULT_NAME,
+    split_parts: Annotated[
+        str | None, typer.Option(help="Parts to measure, such as train,val.  [default: all]")
+    ] = None,
+    num_workers: NumWorkers = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+    progress: ShowProgress = None,
+) -> None:
+    """Stores the length of every sample, for blends by tokens; continues after an interruption."""
+    with errors_as_text(), progress_bar(progress) as bar:
+        reports = measure_lengths(
+            path,
+            _encoder(encoder),
+            name=name,
+            split_parts=split_parts.split(",") if split_parts else None,
+            num_workers=num_workers,
+            trust=trust,
+            progress=None if bar is None else lambda what, done, all_: bar(what, done, all_, ""),
+        )
+    if as_json:
+        typer.echo(json.dumps([report.to_json() for report in reports], indent=2))
+    else:
+        typer.echo("\n".join(lengths_text(report) for report in reports))
+
+
+def _encoder(text: str) -> Any:
+    """Makes the task encoder that the user names."""
+    module_name, colon, attribute = text.partition(":")
+    if not (module_name and colon and attribute):
+        raise typer.BadParameter(
+            f"{text!r} is neither module:Class nor module:function", param_hint="--with"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise typer.BadParameter(f"{text}: {error}", param_hint="--with") from None
+    if isinstance(found, type) and issubclass(found, TaskEncoder):
+        return found()
+    if isinstance(found, TaskEncoder):
+        return found
+    if callable(found) and not isinstance(found, type):
+        return LengthFunction(found)
+    raise typer.BadParameter(
+        f"{text} is a {type(found).__name__}, neither a task encoder nor a function",
+        param_hint="--with",
+    )

@@ -1,0 +1,261 @@
+"""Measures every sample of a dataset once, and stores its lengths beside the data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_lite.core.activity import Activity, SkipRecord, leaves
+from energon_lite.core.dataset import activity_of
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.metadataset.nodes import Leaf
+from energon_lite.metadataset.nodes import leaves as leaves_of
+from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.reading import is_metadataset, split_names
+from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
+from energon_lite.storage.lengths import TOKENS, Int64Array, lengths_path, read_facts, read_lengths
+from energon_lite.storage.nvmeta import split_part_names
+from energon_lite.storage.partial_lengths import PartialLengths
+from energon_lite.task_encoder.fingerprint import LengthFunction, fingerprint
+from energon_lite.task_encoder.hooks import AnyTaskEncoder, Hooks
+
+__all__ = ["DEFAULT_NAME", "LengthFunction", "LengthReport", "measure_lengths"]
+
+DEFAULT_NAME = "default"
+_SAMPLES_PER_TASK = 1024
+_LISTED = 20
+
+
+@dataclass
+class LengthReport:
+    """What was measured of one split part.
+
+    Attributes:
+        path: the dataset's folder.
+        split_part: the part.
+        file: the lengths, as .npy.
+        samples: samples of the part.
+        measured: of these, those that were measured now; the others were before.
+        totals: the lengths of all samples together, by resource.
+        longest: the longest sample, by resource.
+        skipped: samples that the task encoder left out, now; their length is 0.
+        failed: samples that gave an error, now; their length is 0.
+        problems: the first of these, as (sample, error).
+    """
+
+    path: Path
+    split_part: str
+    file: Path | None = None
+    samples: int = 0
+    measured: int = 0
+    totals: dict[str, int] = field(default_factory=dict)
+    longest: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    failed: int = 0
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the report as plain values."""
+        return {**self.__dict__, "path": str(self.path), "file": str(self.file)}
+
+
+def measure_lengths(
+    path: str | PathLike[str],
+    task_encoder: AnyTaskEncoder,
+    *,
+    name: str = DEFAULT_NAME,
+    split_parts: Sequence[str] | None = None,
+    num_workers: int | None = None,
+    trust: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[LengthReport]:
+    """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it tells.
+
+    What an interrupted run measured is not measured again, and nothing is if neither the data nor
+    the code of the encoder changed. The result is used by blends (`lengths: NAME`).
+
+    Args:
+        path: a prepared folder, or a metadataset, of which every dataset is measured.
+        task_encoder: has `sample_length`; its hooks up to that are run.
+        name: of the index, for example that of a tokenizer.
+        split_parts: of the folder, or splits of the metadataset; by default all.
+        num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
+        trust: whether code that the dataset names may be run.
+        progress: called with what is measured, how many samples are done, of how many.
+
+    Raises:
+        ValueError: The encoder has no `sample_length`, or tells something else than lengths.
+        FileNotFoundError: The folder is missing, or not prepared.
+        RuntimeError: A worker process died.
+    """
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    hooks = Hooks(task_encoder, config)
+    workers = default_workers() if num_workers is None else num_workers
+    reports = []
+    for leaf in _parts(path, split_parts, trust):
+        opener = LeafOpener(
+            hooks.cooked,
+            num_leaves=1,
+            decoder=task_encoder.decoder,
+            block=_SAMPLES_PER_TASK,
+            settings={"trust": trust},
+            training=False,
+            worker_config=config,
+        )
+        dataset = hooks.measured(opener(leaf, repeat=False))
+        reports.append(
+            _measure_part(dataset, opener.factories[0], name, fingerprint(task_encoder), workers,
+                          progress)
+        )  # fmt: skip
+    return reports
+
+
+def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool) -> Iterator[Leaf]:
+    """Gives every split part to be measured, whole and once."""
+    names = split_names(path) if is_metadataset(path) else split_part_names(Path(path))
+    for part in split_parts or ():
+        if part not in names:
+            raise DatasetFormatError(f"{path}: no split part {part!r}; it has {', '.join(names)}")
+    seen = set()
+    for part in split_parts or names:
+        for leaf in leaves_of(open_node(path, part, {"trust": trust})):
+            place = (leaf.path.resolve(), leaf.split_part, leaf.split_config, leaf.dataset_config)
+            if place not in seen:
+                seen.add(place)
+                yield _whole(leaf)
+
+
+def _whole(leaf: Leaf) -> Leaf:
+    return replace(leaf, subset=(), source_id=f"{leaf.path.name}/{leaf.split_part}")
+
+
+def _measure_part(
+    dataset: MeasureDataset[Any],
+    factory: Any,
+    name: str,
+    encoder: str,
+    num_workers: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> LengthReport:
+    root, part, num_samples = factory.path, factory.split_part, factory.num_samples_of_part
+    report = LengthReport(root, part, samples=num_samples)
+    facts = read_facts(root, part, name) or {}
+    if facts.get("data") != factory.data or facts.get("encoder") != encoder:
+        _measure_missing(dataset, factory, name, encoder, num_workers, progress, report)
+        facts = read_facts(root, part, name) or {}
+    for resource in facts["resources"]:
+        lengths = read_lengths(root, part, name, num_samples, factory.data, resource)
+        report.totals[resource] = int(lengths.sum())
+        report.longest[resource] = int(lengths.max(initial=0))
+    report.file = lengths_path(root, part, name)
+    return report
+
+
+def _measure_missing(
+    dataset: MeasureDataset[Any],
+    factory: Any,
+    name: str,
+    encoder: str,
+    num_workers: int,
+    progress: Callable[[str, int, int], None] | None,
+    report: LengthReport,
+) -> None:
+    num_samples = report.samples
+    num_tasks = -(-num_samples // _SAMPLES_PER_TASK)
+    resources = _first(dataset, num_tasks).resources
+    partial = PartialLengths(
+        report.path, report.split_part, name, num_samples, resources, factory.data, encoder
+    )
+    missing = partial.missing()
+    tasks = np.unique(missing // _SAMPLES_PER_TASK).tolist()
+    done = num_samples - len(missing)
+    measure = functools.partial(_measured, dataset, num_tasks, resources)
+    for found in ordered_results(measure, tasks, num_workers):
+        if isinstance(found, Exception):
+            raise found
+        partial.put(found.samples, found.lengths)
+        report.measured += len(found.samples)
+        _note(report, found.records)
+        if progress is not None:
+            progress(f"{report.path.name}/{report.split_part}", done + report.measured, num_samples)
+    partial.finish()
+
+
+def _note(report: LengthReport, records: list[SkipRecord]) -> None:
+    for record in records:
+        report.skipped += record.on_purpose
+        report.failed += not record.on_purpose
+        if not record.on_purpose and len(report.problems) < _LISTED:
+            report.problems.append((record.sample_key, record.error))
+
+
+class _Measured(NamedTuple):
+    """The lengths of some samples.
+
+    Attributes:
+        samples: (n,); their numbers in the part, rising.
+        lengths: (n, R).
+        records: what was left out.
+        resources: the names of the R resources.
+    """
+
+    samples: Int64Array
+    lengths: Int64Array
+    records: list[SkipRecord]
+    resources: tuple[str, ...]
+
+
+def _first(dataset: MeasureDataset[Any], num_tasks: int) -> _Measured:
+    """Measures up to the first sample that has a length: it says what the resources are."""
+    for task in range(num_tasks):
+        found = _measured(dataset, num_tasks, None, task, only_first=True)
+        if found.resources:
+            return found
+    raise DatasetFormatError(
+        "no sample has a length: all were skipped, or gave errors; the log names them"
+    )
+
+
+def _measured(
+    dataset: MeasureDataset[Any],
+    num_tasks: int,
+    resources: tuple[str, ...] | None,
+    task: int,
+    only_first: bool = False,
+) -> _Measured:
+    """Measures one block of file order, which is what one of `num_tasks` streams has."""
+    stream = Stream(task, num_tasks)
+    activity = Activity(stream, max_skip_rate=1.0)
+    first = task * _SAMPLES_PER_TASK
+    num_samples = min(_SAMPLES_PER_TASK, dataset.num_items(Stream(0, 1)) - first)
+    lengths: Int64Array | None = None
+    with activity_of(activity):
+        cursor: MeasureCursor[Any] = dataset.cursor(stream)
+        for _ in cursor:
+            here = cursor.length if isinstance(cursor.length, dict) else {TOKENS: cursor.length}
+            if resources is None:
+                resources = (TOKENS, *sorted(name for name in here if name != TOKENS))
+            if lengths is None:
+                lengths = np.zeros((num_samples, len(resources)), dtype=np.int64)
+            key = next(leaves(cursor.key))
+            if set(here) != set(resources):
+                raise DatasetFormatError(
+                    f"sample_length gave {sorted(here)} for {key!r} and {sorted(resources)} "
+                    "before; give the same resources for every sample"
+                )
+            # A generator hook makes several samples of one; they are measured together.
+            lengths[key[2] - first] += [int(here[name]) for name in resources]
+            if only_first:
+                break
+    if lengths is None:
+        lengths = np.zeros((num_samples, len(resources or ())), dtype=np.int64)
+    samples = np.arange(first, first + num_samples)
+    return _Measured(samples, lengths, activity.take_records(), resources or ())
