@@ -73,6 +73,17 @@ class Packs:
     def __repr__(self) -> str:
         return f"Packs({len(self):,} packs of {len(self.indices):,} samples)"
 
+    def reordered(self, order_P: Int64Array) -> Packs:
+        """Gives the packs in another order, or some of them.
+
+        Args:
+            order_P: shape (p,); numbers of packs.
+        """
+        counts = np.diff(self.offsets)[order_P]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        shifts = np.repeat(self.offsets[order_P] - offsets[:-1], counts)
+        return Packs(self.indices[np.arange(len(shifts)) + shifts], offsets)
+
     def tolist(self) -> list[list[int]]:
         """Gives the packs as lists of sample indices."""
         # Each new list counts as a reason to look for garbage, which then looks through all lists

@@ -30,6 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("padded", "thd"),
     "loss": ("token", "sample", "sqrt"),
     "group_by": ("source", "modality"),
+    "balance": ("quantile_sync",),
 }
 
 
@@ -52,6 +53,11 @@ class Packing:
             "alone" gives it a pack of its own, above the capacity. `loader.stats()` counts them.
         align: every sample's tokens are padded to a multiple of this inside the pack, for context
             parallelism or FP8; a number, or one for each resource.
+        balance: "quantile_sync" gives ranks packs of like cost at the same step, without their
+            talking: the packs of each stream are sorted by cost, window by window, and come in an
+            order of places that is the same in all streams. None for not.
+        balance_window: packs of a stream in a window, which are held.
+        cost: with `balance`, an `energon_lite.balance.CostModel`; tiles are the second resource.
         drop_last: whether the last pack of a pass, of each stream and group, is left out, since it
             has what was left over.
         end_of_data: what becomes of the samples held at the end of a pass: "pack", or "drop".
@@ -79,6 +85,9 @@ class Packing:
     group_by: Literal["source", "modality"] | Callable[[Any], Any] | None = None
     overlong: Overlong = "error"
     align: int | Mapping[str, int] = 1
+    balance: Literal["quantile_sync"] | None = None
+    balance_window: int = 64
+    cost: Any = None
     drop_last: bool = False
     end_of_data: EndOfData = "pack"
     loss: LossMode = "token"
@@ -92,7 +101,7 @@ class Packing:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             is_free = (name in ("group_by", "loss") and callable(value)) or (
-                name == "group_by" and value is None
+                name in ("group_by", "balance") and value is None
             )
             if not is_free and value not in allowed:
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
@@ -100,6 +109,13 @@ class Packing:
             raise ValueError(f"buffer_size={self.buffer_size} must be at least 1")
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"max_samples={self.max_samples} must be at least 1, or None")
+        if self.balance is not None and self.cost is None:
+            raise ValueError(
+                f'balance="{self.balance}" orders packs by their cost; say what it is: '
+                "cost=CostModel(token=1, token_squared=...) of energon_lite.balance"
+            )
+        if self.balance_window < 1:
+            raise ValueError(f"balance_window={self.balance_window} must be at least 1")
         if isinstance(self.capacity, Mapping) and TOKENS not in self.capacity:
             raise ValueError(f'capacity={dict(self.capacity)} lacks an entry "{TOKENS}"')
         for name in ("capacity", "align"):

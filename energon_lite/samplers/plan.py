@@ -143,17 +143,8 @@ def plan_epoch(
     packs = Packs(order[packs.indices], packs.offsets)
     if settings.shuffle:
         places = np.arange(len(packs))
-        packs = reordered(packs, Permutation(len(packs), key, epoch, 1)(places))
+        packs = packs.reordered(Permutation(len(packs), key, epoch, 1)(places))
     return EpochPlan(packs, num_overlong, order_digest)
-
-
-def reordered(packs: Packs, order_P: Int64Array) -> Packs:
-    """Gives the packs `order_P`, shape (P,), in that order."""
-    counts = np.diff(packs.offsets)[order_P]
-    offsets = np.zeros(len(packs) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    shifts = np.repeat(packs.offsets[order_P] - offsets[:-1], counts)
-    return Packs(packs.indices[np.arange(len(shifts)) + shifts], offsets)
 
 
 @dataclass(frozen=True)
@@ -200,7 +191,7 @@ class Deal:
         size = self.batch_size if batch_index < self.num_whole else self.last_size
         return self.first + batch_index * self.step_size + rank * size, size
 
-    def packs_after(self, num_batches: int) -> int:
+    def given_after(self, num_batches: int) -> int:
         """Gives how many packs of the epoch are done when each rank has given so many batches."""
         return min(self.first + num_batches * self.step_size, self.end, self.num_packs)
 

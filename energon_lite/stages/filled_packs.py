@@ -109,7 +109,7 @@ class FilledPacks(Collected):
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
         """Gives a fresh cursor."""
         inner: Any = self.dataset.cursor(stream)
-        return _FillCursor(self, inner)
+        return FillCursor(self, inner)
 
     @property
     def samples_are_known(self) -> bool:
@@ -158,10 +158,11 @@ class _Grouping:
 
 
 class _Held(NamedTuple):
-    """A sample in a buffer; `LEFT_OUT` for one that has to be made again."""
+    """A sample in a buffer, `LEFT_OUT` for one that has to be made again, and its lengths."""
 
     key: RestoreKey
     sample: Any
+    lengths: Any  # a number, a tuple; of a sample that is alone what `sample_length` told
 
 
 class _Group:
@@ -172,7 +173,7 @@ class _Group:
         self.held: dict[int, _Held] = {}
 
     def add(self, key: RestoreKey, sample: Any, lengths: int | tuple[int, ...]) -> None:
-        self.held[self.packer.num_added] = _Held(key, sample)
+        self.held[self.packer.num_added] = _Held(key, sample, lengths)
         self.packer.add(lengths)
 
     def take(self) -> list[_Held]:
@@ -204,22 +205,27 @@ class _Group:
                 "totals": totals,
             }
         )
-        held = zip(self.packer.held(), keys, strict=True)
-        self.held = {number: _Held(_checked(key), LEFT_OUT) for number, key in held}
+        lengths = [row[0] if len(row) == 1 else tuple(row) for row in rows[:, 1:last].tolist()]
+        held = zip(self.packer.held(), keys, lengths, strict=True)
+        self.held = {number: _Held(_checked(key), LEFT_OUT, own) for number, key, own in held}
 
 
-class _FillCursor(Cursor[list[Any]]):
+class FillCursor(Cursor[list[Any]]):
+    """A place among packs."""
+
     def __init__(self, spec: FilledPacks, inner: MeasureCursor[Any]) -> None:
         self._spec = spec
         self._inner = inner
         self._groups: dict[GroupKey, _Group] = {}
         self._full: _Group | None = None
+        self._pack: list[_Held] = []
         self._has_ended = False
         self._measure = Measure(spec.packing)
         self._group_by = spec.packing.group_by
         self._group_run = FunctionRun(spec.group_function) if spec.group_function else None
 
     def __next__(self) -> list[Any]:
+        """Gives the samples of the next pack."""
         while not self._has_ended:
             # Only the group that a sample was added to can have become full.
             if self._full is not None:
@@ -232,13 +238,29 @@ class _FillCursor(Cursor[list[Any]]):
                 self._has_ended = True
                 break
             if not self._put(self._inner.key, sample):
-                return self._give([_Held(self._inner.key, sample)])
+                return self._give([_Held(self._inner.key, sample, self._inner.length)])
         return self._give(self._rest())
 
     def _give(self, pack: list[_Held]) -> list[Any]:
         self.key = ("pack", current_activity().batch_index, *(held.key for held in pack))
         again = self._spec.restore_member
-        return [again(key) if sample is LEFT_OUT else sample for key, sample in pack]
+        self._pack = pack
+        return [again(key) if sample is LEFT_OUT else sample for key, sample, _ in pack]
+
+    @property
+    def cost(self) -> float:
+        """What the pack given last costs, by the packing's cost model."""
+        model, resources = self._spec.packing.cost, self._spec.packing.resources
+        tokens = squares = tiles = 0
+        for _, _, lengths in self._pack:
+            if isinstance(lengths, dict):  # of one that is alone in its pack
+                lengths = tuple(int(lengths[name]) for name in resources)
+            own = lengths[0] if isinstance(lengths, tuple) else int(lengths)
+            tokens += own
+            squares += own * own
+            tiles += lengths[1] if isinstance(lengths, tuple) else 0
+        cost: float = model.token * tokens + model.token_squared * squares + model.tile * tiles
+        return cost
 
     def _put(self, key: RestoreKey, sample: Any) -> bool:
         """Puts a sample into the buffer of its group; False if it is to go out alone."""
@@ -279,16 +301,18 @@ class _FillCursor(Cursor[list[Any]]):
                 is_last = packing.drop_last and not group.packer.num_held
                 if packing.end_of_data == "pack" and not is_last:
                     return pack
-                for key, sample in pack:
+                for key, sample, _ in pack:
                     left_out(key, sample, "left over at the end of the data")
         raise StopIteration
 
     def snapshot(self) -> Snapshot:
+        """Gives what is held, and the place below."""
         groups = tuple((name, *group.state()) for name, group in self._groups.items())
         fields = {"ended": int(self._has_ended), "groups": groups}
         return Snapshot("pack", fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Goes to the place of a snapshot."""
         snapshot.expect("pack", 1)
         groups: dict[GroupKey, _Group] = {}
         try:

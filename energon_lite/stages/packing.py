@@ -20,6 +20,7 @@ from energon_lite.core.user_function import (
     UserFunction,
 )
 from energon_lite.packing.settings import Packing
+from energon_lite.stages.balanced_packs import BalancedPacks
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
@@ -129,15 +130,15 @@ def _filled(
     packing: Packing,
     sample_length: Callable[[Any], Any] | UserFunction | None,
     config: WorkerConfig | None,
-) -> FilledPacks:
+) -> Collected:
     if sample_length is None:
         raise TypeError("a Packing needs sample_length, a function that gives a sample's tokens")
     if buffer_size is not None:
         packing = replace(packing, buffer_size=buffer_size)
     length = as_user_function(sample_length, "sample_length", config)
-    return FilledPacks(
-        MeasureDataset(dataset, length, packing), packing, config.seed_offset if config else 0
-    )
+    seed = config.seed_offset if config else 0
+    packs = FilledPacks(MeasureDataset(dataset, length, packing), packing, seed)
+    return packs if packing.balance is None else BalancedPacks(packs, seed)
 
 
 class _Piece(NamedTuple):

@@ -37,6 +37,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
+from energon_lite.balance import CostModel
 from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.dataset import Cursor, WrapperDataset
 from energon_lite.core.errors import StateError
@@ -47,6 +48,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.balanced_packs import BalancedPacks
 from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.flow import StretchDataset
@@ -330,6 +332,14 @@ def filled(dataset: SavableDataset[Any], **settings: Any) -> FilledPacks:
     return FilledPacks(MeasureDataset(dataset, stage(length)), Packing(capacity=7, **settings))
 
 
+COST = CostModel(token=1, token_squared=0.5)
+
+
+def balanced(dataset: SavableDataset[Any]) -> BalancedPacks:
+    packing = {"balance": "quantile_sync", "balance_window": 3, "cost": COST}
+    return BalancedPacks(filled(dataset, buffer_size=3, **packing))
+
+
 PACKING_CASES: list[Case] = [
     lambda root: packs(texts(root)),
     lambda root: packs(texts(root, repeat=True)),
@@ -345,6 +355,10 @@ PACKING_CASES: list[Case] = [
     lambda root: packs(texts(root, repeat=True), align=2, end_of_data="drop", capacity=8),
     lambda root: packs(texts(root), end_of_data="drop", buffer_size=3, max_samples=1),
     lambda root: packs(texts(root), group_by=by_parity),
+    lambda root: packs(texts(root), balance="quantile_sync", balance_window=3, cost=COST),
+    lambda root: packs(
+        texts(root, repeat=True), balance="quantile_sync", balance_window=4, cost=COST
+    ),
     lambda root: packs(blend((texts(root), 1), (other(root), 2)), group_by="source"),
     lambda root: packs(MapDataset(texts(root), stage(twice))),
     lambda root: packs(token_blend(texts(root, repeat=True), other(root, repeat=True))),
@@ -375,6 +389,10 @@ CASES: dict[type, list[Case]] = {
     FilledPacks: [
         lambda root: filled(texts(root)),
         lambda root: filled(texts(root, repeat=True), buffer_size=3),
+    ],
+    BalancedPacks: [
+        lambda root: balanced(texts(root)),
+        lambda root: balanced(texts(root, repeat=True)),
     ],
     SelectedPacks: [
         lambda root: SelectedPacks(texts(root), 5, stage(pairs_of)),

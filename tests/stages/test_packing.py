@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
+from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.activity import leaves
 
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
@@ -844,3 +846,55 @@ def test_worker_processes_give_the_same_packs(root, start_method) -> None:
     again = Ranks(make, 2, 1, states=run.save(), start_method=start_method)
     found.update(again.slots(24))
     assert_same(found, {slot: expected[slot] for slot in found})
+
+
+# ------------------------------------------------------------------------------------ balance
+
+
+COST = CostModel(token=1, token_squared=0.05)
+
+
+def imbalance_of(root: Path, world_size: int, **packing: Any) -> float:
+    """The mean over steps of 1 - mean / max of what the ranks' packs cost."""
+    # One long sample costs far more than many short ones of as many tokens.
+    lengths = [2 + (7 * i) % 11 for i in range(50)] + [90 + i for i in range(10)]
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Packs(lengths, capacity=100, buffer_size=32, **packing), config)
+
+    costs = []
+    for batch in Ranks(make, world_size, num_streams=world_size).steps(256).values():
+        own = batch.cu_seqlens.diff()[0]
+        costs.append(COST.combine(int(own.sum()), int((own * own).sum())))
+    return imbalance(np.array(costs).reshape(-1, world_size))
+
+
+def test_balanced_packs_of_all_ranks_cost_alike_at_each_step(root) -> None:
+    balance = {"balance": "quantile_sync", "balance_window": 32, "cost": COST}
+    assert imbalance_of(root, 4) > 0.15
+    assert imbalance_of(root, 4, **balance) < 0.06
+
+
+def test_balanced_pass_has_every_sample_and_resumes_on_other_ranks(root) -> None:
+    balance = {"balance": "quantile_sync", "balance_window": 5, "cost": COST}
+    batches, _ = one_pass(root, Packs(**balance))
+    assert len(tokens_of(batches)) == NUM_SAMPLES
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Packs(**balance), config, batch_size=2)
+
+    expected = Ranks(make, 1, num_streams=4).slots(60)
+    found: dict[int, Any] = {}
+    run = Ranks(make, 1, num_streams=4)
+    for world_size, number in ((2, 3), (1, 10), (4, 17), (1, 20)):
+        found.update(run.slots(number))
+        run = Ranks(make, world_size, states=run.save())
+    assert len(found) == 50
+    assert_same(found, {slot: expected[slot] for slot in found})
+
+
+def test_balance_wants_to_know_what_packs_cost() -> None:
+    with pytest.raises(ValueError, match=r"orders packs by their cost; say what it is: cost="):
+        Packing(8, balance="quantile_sync")
+    with pytest.raises(ValueError, match="balance_window=0 must be at least 1"):
+        Packing(8, balance="quantile_sync", balance_window=0, cost=COST)

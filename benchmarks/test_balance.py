@@ -1,0 +1,315 @@
+"""Balanced ranks: against OmniBal's sampling and filtering, and against packs in random order."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
+from energon_lite.balance import (
+    BalancedEpoch,
+    CostModel,
+    QuantileSync,
+    balance_epoch,
+    global_window,
+    imbalance,
+    quantile_sync,
+    search_capacities,
+)
+from energon_lite.packing.bounds import lower_bound
+from energon_lite.packing.fit_first import first_fit_decreasing
+from energon_lite.packing.packs import Packs
+from energon_lite.packing.streaming import pack_stream
+
+RANKS = 8
+OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
+ISF = "OmniBal's ISF, rebuilt"
+
+needs_omnibal = pytest.mark.skipif(
+    not OMNIBAL.is_dir(), reason="the folder shared/data is not here"
+)
+
+
+@functools.cache
+def image_lengths() -> Any:
+    """Tokens and tiles of samples with images, in random order."""
+    rows = np.array(
+        [
+            (sample["token_num"], sample["vit_num"])
+            for path in sorted(OMNIBAL.glob("*_token_lengths.json"))
+            for sample in json.loads(path.read_bytes())
+        ]
+    )
+    return np.random.Generator(np.random.Philox(5)).permutation(rows)
+
+
+def next_fit(
+    order: list[int], rows: list[Any], max_tiles: int, max_tokens: int
+) -> list[tuple[int, int, list[int]]]:
+    """Groups of (tiles, tokens, samples); a group is closed when the next sample does not fit.
+
+    An oversize sample is passed over, and where it is the last one, so is the open group.
+    """
+    groups, group, tiles, tokens = [], [], 0, 0
+    for place, index in enumerate(order):
+        its_tokens, its_tiles = rows[index]
+        if its_tiles > max_tiles or its_tokens > max_tokens:
+            continue
+        if tiles + its_tiles > max_tiles or tokens + its_tokens > max_tokens:
+            groups.append((tiles, tokens, group))
+            group, tiles, tokens = [], 0, 0
+        group.append(index)
+        tiles, tokens = tiles + its_tiles, tokens + its_tokens
+        if place == len(order) - 1:
+            groups.append((tiles, tokens, group))
+    return groups
+
+
+def sample_and_filter(
+    rows: list[Any], max_tiles: int, max_tokens: int, rounds: int, seed: int = 0
+) -> list[list[int]]:
+    """Iterative sampling and filtering: our own code, from a description, on lists.
+
+    Shuffles, groups by next fit, keeps the groups with all tiles or nearly all tokens, and does so
+    again with the samples of the others; the last round keeps all groups.
+    """
+    shuffle = random.Random(seed).shuffle
+    threshold = max_tokens * 0.99
+    kept, remaining = [], list(range(len(rows)))
+    for number in range(rounds):
+        shuffle(remaining)
+        groups, remaining = next_fit(remaining, rows, max_tiles, max_tokens), []
+        for tiles, tokens, group in groups:
+            if tiles == max_tiles or tokens >= threshold or number == rounds - 1:
+                kept.append(group)
+            else:
+                remaining += group
+    return kept
+
+
+def as_packs(groups: list[list[int]]) -> Packs:
+    offsets = np.cumsum([0, *map(len, groups)])
+    return Packs(np.array([i for group in groups for i in group]), offsets.astype(np.int64))
+
+
+def in_random_order(costs_P: Any) -> Any:
+    """Steps of packs as a shuffled sampler gives them, without the tail."""
+    shuffled = np.random.Generator(np.random.Philox(5)).permutation(costs_P)
+    return shuffled[: len(shuffled) // RANKS * RANKS].reshape(-1, RANKS)
+
+
+def images_group() -> str:
+    return f"Balancing {len(image_lengths()):,} samples with images (OmniBal) for {RANKS} ranks"
+
+
+@needs_omnibal
+@pytest.mark.parametrize(
+    ("max_tiles", "max_tokens", "share", "even_tiles", "even_tokens", "goals"),
+    [
+        (18, 6016, 1.001, 0.001, 0.004, (0.05, 10)),  # the limits that OmniBal's search finds
+        (9, 4096, 1.0005, 0.006, 0.0125, (0.1, 100)),  # those that it has as defaults
+    ],
+)
+def test_tiles_and_tokens(
+    benchmark: Any,
+    entries: list[Entry],
+    max_tiles: int,
+    max_tokens: int,
+    share: float,
+    even_tiles: float,
+    even_tokens: float,
+    goals: tuple[float, int],
+) -> None:
+    rows = image_lengths()
+    as_lists = rows.tolist()
+    found: list[BalancedEpoch] = []
+    groups: list[list[int]] = []
+
+    def ours() -> None:
+        found[:] = [
+            balance_epoch(
+                rows[:, 1], rows[:, 0], max_tiles=max_tiles, max_tokens=max_tokens, num_ranks=RANKS
+            )
+        ]
+
+    def theirs() -> None:
+        groups[:] = sample_and_filter(as_lists, max_tiles, max_tokens, 50)
+
+    def packs_only() -> None:
+        if max_tiles == 18:  # what the dry run chooses
+            pack_stream(rows, (max_tokens, max_tiles), buffer_size=16)
+        else:
+            first_fit_decreasing(rows, (max_tokens, max_tiles))
+
+    times = in_turn(
+        benchmark,
+        {"ours": ours, "packs": packs_only, "isf": theirs},
+        rounds=3 if max_tiles == 18 else 1,
+    )
+    balanced, bound = found[0], lower_bound(rows, (max_tokens, max_tiles))
+    assert balanced.packer == ("stream of 16" if max_tiles == 18 else "first-fit decreasing")
+    name = f"{max_tiles} tiles, {max_tokens:,} tokens"
+    isf = f"{ISF}, 50 rounds"
+    entries += [
+        Figure(
+            images_group(), f"{name}: packs and steps", "ms", times["ours"], isf, times["isf"],
+            goal_sec=goals[0],
+        ),
+        Figure(
+            images_group(), f"{name}: packs alone, as ISF", "ms", times["packs"], isf,
+            times["isf"], goal_ratio=1 / goals[1],
+        ),
+    ]  # fmt: skip
+    packs = as_packs(groups)
+    assert len(balanced.packs) <= share * bound
+    text = f"{len(balanced.packs) / bound:.5f} × the bound; ISF {len(packs) / bound:.4f}"
+    entries.append(Count(images_group(), f"{name}: packs", text, f"≤ {share} × the bound"))
+    for column, what, sizes, goal in (
+        (1, "tiles", balanced.tiles, even_tiles),
+        (0, "tokens", balanced.tokens, even_tokens),
+    ):
+        ordered = imbalance(balanced.plan.costs(sizes))
+        theirs_in_random_order = imbalance(in_random_order(packs.sizes(rows)[:, column]))
+        text = (
+            f"{ordered:.4f}; in random order {imbalance(in_random_order(sizes)):.4f}, ISF "
+            f"{theirs_in_random_order:.4f}"
+        )
+        entries.append(Count(images_group(), f"{name}: dist ratio of {what}", text, f"≤ {goal}"))
+        assert ordered <= goal
+
+
+@needs_omnibal
+def test_more_rounds_do_not_help_isf_where_limits_do_not_suit(entries: list[Entry]) -> None:
+    some = image_lengths()[::10]
+    bound = lower_bound(some, (4096, 9))
+    few, many = (len(sample_and_filter(some.tolist(), 9, 4096, rounds)) for rounds in (2, 50))
+    balanced = balance_epoch(some[:, 1], some[:, 0], max_tiles=9, max_tokens=4096, num_ranks=RANKS)
+    assert len(balanced.packs) <= 1.001 * bound < few < many
+    text = f"{len(balanced.packs):,} packs; ISF {few:,} after 2 rounds, {many:,} after 50"
+    entries.append(Count(images_group(), "9 tiles, every tenth sample", text, "ISF is not missed"))
+
+
+def test_isf_loses_samples_beside_an_oversize_one() -> None:
+    rows = [[100, 1]] * 10 + [[9999, 1]]
+    lost = [11 - sum(map(len, sample_and_filter(rows, 4, 1000, 5, seed))) for seed in range(200)]
+    assert min(lost) == 1 < max(lost)
+    for seed in range(200):
+        balanced = balance_epoch(
+            [1] * 11, [100] * 10 + [9999], max_tiles=4, max_tokens=1000, num_ranks=2, seed=seed,
+            oversize="drop",
+        )  # fmt: skip
+        assert (len(balanced.packs.indices), balanced.oversize.tolist()) == (10, [10])
+
+
+@needs_omnibal
+def test_search_for_limits(benchmark: Any, entries: list[Entry]) -> None:
+    rows = image_lengths()
+    tables: list[Any] = []
+
+    def search() -> None:
+        tables[:] = [
+            search_capacities(
+                rows[:, 1], rows[:, 0], tiles=30, tokens=8192, num_ranks=RANKS,
+                model=CostModel(token=1, tile=300), step_cost=200,
+            )
+        ]  # fmt: skip
+
+    times = in_turn(benchmark, {"ours": search}, rounds=3)
+    entries.append(
+        Figure(images_group(), "100 pairs of limits tried", "s", times["ours"], goal_sec=2.0)
+    )
+    best, last = tables[0][0], tables[0][-1]
+    assert len(tables[0]) == 100
+    text = (
+        f"{best.max_tiles} tiles, {best.max_tokens:,} tokens waste {100 * best.wasted:.2f} %; "
+        f"{last.max_tiles}, {last.max_tokens:,} {100 * last.wasted:.2f} %"
+    )
+    entries.append(Count(images_group(), "best and worst of 100 pairs", text, ""))
+
+
+@functools.cache
+def document_costs() -> list[Any]:
+    """Costs of each rank's packs of 32,768 tokens: linear work, and attention."""
+    drawn = np.random.Generator(np.random.Philox(20250509)).lognormal(np.log(1500), 1.3, 200_000)
+    lengths = np.clip(np.rint(drawn), 1, 32_768).astype(np.int64)
+    model = CostModel(token=1, token_squared=1 / 24_576)
+    return [
+        model.costs(pack_stream(own, 32_768), own)
+        for own in lengths[: len(lengths) // RANKS * RANKS].reshape(RANKS, -1)
+    ]
+
+
+DOCUMENTS = f"Balancing packs of documents, 32,768 tokens, {RANKS} ranks: imbalance"
+
+
+def side_by_side(ranks: list[Any]) -> Any:
+    num_steps = min(map(len, ranks))
+    return np.stack([costs[:num_steps] for costs in ranks], axis=1)
+
+
+@pytest.mark.parametrize(("window", "goal"), [(16, 0.1), (64, 0.05), (256, 0.025)])
+def test_ranks_that_cannot_talk(
+    benchmark: Any, entries: list[Entry], window: int, goal: float
+) -> None:
+    ranks = document_costs()
+    ordered: list[Any] = []
+    stream: list[int] = []
+
+    def windows() -> None:
+        ordered[:] = [
+            np.concatenate(
+                [
+                    costs[start : start + window][
+                        quantile_sync(costs[start : start + window], window, 0, number)
+                    ]
+                    for number, start in enumerate(range(0, len(costs), window))
+                ]
+            )
+            for costs in ranks
+        ]
+
+    def streaming() -> None:
+        stream.clear()
+        sync = QuantileSync(window, 0)
+        for cost in ranks[0].tolist():
+            sync.add(cost)
+            if sync.is_full:
+                stream.append(sync.next_pack())
+        while sync.num_held:
+            stream.append(sync.next_pack())
+
+    times = in_turn(benchmark, {"stream": streaming, "windows": windows}, rounds=3)
+    assert ranks[0][stream].tolist() == ordered[0].tolist()
+    each = [seconds / len(ranks[0]) for seconds in times["stream"]]
+    name = f"quantile sync, {window} packs"
+    entries.append(Figure(DOCUMENTS, f"{name}: time per pack", "µs", each, goal_sec=10e-6))
+    found = imbalance(side_by_side(ordered))
+    text = f"{found:.4f}; in random order {imbalance(side_by_side(ranks)):.3f}"
+    entries.append(Count(DOCUMENTS, name, text, f"≤ {goal}"))
+    assert found <= goal
+
+
+@pytest.mark.parametrize(("window_steps", "goal"), [(16, 0.025), (64, 0.01)])
+def test_ranks_with_a_shared_plan(
+    benchmark: Any, entries: list[Entry], window_steps: int, goal: float
+) -> None:
+    ranks = document_costs()
+    costs = side_by_side(ranks).ravel()
+    plans: list[Any] = []
+    times = in_turn(
+        benchmark,
+        {"ours": lambda: plans.append(global_window(costs, RANKS, window_steps, 0))},
+        rounds=3,
+    )
+    each = [seconds / len(costs) for seconds in times["ours"]]
+    name = f"global window, {window_steps} steps"
+    entries.append(Figure(DOCUMENTS, f"{name}: time per pack", "µs", each, goal_sec=1e-6))
+    found = imbalance(plans[-1].costs(costs))
+    text = f"{found:.4f}; in random order {imbalance(side_by_side(ranks)):.3f}"
+    entries.append(Count(DOCUMENTS, name, text, f"≤ {goal}"))
+    assert found <= goal

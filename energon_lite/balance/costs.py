@@ -1,0 +1,279 @@
+"""What a pack costs the rank that has it, and how to find that out from measured times.
+
+Axes: N samples, P packs, R resources: tokens, then tiles.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.packing.packs import Packs
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+Columns = tuple[int, ...]
+
+_TERMS = ("tokens", "sum of squares", "tiles")
+# The sum of squares of a pack is at most the square of its sum: up to here it fits into 63 bits.
+_MAX_TOKENS = math.isqrt((1 << 63) - 1)
+# What of a column the others do not explain, squared. Below, times that are wrong by a per cent
+# make coefficients that are wrong by themselves.
+_MIN_OWN_SHARE = Fraction(1, 10_000)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The work of a pack: a sum over its samples, of what is linear, attention, and images.
+
+    A sample of `n` tokens and `m` tiles costs `token * n + token_squared * n**2 + tile * m`: in a
+    pack, samples attend to themselves only. The unit is the caller's, such as seconds; an order of
+    packs depends on the ratios alone.
+
+    Args:
+        token: cost of a token.
+        token_squared: cost of a pair of tokens that attend to each other.
+        tile: cost of a tile, an image of the size that the vision encoder takes.
+
+    Raises:
+        ValueError: A coefficient is negative, infinite or not a number.
+
+    Example:
+        >>> packs = Packs(np.array([0, 1, 2]), np.array([0, 2, 3]))
+        >>> CostModel(token=1, token_squared=0.01).costs(packs, [30, 20, 50])
+        array([63., 75.])
+    """
+
+    token: float = 1.0
+    token_squared: float = 0.0
+    tile: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; a cost must be a number of at least 0.")
+
+    def costs(self, packs: Packs, lengths: npt.ArrayLike) -> Float64Array:
+        """Gives the cost of each pack, the same to the last bit on every machine.
+
+        Args:
+            packs: P packs.
+            lengths: shape (N,), tokens of every sample, by sample index; or (N, R), tokens in the
+                first column, tiles in the second, where other columns cost nothing.
+
+        Returns:
+            Shape (P,).
+
+        Raises:
+            TypeError: `lengths` are not integers.
+            ValueError: A length is negative; there is a sample in `packs` that has none; there is
+                no column of tiles though they cost something; or a pack has 2**31.5 tokens.
+        """
+        lengths_NR = _as_rows(lengths)
+        if len(packs.indices) and int(packs.indices.max()) >= len(lengths_NR):
+            raise ValueError(
+                f"packs have sample {int(packs.indices.max())}, but there are only "
+                f"{len(lengths_NR):,} lengths. Give the lengths of all samples, by sample index."
+            )
+        tokens_N = lengths_NR[:, 0]
+        tokens_P = packs.sizes(tokens_N)
+        squares_P = tiles_P = np.zeros(len(packs), np.int64)
+        if self.token_squared:
+            if tokens_P.size and int(tokens_P.max()) > _MAX_TOKENS:
+                raise ValueError(
+                    f"Pack {int(tokens_P.argmax())} has {int(tokens_P.max()):,} tokens; above "
+                    f"{_MAX_TOKENS:,}, the sum of squares does not fit into 63 bits."
+                )
+            squares_P = packs.sizes(tokens_N * tokens_N)
+        if self.tile:
+            if lengths_NR.shape[1] < 2:
+                raise ValueError(
+                    f"tile={self.tile}, but lengths have shape {np.shape(lengths)}, without tiles. "
+                    "Give shape (N, 2), tokens and tiles, or use tile=0."
+                )
+            tiles_P = packs.sizes(lengths_NR[:, 1])
+        return self.combine(tokens_P, squares_P, tiles_P)
+
+    def combine(
+        self, tokens: npt.ArrayLike, sum_squares: npt.ArrayLike, tiles: npt.ArrayLike = 0
+    ) -> Float64Array:
+        """Gives the cost of packs whose sums are known, such as those of a stream.
+
+        Args:
+            tokens: shape (P,), or a number: the tokens of each pack.
+            sum_squares: the same of the squares of its samples' tokens.
+            tiles: the same of its tiles.
+
+        Returns:
+            Shape (P,), or () for numbers.
+        """
+        cost: Float64Array = np.asarray(
+            self.token * np.asarray(tokens, np.float64)
+            + self.token_squared * np.asarray(sum_squares, np.float64)
+            + self.tile * np.asarray(tiles, np.float64)
+        )
+        return cost
+
+
+def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel:
+    """Finds the coefficients that explain measured times, none of them negative.
+
+    Takes the smallest sum of squared relative errors. As many points as there are terms are hit
+    exactly, if coefficients of at least 0 can. A term that is 0 in all points gets coefficient 0.
+
+    Args:
+        points: two or more `((tokens, sum of squares, tiles), seconds)`: the sums of a pack, and
+            the time of a step with it. Unlike ones: many short samples, one long one, many tiles.
+
+    Returns:
+        The model, in seconds.
+
+    Raises:
+        ValueError: A number is negative or not finite, a time is 0, there are fewer points than
+            terms, or the points are so much alike that they do not tell the terms apart.
+
+    Example:
+        >>> points = [((8192, 8 * 1024**2, 0), 0.5), ((8192, 8192**2, 0), 0.92)]
+        >>> model = fit_cost_model(points)
+        >>> round(model.token * 8192, 3), round(model.token_squared * 8192**2, 3)
+        (0.44, 0.48)
+
+    Source: C. Lawson, R. Hanson, "Solving least squares problems" (1974), chapter 23, here by
+    trying all sets of terms, in fractions: three terms have seven.
+    """
+    rows = [_as_fractions(index, point) for index, point in enumerate(points)]
+    used = tuple(c for c in range(len(_TERMS)) if any(row[c] for row in rows))
+    if len(rows) < max(len(used), 2):
+        raise ValueError(
+            f"{len(rows)} points for {len(used)} terms ({_named(used)}). Measure at least "
+            f"{max(len(used), 2)} packs, or leave out a term by giving 0 for it in all points."
+        )
+    if not used:
+        raise ValueError(f"All {len(rows)} points have no tokens and no tiles; nothing costs time.")
+    # Normal equations of row * coefficients = 1.
+    gram = [[sum((a[i] * a[j] for a in rows), Fraction()) for j in range(3)] for i in range(3)]
+    right = [sum((a[i] for a in rows), Fraction()) for i in range(3)]
+    _check_unlike(gram, used)
+    best: tuple[Fraction, tuple[Fraction, ...]] = (Fraction(), (Fraction(),) * len(_TERMS))
+    for size in range(1, len(used) + 1):
+        for columns in combinations(used, size):
+            solved = _solve(gram, right, columns)
+            if min(solved) >= 0:
+                # The squared error is the number of points minus this.
+                explained = sum((solved[c] * right[c] for c in columns), Fraction())
+                best = max(best, (explained, solved))
+    return CostModel(*map(float, best[1]))
+
+
+def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
+    """Gives costs as an array with these axes, if all are numbers of at least 0.
+
+    Raises:
+        TypeError: They are not numbers.
+        ValueError: The shape is another one; or names the first cost that is out of range.
+    """
+    array = np.asarray(costs)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"costs must be numbers, not {array.dtype}.")
+    if array.ndim != len(axes):
+        shape = ", ".join(axes) + "," * (len(axes) == 1)
+        raise ValueError(f"costs must have shape ({shape}), not {array.shape}.")
+    is_bad = ~((array >= 0) & (array < math.inf))
+    if is_bad.any():
+        place = tuple(int(i) for i in np.argwhere(is_bad)[0])
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=True))
+        raise ValueError(f"The cost of {where} is {array[place]}; it must be at least 0, finite.")
+    return array.astype(np.float64)
+
+
+def at_least(name: str, value: int, least: int) -> int:
+    """Gives a number, if it is an integer that is not too small.
+
+    Raises:
+        TypeError: Not an integer.
+        ValueError: Below `least`.
+    """
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} is {number}; give at least {least}.")
+    return number
+
+
+def _as_rows(lengths: npt.ArrayLike) -> Int64Array:
+    array = np.asarray(lengths)
+    if array.ndim not in (1, 2) or array.shape[1:] == (0,):
+        raise ValueError(f"lengths must have shape (N,) or (N, R), not {array.shape}.")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be integers, not {array.dtype}.")
+    rows = array.astype(np.int64).reshape(len(array), *array.shape[1:] or (1,))
+    if (rows < 0).any():
+        index = int((rows < 0).any(axis=1).argmax())
+        raise ValueError(f"Sample {index} has length {array[index].tolist()}, which is negative.")
+    return rows
+
+
+def _as_fractions(index: int, point: Any) -> list[Fraction]:
+    """The terms of a point over its time."""
+    terms, seconds = point
+    if len(terms) != len(_TERMS):
+        raise ValueError(f"Point {index} has {len(terms)} terms; give {', '.join(_TERMS)}.")
+    for name, value in (*zip(_TERMS, terms, strict=True), ("time", seconds)):
+        if not 0 <= value < math.inf or (value == 0 and name == "time"):
+            least = "above" if name == "time" else "at least"
+            raise ValueError(f"Point {index}: {name} is {value}; it must be {least} 0, finite.")
+    return [Fraction(term) / Fraction(seconds) for term in terms]
+
+
+def _check_unlike(gram: list[list[Fraction]], used: Columns) -> None:
+    """Refuses points in which a term is, nearly, a combination of the others."""
+    whole = _determinant(gram, used)
+    for column in used:
+        others = tuple(c for c in used if c != column)
+        rest = _determinant(gram, others)
+        if whole <= _MIN_OWN_SHARE * rest * gram[column][column]:
+            raise ValueError(
+                f"The points do not tell the {_TERMS[column]} from the {_named(others)}: in all of "
+                "them they are, nearly, in the same ratio. Measure packs that are unlike: many "
+                "short samples, one long sample, many tiles; or give 0 for that term in all points."
+            )
+
+
+def _determinant(gram: list[list[Fraction]], columns: Columns) -> Fraction:
+    """Of the rows and columns given, by the first row."""
+    if not columns:
+        return Fraction(1)
+    return _minor(gram, columns, columns)
+
+
+def _minor(gram: list[list[Fraction]], rows: Columns, columns: Columns) -> Fraction:
+    if not rows:
+        return Fraction(1)
+    total = Fraction()
+    for j, column in enumerate(columns):
+        rest = _minor(gram, rows[1:], columns[:j] + columns[j + 1 :])
+        total += (-1) ** j * gram[rows[0]][column] * rest
+    return total
+
+
+def _solve(
+    gram: list[list[Fraction]], right: list[Fraction], columns: Columns
+) -> tuple[Fraction, ...]:
+    """The coefficients, 0 outside `columns`, by Cramer's rule."""
+    whole = _determinant(gram, columns)
+    solved = [Fraction()] * len(_TERMS)
+    for column in columns:
+        swapped = [[right[i] if j == column else gram[i][j] for j in range(3)] for i in range(3)]
+        solved[column] = _minor(swapped, columns, columns) / whole
+    return tuple(solved)
+
+
+def _named(columns: Columns) -> str:
+    return " and the ".join(_TERMS[c] for c in columns)

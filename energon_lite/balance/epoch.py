@@ -1,0 +1,188 @@
+"""An epoch of samples with images: packs with two limits, in steps that load all ranks alike.
+
+Axes: N samples, P packs, S steps, K ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+# By way of the package, which imports a packer, and with it numba, when it is first used.
+from energon_lite import packing
+from energon_lite.balance.costs import CostModel, Int64Array, at_least
+from energon_lite.balance.global_window import Remainder, StepPlan, global_window
+from energon_lite.core.seeds import key_of
+from energon_lite.order.permutation import Permutation
+from energon_lite.packing.packs import Packs
+
+Oversize = Literal["error", "drop"]
+Packer = Callable[[Int64Array, tuple[int, int]], Packs]
+
+# Cheap ones first. More held samples are not better: those that fit badly pile up. Where one
+# resource is filled by few large samples, longest first is best.
+_PACKERS: dict[str, Packer] = {
+    "first-fit decreasing": lambda lengths, limits: packing.first_fit_decreasing(lengths, limits),
+    "stream of 16": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=16),
+    "stream of 32": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=32),
+    "stream of 64": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=64),
+}
+_DRY_RUN_SAMPLES = 4096
+# The last packs of so few samples are less full, by chance: what is as good is taken as equal.
+_DRY_RUN_TOLERANCE = 0.001
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedEpoch:
+    """Packs and steps of an epoch.
+
+    Every sample is in one pack or in `oversize`; every pack is in the plan's steps, or named there
+    as left out.
+
+    Attributes:
+        packs: P packs, in random order.
+        plan: which pack each rank has in each step.
+        oversize: samples that are left out, as they fit no pack, ascending.
+        packer: the packer that the dry run chose.
+        tiles: shape (P,), of each pack; what OmniBal calls `vit_num`.
+        tokens: shape (P,), of each pack.
+    """
+
+    packs: Packs
+    plan: StepPlan
+    oversize: Int64Array
+    packer: str
+    tiles: Int64Array = field(repr=False)
+    tokens: Int64Array = field(repr=False)
+
+
+def balance_epoch(
+    vit_num: npt.ArrayLike,
+    token_num: npt.ArrayLike,
+    *,
+    max_tiles: int,
+    max_tokens: int,
+    num_ranks: int,
+    window_steps: int = 64,
+    model: CostModel | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    oversize: Oversize = "error",
+    remainder: Remainder = "pad",
+) -> BalancedEpoch:
+    """Does what OmniBal's iterative sampling and filtering (ISF) does: packs alike in every step.
+
+    Samples are shuffled, packed by the packer that needs the fewest packs in a dry run on some of
+    them, the packs shuffled, and ordered by `global_window`. About 30 ms for 70,000 samples.
+
+    Args:
+        vit_num: shape (N,); tiles of each sample, 0 for text.
+        token_num: shape (N,); tokens of each sample.
+        max_tiles: OmniBal's Q_v; tiles of a pack at most.
+        max_tokens: OmniBal's Q_t; tokens of a pack at most.
+        num_ranks: K; data-parallel ranks.
+        window_steps: steps among which packs of like cost are looked for.
+        model: what makes packs alike; None for the tiles, then the tokens.
+        seed: the same on all ranks.
+        epoch: with the seed, it fixes what is shuffled.
+        oversize: what becomes of samples that fit no pack: `"error"`, or `"drop"` and name them.
+        remainder: what becomes of packs that make no whole step; see `global_window`.
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A sample is oversize and that is an error; a shape or a limit is wrong; or a
+            sample has neither tokens nor tiles. Names the first such sample.
+
+    Example:
+        >>> balanced = balance_epoch(
+        ...     [1, 2, 2, 1], [70, 30, 60, 40], max_tiles=3, max_tokens=100, num_ranks=2
+        ... )
+        >>> sorted(balanced.tokens.tolist()), balanced.plan.steps.shape
+        ([100, 100], (1, 2))
+    """
+    limits = (at_least("max_tokens", max_tokens, 1), at_least("max_tiles", max_tiles, 1))
+    epoch = at_least("epoch", epoch, 0)
+    if oversize not in get_args(Oversize):
+        raise ValueError(f"oversize={oversize!r} is not one of {', '.join(get_args(Oversize))}")
+    lengths_NR = stacked(vit_num, token_num)
+    is_over = (lengths_NR > limits).any(axis=1)
+    if oversize == "error" and is_over.any():
+        _refuse_oversize(lengths_NR, limits)
+    packs, packer = _pack(lengths_NR, np.flatnonzero(~is_over), limits, (seed, epoch))
+    # A whole pack of tokens weighs less than a tile: tiles first.
+    model = CostModel(token=1, tile=max_tokens + 1) if model is None else model
+    costs = model.costs(packs, lengths_NR)
+    plan = global_window(costs, num_ranks, window_steps, seed, epoch=epoch, remainder=remainder)
+    tokens, tiles = packs.sizes(lengths_NR).T
+    return BalancedEpoch(packs, plan, np.flatnonzero(is_over), packer, tiles, tokens)
+
+
+def stacked(vit_num: npt.ArrayLike, token_num: npt.ArrayLike) -> Int64Array:
+    """Gives tokens and tiles as one array, shape (N, 2).
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: They are not both of shape (N,); a number is negative, or both of a sample 0.
+    """
+    columns = []
+    for name, values in (("token_num", token_num), ("vit_num", vit_num)):
+        array = np.asarray(values)
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be integers, not {array.dtype}.")
+        if array.ndim != 1:
+            raise ValueError(f"{name} must have shape (N,), not {array.shape}.")
+        columns.append(array.astype(np.int64))
+    if len(columns[0]) != len(columns[1]):
+        raise ValueError(
+            f"token_num has {len(columns[0]):,} samples, vit_num {len(columns[1]):,}; give both of "
+            "every sample."
+        )
+    lengths_NR = np.stack(columns, axis=1)
+    is_bad = (lengths_NR < 0).any(axis=1) | ~lengths_NR.any(axis=1)
+    if is_bad.any():
+        index = int(is_bad.argmax())
+        tokens, tiles = lengths_NR[index].tolist()
+        raise ValueError(
+            f"Sample {index} has {tokens} tokens and {tiles} tiles. Leave out empty samples: they "
+            "would be in no pack."
+        )
+    return lengths_NR
+
+
+def _refuse_oversize(lengths_NR: Int64Array, limits: tuple[int, int]) -> None:
+    """Names the first sample that fits no pack, with a `ValueError`."""
+    is_over = (lengths_NR > limits).any(axis=1)
+    index = int(is_over.argmax())
+    tokens, tiles = lengths_NR[index].tolist()
+    raise ValueError(
+        f"Sample {index} has {tokens:,} tokens and {tiles} tiles, above {limits[0]:,} tokens or "
+        f"{limits[1]} tiles, as have {int(is_over.sum()) - 1:,} after it. Truncate or split such "
+        "samples, raise the limits, or use oversize='drop'."
+    )
+
+
+def _pack(
+    lengths_NR: Int64Array, samples: Int64Array, limits: tuple[int, int], seeds: tuple[int, int]
+) -> tuple[Packs, str]:
+    """Packs some samples, and shuffles the packs; names the packer, too."""
+    seed, epoch = seeds
+    key = key_of("balance.epoch", operator.index(seed))
+    samples = samples[Permutation(len(samples), key, epoch, 0)(np.arange(len(samples)))]
+    shuffled = lengths_NR[samples]
+    packer = _choose_packer(shuffled, limits)
+    packs = _PACKERS[packer](shuffled, limits)
+    order = Permutation(len(packs), key, epoch, 1)(np.arange(len(packs)))
+    return Packs(samples[packs.indices], packs.offsets).reordered(order), packer
+
+
+def _choose_packer(shuffled_NR: Int64Array, limits: tuple[int, int]) -> str:
+    """Tries the packers on the first samples; gives the cheapest that is as good as the best."""
+    some = shuffled_NR[:_DRY_RUN_SAMPLES]
+    needed = {name: len(pack(some, limits)) for name, pack in _PACKERS.items()}
+    enough = min(needed.values()) * (1 + _DRY_RUN_TOLERANCE)
+    return next(name for name, num in needed.items() if num <= enough)

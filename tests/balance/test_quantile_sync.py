@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite.balance import QuantileSync, imbalance, quantile_sync
+from energon_lite.core.errors import StateError
+
+
+def drawn_costs(num: int, rank: int) -> Any:
+    return np.random.Generator(np.random.Philox(rank)).lognormal(0, 1, num)
+
+
+def test_dear_packs_of_all_ranks_meet() -> None:
+    ranks = [drawn_costs(64, rank) for rank in range(8)]
+    ordered = [costs[quantile_sync(costs, 64, 0, 0)] for costs in ranks]
+    assert imbalance(np.stack(ordered, axis=1)) < 0.4 * imbalance(np.stack(ranks, axis=1))
+
+
+def test_each_window_has_an_order_of_its_own() -> None:
+    costs = range(50)
+    orders = {tuple(quantile_sync(costs, 50, 0, number)) for number in range(5)}
+    orders |= {tuple(quantile_sync(costs, 50, seed, 0)) for seed in range(1, 5)}
+    assert len(orders) == 9
+
+
+def test_an_order_never_changes() -> None:
+    # What was saved by one version goes on in the next.
+    assert quantile_sync(range(12), 12, 7, 3).tolist() == [7, 10, 4, 2, 8, 1, 3, 5, 9, 0, 11, 6]
+
+
+def test_equal_costs_are_given_by_index() -> None:
+    places = quantile_sync(range(9), 9, 1, 1)
+    assert quantile_sync([5] * 9, 9, 1, 1).tolist() == places.tolist()
+
+
+def test_windows_that_are_not_equally_full_keep_about_the_same_rhythm() -> None:
+    ranks = [drawn_costs(num, num) for num in (180, 200, 220, 256)]
+    ordered = [costs[quantile_sync(costs, 256, 0, 0)] for costs in ranks]
+    unsorted = imbalance(np.stack([costs[:180] for costs in ranks], axis=1))
+    assert imbalance(np.stack([costs[:180] for costs in ordered], axis=1)) < 0.4 * unsorted
+
+
+def test_a_window_of_one_keeps_the_order() -> None:
+    sync = QuantileSync(1, 0)
+    for cost in (3, 1, 2):
+        sync.add(cost)
+    assert [sync.next_pack() for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_pack_comes_for_each_that_goes() -> None:
+    sync = QuantileSync(8, 0)
+    held = []
+    for cost in drawn_costs(100, 0):
+        sync.add(cost)
+        if sync.is_full:
+            sync.next_pack()
+            held.append(sync.num_held)
+    assert set(held) == {7}
+
+
+def test_without_packs_there_is_none_to_give() -> None:
+    with pytest.raises(IndexError, match="No pack is held"):
+        QuantileSync(4, 0).next_pack()
+
+
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf")])
+def test_impossible_costs_are_refused(cost: float) -> None:
+    sync = QuantileSync(4, 0)
+    sync.add(1)
+    with pytest.raises(ValueError, match="Pack 1 has a cost of"):
+        sync.add(cost)
+    with pytest.raises(ValueError, match="cost of pack 1 is"):
+        quantile_sync([1, cost], 4, 0, 0)
+
+
+def test_impossible_windows_are_refused() -> None:
+    with pytest.raises(ValueError, match="window is 0"):
+        QuantileSync(0, 0)
+    with pytest.raises(ValueError, match="window_number is -1"):
+        quantile_sync([1], 1, 0, -1)
+    with pytest.raises(ValueError, match="3 packs are more than a window of 2"):
+        quantile_sync([1, 2, 3], 2, 0, 0)
+
+
+def in_the_middle() -> QuantileSync:
+    sync = QuantileSync(4, 9)
+    for cost in (5, 0.1, 7, 8, 2, 3):
+        sync.add(cost)
+    sync.next_pack()
+    return sync
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 5}, "Checkpoint has window=5 where this quantile sync has 4"),
+        ({"seed": 8}, "Checkpoint has seed=8 where this quantile sync has 9"),
+        ({"order": [0, 0]}, "gives packs that are not among the last 4 before 4"),
+        ({"order": [4]}, "gives packs that are not among the last 4 before 4"),
+        ({"first": 5}, "has 5 packs in 1 windows of 4"),
+        ({"first": -1}, "has -1 packs"),
+        ({"costs": [-1]}, "something else than its integers"),
+        ({"costs": ["1"]}, "something else than its integers"),
+        ({"costs": None}, "something else than its integers"),
+        ({"order": [1.5]}, "something else than its integers"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change: dict[str, Any], message: str) -> None:
+    sync = in_the_middle()
+    before = sync.state()
+    with pytest.raises(StateError, match=message):
+        sync.restore({**before, **change})
+    assert sync.state() == before
+
+
+def test_a_state_with_a_part_missing_is_refused() -> None:
+    sync = in_the_middle()
+    for name in sync.state():
+        with pytest.raises(StateError, match="is no dict with"):
+            sync.restore({key: value for key, value in sync.state().items() if key != name})
+
+
+def test_states_are_copies_of_integers() -> None:
+    sync = in_the_middle()
+    state = sync.state()
+    sync.add(1)
+    sync.next_pack()
+    assert state != sync.state()
+    flat = [x for value in state.values() for x in (value if isinstance(value, list) else [value])]
+    assert {type(value) for value in flat} == {int}
