@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from energon_lite.cli.balance import balance
 from energon_lite.cli.lengths import lengths
 from energon_lite.cli.plans import plan, schema
 from energon_lite.cli.prepare import prepare
@@ -20,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (prepare, info, lint, lengths, plan, schema):
+for command in (prepare, info, lint, lengths, plan, balance, schema):
     app.command()(command)
 
 

@@ -128,7 +128,7 @@ def exact_draws(
     known = [lengths[name] for name in names if name in lengths]
     by_source = known if len(known) == len(names) else None
     streams = [
-        _StreamDraws(dataset, Stream(index, run.num_streams), names, by_source)
+        StreamDraws(dataset, Stream(index, run.num_streams), names, by_source)
         for index in range(run.num_streams)
     ]
     slots = _draw(streams, run)
@@ -157,7 +157,7 @@ def _asked(dataset: SavableDataset[Any], ends: Sequence[int]) -> Float64Array:
     return more
 
 
-class _StreamDraws:
+class StreamDraws:
     """The draws of one stream.
 
     Args:
@@ -249,14 +249,14 @@ class _Slots:
         self.num_batches = sum(num_batches)
         self.num_steps = int(by_rank.sum(axis=0).min())
 
-    def steps_of_draws(self, stream: _StreamDraws) -> Int64Array:
+    def steps_of_draws(self, stream: StreamDraws) -> Int64Array:
         """Gives the step at which each draw of a stream is given, (N,)."""
         batches = np.arange(stream.num_draws) // self._run.batch_size
         steps: Int64Array = self._steps[batches * self._run.num_streams + stream.index]
         return steps
 
 
-def _draw(streams: list[_StreamDraws], run: Run) -> _Slots:
+def _draw(streams: list[StreamDraws], run: Run) -> _Slots:
     """Draws what the run needs; gives where that falls."""
     num_batches = -(-run.steps * run.world_size // run.num_streams)
     while True:

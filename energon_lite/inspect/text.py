@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from energon_lite.inspect.balance import BalanceReport
 from energon_lite.inspect.lint import LintReport
 from energon_lite.length_index import LengthReport
 from energon_lite.prepare.dataset import PrepareReport
@@ -100,4 +101,28 @@ def lengths_text(report: LengthReport) -> str:
         lines.append(f"  of length 0: {report.skipped:,} skipped, {report.failed:,} failed")
         lines += [f"    {sample}: {error}" for sample, error in report.problems]
     lines.append(f"  {report.file}")
+    return "\n".join(lines)
+
+
+_BAR = 32
+
+
+def balance_text(report: BalanceReport) -> str:
+    """Writes what `balance_report` foresees, with a bar of the ranks' busy time for each order."""
+    lines = [
+        f"{report.path}: {report.ranks} ranks, {report.steps:,} steps, {report.samples:,} samples, "
+        f"packs of {report.capacity:,} tokens"
+    ]
+    if report.overlong:
+        lines.append(f"{report.overlong:,} samples are longer than a pack, and count as one")
+    if report.skipped:
+        lines.append(f"{report.skipped:,} samples have length 0, and are left out")
+    width = max(len(row.name) for row in report.rows)
+    lines.append(f"{'':{width}}  padding  imbalance    idle  busy")
+    for row in report.rows:
+        busy = round((1 - row.idle) * _BAR)
+        lines.append(
+            f"{row.name:{width}}  {1 - row.full:7.2%}  {row.imbalance:9.4f}  {row.idle:6.2%}  "
+            f"{'█' * busy}{'·' * (_BAR - busy)}"
+        )
     return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""`energon-lite balance`: how long ranks would wait for each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from energon_lite.balance import CostModel
+from energon_lite.cli.options import AsJson, Trust, errors_as_text
+from energon_lite.inspect.balance import DEFAULT_COST, balance_report
+from energon_lite.inspect.text import balance_text
+from energon_lite.length_index import DEFAULT_NAME
+
+
+def balance(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A metadataset file, or a folder.")],
+    capacity: Annotated[int, typer.Option(min=1, help="Tokens of a pack.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 8,
+    lengths: Annotated[str, typer.Option(help="Name of the length index.")] = DEFAULT_NAME,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to look at.")] = 512,
+    window: Annotated[int, typer.Option(min=1, help="Packs in a window.")] = 64,
+    token: Annotated[float, typer.Option(min=0, help="Cost of a token.")] = DEFAULT_COST.token,
+    token_squared: Annotated[
+        float, typer.Option(min=0, help="Cost of a pair of tokens of one sample.")
+    ] = DEFAULT_COST.token_squared,
+    split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
+    with errors_as_text():
+        report = balance_report(
+            path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
+            split_part=split_part, cost=CostModel(token, token_squared), trust=trust,
+        )  # fmt: skip
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else balance_text(report))

@@ -1,0 +1,90 @@
+"""The report of waiting ranks, foreseen from a length index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from energon_lite.cli import app
+from energon_lite.inspect.balance import balance_report
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.lengths import write_lengths
+
+from ..helpers import text_set
+
+NUM_SAMPLES = 3000
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = text_set(tmp_path_factory.mktemp("balance") / "texts", NUM_SAMPLES)
+    drawn = np.random.default_rng(1).lognormal(np.log(1500), 1.3, NUM_SAMPLES)
+    store(folder, "documents", np.clip(drawn, 1, 32_768))
+    return folder
+
+
+def store(folder: Path, name: str, lengths: Any) -> None:
+    data = load_factory(folder, split_part="train").data
+    write_lengths(folder, "train", name, np.asarray(lengths).astype(np.int64), data)
+
+
+def test_report_says_what_packs_and_their_order_are_worth(root) -> None:
+    report = balance_report(root, lengths="documents", capacity=32_768, ranks=8, steps=128)
+    padded, packs, synced, planned = report.rows
+    assert packs.full == synced.full == planned.full > 0.99 > 0.5 > padded.full
+    assert padded.imbalance > 0.2
+    assert packs.imbalance > 0.15
+    assert synced.imbalance < packs.imbalance / 2
+    assert planned.imbalance < synced.imbalance / 2
+    assert report.samples > 128 * 8
+    assert (report.overlong, report.skipped) == (0, 0)
+
+
+def test_report_is_the_same_every_time_and_another_with_another_seed(root) -> None:
+    settings: dict[str, Any] = {"lengths": "documents", "capacity": 32_768, "ranks": 2, "steps": 20}
+    assert balance_report(root, **settings) == balance_report(root, **settings)
+    assert balance_report(root, **settings) != balance_report(root, **settings, seed_offset=1)
+
+
+def test_long_and_skipped_samples_are_told(root) -> None:
+    store(root, "odd", [0, 50, 3000] * 1000)
+    report = balance_report(root, lengths="odd", capacity=1000, ranks=2, steps=50)
+    assert report.overlong > 50
+    assert report.skipped > 50
+    store(root, "nothing", [0] * NUM_SAMPLES)
+    with pytest.raises(ValueError, match="all samples have length 0"):
+        balance_report(root, lengths="nothing", capacity=1000, ranks=2, steps=5)
+
+
+def test_blend_of_one_folder_twice_has_its_lengths_twice(root) -> None:
+    blend = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"path": str(root)}, {"path": str(root), "weight": 2}]}},
+    }
+    report = balance_report(blend, lengths="documents", capacity=32_768, ranks=2, steps=20)
+    assert report.rows[1].full > 0.99
+
+
+def test_command_prints_a_table_or_json(root) -> None:
+    arguments = [
+        "balance", str(root), "--lengths", "documents", "--capacity", "32768", "--ranks", "4",
+        "--steps", "64",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "packs, quantile sync of 64" in done.output
+    assert "█" in done.output
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert len(json.loads(done.output)["rows"]) == 4
+
+
+def test_missing_index_names_the_command_that_writes_it(root) -> None:
+    done = CliRunner().invoke(app, ["balance", str(root), "--capacity", "9", "--lengths", "none"])
+    assert done.exit_code == 1
+    assert "energon-lite lengths" in done.output
