@@ -62,6 +62,8 @@ from energon_lite.packing.settings import Packing
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.dataset import prepare_dataset
 from energon_lite.samplers.multipack import MultipackBatchSampler
+from energon_lite.samplers.split_modality import SplitModalityBatchSampler
+from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
 from energon_lite.sources.legacy import (
     CaptioningWebdataset,
     ImageClassificationWebdataset,
@@ -163,11 +165,13 @@ __all__ = [
     "SimilarityInterleavedWebdataset",
     "SkipSample",
     "SourceInfo",
+    "SplitModalityBatchSampler",
     "StandardWebdatasetFactory",
     "StateError",
     "TaskEncoder",
     "TextSample",
     "TextWebdataset",
+    "TokenBudgetBatchSampler",
     "VQAOCRSample",
     "VQAOCRWebdataset",
     "VQASample",

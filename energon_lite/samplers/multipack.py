@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import BatchSampler, DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from energon_lite.core.errors import StateError, did_you_mean
-from energon_lite.core.state import config_differences
-from energon_lite.core.topology import WorkerConfig
+from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either, find_place
 from energon_lite.samplers.plan import (
     Algorithm,
     Deal,
@@ -37,10 +35,9 @@ _WITHOUT_EFFECT = (
     "group_size", "mp_start_method", "num_count_samples", "num_processes",
     "packing_efficiency_estimate", "safe_mode",
 )  # fmt: skip
-_FORMAT, _VERSION = "energon_lite.multipack", 1
 
 
-class MultipackBatchSampler(BatchSampler):
+class MultipackBatchSampler(PlannedBatchSampler):
     """Puts samples into packs and packs into batches, the same on all ranks of a run.
 
     A batch is a list of packs, a pack a list of sample indices, as with axolotl's class of this
@@ -104,8 +101,8 @@ class MultipackBatchSampler(BatchSampler):
         (1, 1.0)
     """
 
-    _plan: EpochPlan | None
-    _progress: _Progress | None
+    _format = "energon_lite.multipack"
+    _unit = "packs"
 
     def __init__(
         self,
@@ -138,7 +135,7 @@ class MultipackBatchSampler(BatchSampler):
         if algorithm is None:
             algorithm = "first_fit" if has_sampler else "best"
         algorithm = "sequential" if sequential else algorithm
-        capacity = _either("capacity", capacity, "batch_max_len", batch_max_len)
+        capacity = either("capacity", capacity, "batch_max_len", batch_max_len)
         if capacity is None:
             raise TypeError("capacity is missing: how many tokens can a pack hold?")
         if max_samples is None and bin_size is None and has_sampler:
@@ -146,51 +143,24 @@ class MultipackBatchSampler(BatchSampler):
         if shuffle is None:
             shuffle = not has_sampler or algorithm != "sequential"
         self.settings = PackSettings(
-            capacity, algorithm, _either("max_samples", max_samples, "bin_size", bin_size),
-            _integer("align", align), overlong, _integer("seed", seed), shuffle,
+            capacity, algorithm, either("max_samples", max_samples, "bin_size", bin_size),
+            as_integer("align", align), overlong, as_integer("seed", seed), shuffle,
         )  # fmt: skip
         self.lengths = self.settings.check(lengths)
         order = range(len(self.lengths)) if sampler is None else sampler
         super().__init__(order, batch_size, has_sampler if drop_last is None else drop_last)
         self.end = end
         self.flatten = flatten
-        self.rank, self.world_size = _place(rank, world_size, has_sampler)
+        self.rank, self.world_size = find_place(rank, world_size, is_alone=has_sampler)
         self._has_sampler = has_sampler
-        self._enter(epoch=0, first=0, saved_order=None)
+        self._enter(0, 0, {})
 
-    def set_epoch(self, epoch: int) -> None:
-        """Begins another epoch; its number fixes order and packs.
-
-        The epoch that the sampler is in already stays as it is: one that was resumed in its middle
-        goes on there. A `sampler` with a method `set_epoch` is told.
-
-        Raises:
-            ValueError: `epoch` is negative.
-        """
-        epoch = _integer("epoch", epoch)
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch} is negative; epochs count from 0.")
-        if epoch != self.epoch:
-            self._enter(epoch, first=0, saved_order=None)
-        self._tell_sampler()
-
-    def __len__(self) -> int:
-        """Gives how many batches the next iteration yields: as many on each rank."""
-        return self._deal().num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields this rank's batches of the epoch, or of the rest of it after `load_state_dict`."""
-        # As a generator, it does nothing before the first batch is wanted: DataLoader with workers
-        # makes two iterators, and uses one.
-        packs, progress = self._planned().packs, _Progress(self._deal())
-        self._progress = progress
-        for batch_index in range(progress.deal.num_batches):
-            progress.num_batches = batch_index + 1
-            start, size = progress.deal.place(batch_index, self.rank)
+    def _batches(self, dealt: Deal) -> Iterator[list[Any]]:
+        packs = self._planned().packs
+        for batch_index in range(dealt.num_batches):
+            start, size = dealt.place(batch_index, self.rank)
             batch = [packs[i % len(packs)].tolist() for i in range(start, start + size)]
             yield [index for pack in batch for index in pack] if self.flatten else batch
-        if self._progress is progress:
-            self._first = 0
 
     @property
     def num_overlong(self) -> int:
@@ -227,41 +197,6 @@ class MultipackBatchSampler(BatchSampler):
         """Gives `efficiency()`, which is of all ranks already; a name of axolotl's."""
         return self.efficiency()
 
-    def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
-        """Says where the epoch stands, as plain JSON. The state of one rank is that of all.
-
-        A `DataLoader` with workers asks for batches before training wants them; the sampler knows
-        of the former only. Count in the loop over the loader, and tell:
-
-            for i, batch in enumerate(loader):
-                ...
-                state = sampler.state_dict(batches_given=i + 1)
-
-        Args:
-            batches_given: batches that this rank has used, of the iteration begun last; after a
-                resume, since then. By default those that the sampler yielded.
-
-        Raises:
-            ValueError: There are not so many batches.
-        """
-        progress = self._progress or _Progress(self._deal())
-        given = progress.num_batches
-        if batches_given is not None:
-            given, most = _integer("batches_given", batches_given), progress.deal.num_batches
-            if not 0 <= given <= most:
-                raise ValueError(
-                    f"batches_given={given} is not in 0..{most}, the batches of this iteration. "
-                    "After a resume, count anew."
-                )
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "epoch": self.epoch,
-            "packs_given": progress.deal.packs_after(given),
-            "order": self._planned().order_digest,
-            "config": self._config,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on in the middle of an epoch: the next iteration gives the packs not given before.
 
@@ -281,20 +216,7 @@ class MultipackBatchSampler(BatchSampler):
             StateError: This is no state of such a sampler; or it is one of other lengths or
                 settings, which are named.
         """
-        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-            raise StateError(f"{str(state)[:80]!r} is not the state of a MultipackBatchSampler.")
-        if (version := state.get("version")) != _VERSION:
-            raise StateError(f"The state has version {version!r}; this code reads {_VERSION}.")
-        epoch, first = state.get("epoch"), state.get("packs_given")
-        if not (isinstance(epoch, int) and isinstance(first, int) and min(epoch, first) >= 0):
-            raise StateError(
-                f"The state has epoch={epoch!r} and packs_given={first!r}, which are no counts; it "
-                "was edited or damaged."
-            )
-        if found := config_differences(state.get("config") or {}, self._config):
-            raise StateError("; ".join(found) + ". Make the sampler as it was when it saved.")
-        self._enter(epoch, first, state.get("order"))
-        self._tell_sampler()
+        super().load_state_dict(state)
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -306,13 +228,15 @@ class MultipackBatchSampler(BatchSampler):
             **asdict(self.settings),
         }
 
-    def _enter(self, epoch: int, first: int, saved_order: str | None) -> None:
-        self.epoch = epoch
-        self._first = first  # packs of the epoch that were given by the run that saved
-        self._saved_order = saved_order
-        self._plan = self._progress = None
+    def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:
+        super()._enter(epoch, first, state)
+        self._saved_order: str | None = state.get("order")
+        self._plan: EpochPlan | None = None
 
-    def _tell_sampler(self) -> None:
+    def _more_state(self) -> dict[str, Any]:
+        return {"order": self._planned().order_digest}
+
+    def _tell_epoch(self) -> None:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
 
@@ -326,11 +250,7 @@ class MultipackBatchSampler(BatchSampler):
                     "saved: which samples are left, nobody knows. Seed it by the epoch, or give "
                     "lengths without sampler."
                 )
-            if self._first > len(plan.packs):
-                raise StateError(
-                    f"The state has {self._first:,} packs given of {len(plan.packs):,}; it was "
-                    "edited or damaged."
-                )
+            self._check_first(len(plan.packs))
             self._plan = plan
         return self._plan
 
@@ -342,29 +262,6 @@ class MultipackBatchSampler(BatchSampler):
 
     def _num_samples(self, places: Int64Array) -> int:
         return int(np.diff(self._planned().packs.offsets)[places].sum())
-
-
-@dataclass
-class _Progress:
-    """What an iteration has given. Each has its own, so that an abandoned one does not count."""
-
-    deal: Deal
-    num_batches: int = 0
-
-
-def _either(name: str, value: int | None, other_name: str, other: int | None) -> int | None:
-    if value is not None and other is not None:
-        raise TypeError(f"{name}={value} and {other_name}={other} mean the same; give one.")
-    if value is None:
-        name, value = other_name, other
-    return None if value is None else _integer(name, value)
-
-
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be an integer") from None
 
 
 def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -> None:
@@ -384,15 +281,3 @@ def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -
             f"sampler gives each of {sampler.num_replicas} ranks samples of its own, of which they "
             "would make different numbers of packs. Leave it out: ranks get parts of one plan."
         )
-
-
-def _place(rank: int | None, world_size: int | None, is_alone: bool) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise TypeError(f"rank={rank} and world_size={world_size}: give both, or none.")
-    if rank is not None and world_size is not None:
-        place = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
-    elif is_alone:
-        return 0, 1
-    else:
-        place = WorkerConfig.default_worker_config(num_workers=0)
-    return place.rank, place.world_size

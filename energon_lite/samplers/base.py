@@ -1,0 +1,254 @@
+"""What the batch samplers share: epochs, their length, and a state to go on from."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import BatchSampler
+
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import config_differences
+from energon_lite.core.topology import WorkerConfig
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Dealt(Protocol):
+    """How the rest of an epoch is dealt to ranks."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of each rank."""
+
+    def given_after(self, num_batches: int) -> int:
+        """Gives how much of the epoch is done when each rank has given so many batches."""
+
+
+@dataclass
+class Progress:
+    """What an iteration has given. Each has its own, so that an abandoned one does not count."""
+
+    dealt: Dealt
+    num_batches: int = 0
+
+
+class PlannedBatchSampler(BatchSampler):
+    """A batch sampler that plans each epoch, the same on all ranks, and gives a rank its part.
+
+    A subclass sets `epoch`, `rank` and `world_size` by `_enter` and attributes, names its state,
+    and says how an epoch is dealt (`_deal`) and which batches come of it (`_batches`).
+
+    Attributes:
+        epoch: as `set_epoch` or `load_state_dict` left it.
+    """
+
+    epoch: int
+    _format: ClassVar[str]
+    _version: ClassVar[int] = 1
+    _unit: ClassVar[str]  # what the state counts: a plan is a sequence of these
+
+    _first: int  # units of the epoch that were given by the run that saved
+    _progress: Progress | None
+
+    @abstractmethod
+    def _deal(self) -> Dealt:
+        """Deals what is left of the epoch; plans it if that has not been done."""
+
+    @abstractmethod
+    def _batches(self, dealt: Any) -> Iterator[Any]:
+        """Yields this rank's batches, of the plan that there is at the first, to the last."""
+
+    @property
+    @abstractmethod
+    def _config(self) -> dict[str, Any]:
+        """What another run must have in common to go on where this one stopped."""
+
+    def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Forgets the plan, and begins at unit `first`; `state` is empty, or what was saved."""
+        self.epoch = epoch
+        self._first = first
+        self._progress = None
+
+    def _more_state(self) -> dict[str, Any]:
+        return {}
+
+    def _tell_epoch(self) -> None:
+        """Tells others of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins another epoch; its number fixes order and batches.
+
+        The epoch that the sampler is in already stays as it is: one that was resumed in its middle
+        goes on there. A `sampler` that gives the order is told, if it has a method `set_epoch`.
+
+        Raises:
+            ValueError: `epoch` is negative.
+        """
+        epoch = as_integer("epoch", epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch} is negative; epochs count from 0.")
+        if epoch != self.epoch:
+            self._enter(epoch, 0, {})
+        self._tell_epoch()
+
+    def __len__(self) -> int:
+        """Gives how many batches the next iteration yields: as many on each rank."""
+        return self._deal().num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields this rank's batches of the epoch, or of the rest of it after `load_state_dict`."""
+        # As a generator, it does nothing before the first batch is wanted: DataLoader with workers
+        # makes two iterators, and uses one.
+        progress = Progress(self._deal())
+        self._progress = progress
+        for number, batch in enumerate(self._batches(progress.dealt), start=1):
+            progress.num_batches = number
+            yield batch
+        if self._progress is progress:
+            self._first = 0
+
+    def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
+        """Says where the epoch stands, as plain JSON. The state of one rank is that of all.
+
+        A `DataLoader` with workers asks for batches before training wants them; the sampler knows
+        of the former only. Count in the loop over the loader, and tell:
+
+            for i, batch in enumerate(loader):
+                ...
+                state = sampler.state_dict(batches_given=i + 1)
+
+        Args:
+            batches_given: batches that this rank has used, of the iteration begun last; after a
+                resume, since then. By default those that the sampler yielded.
+
+        Raises:
+            ValueError: There are not so many batches.
+        """
+        progress = self._progress or Progress(self._deal())
+        given = progress.num_batches
+        if batches_given is not None:
+            given, most = as_integer("batches_given", batches_given), progress.dealt.num_batches
+            if not 0 <= given <= most:
+                raise ValueError(
+                    f"batches_given={given} is not in 0..{most}, the batches of this iteration. "
+                    "After a resume, count anew."
+                )
+        return {
+            "format": self._format,
+            "version": self._version,
+            "epoch": self.epoch,
+            f"{self._unit}_given": progress.dealt.given_after(given),
+            **self._more_state(),
+            "config": self._config,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on in the middle of an epoch: the next iteration gives what was not given before.
+
+        The number of ranks may differ from that of the run that saved. `len()` counts what is left,
+        until that has been given or another epoch begins:
+
+            sampler.load_state_dict(state)
+            for epoch in range(sampler.epoch, num_epochs):
+                sampler.set_epoch(epoch)
+                for batch in loader:
+                    ...
+
+        Raises:
+            StateError: This is no state of such a sampler; or it is one of other lengths or
+                settings, which are named.
+        """
+        name = type(self).__name__
+        if not isinstance(state, Mapping) or state.get("format") != self._format:
+            raise StateError(f"{str(state)[:80]!r} is not the state of a {name}.")
+        if (version := state.get("version")) != self._version:
+            raise StateError(f"The state has version {version!r}; this code reads {self._version}.")
+        epoch, first = state.get("epoch"), state.get(f"{self._unit}_given")
+        if not (isinstance(epoch, int) and isinstance(first, int) and min(epoch, first) >= 0):
+            raise StateError(
+                f"The state has epoch={epoch!r} and {self._unit}_given={first!r}, which are no "
+                "counts; it was edited or damaged."
+            )
+        if found := config_differences(state.get("config") or {}, self._config):
+            raise StateError("; ".join(found) + ". Make the sampler as it was when it saved.")
+        self._enter(epoch, first, state)
+        self._tell_epoch()
+
+    def _check_first(self, num_units: int) -> None:
+        """Refuses a state with more units than the epoch has."""
+        if self._first > num_units:
+            raise StateError(
+                f"The state has {self._first:,} {self._unit} given of {num_units:,}; it was "
+                "edited or damaged."
+            )
+
+
+def as_integer(name: str, value: int) -> int:
+    """Refuses what is no integer, with a `TypeError`."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be an integer") from None
+
+
+def positive(name: str, value: int) -> int:
+    """Refuses what is no integer above 0, with a `TypeError` or a `ValueError`."""
+    if (number := as_integer(name, value)) < 1:
+        raise ValueError(f"{name}={number} must be at least 1")
+    return number
+
+
+def either(name: str, value: int | None, other_name: str, other: int | None) -> int | None:
+    """Gives an argument that has two names."""
+    if value is not None and other is not None:
+        raise TypeError(f"{name}={value} and {other_name}={other} mean the same; give one.")
+    if value is None:
+        name, value = other_name, other
+    return None if value is None else as_integer(name, value)
+
+
+def find_place(
+    rank: int | None, world_size: int | None, *, is_alone: bool = False, name: str = "world_size"
+) -> tuple[int, int]:
+    """Gives rank and number of ranks: as given, or 0 of 1 if alone, or torch.distributed's.
+
+    Raises:
+        TypeError: Only one of the two is given.
+        ValueError: There is no such rank.
+    """
+    if (rank is None) != (world_size is None):
+        raise TypeError(f"rank={rank} and {name}={world_size}: give both, or none.")
+    if rank is not None and world_size is not None:
+        place = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
+    elif is_alone:
+        return 0, 1
+    else:
+        place = WorkerConfig.default_worker_config(num_workers=0)
+    return place.rank, place.world_size
+
+
+def check_lengths(lengths: npt.ArrayLike, *, least: int) -> Int64Array:
+    """Gives lengths as an array of shape (N,).
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: There are none, the shape is another, or one is below `least`.
+    """
+    array = np.asarray(lengths)
+    if array.size == 0:
+        raise ValueError("lengths is empty: there are no samples to make batches of.")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be integers, not {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"lengths must have shape (N,), but has {array.shape}")
+    is_low = array < least
+    if is_low.any():
+        index = int(is_low.argmax())
+        raise ValueError(f"Sample {index} has length {array[index]}, below {least}.")
+    return array.astype(np.int64)
