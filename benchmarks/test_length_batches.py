@@ -6,12 +6,30 @@ The references are our own code, from descriptions of what theirs does.
 from __future__ import annotations
 
 import json
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.data import write_texts
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
+from energon_lite import (
+    BucketBatchDataset,
+    Buckets,
+    DefaultTaskEncoder,
+    ModalitySplit,
+    SavableDataset,
+    SplitModalityBatchDataset,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
 from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
 
 DATA = REPO.parent / "shared" / "data"
@@ -33,6 +51,8 @@ INSTRUCTIONS = (
 )  # fmt: skip
 PRISMATIC = "prismatic's algorithm, rebuilt"
 NUM_MANY = 1_000_000
+IN_A_RUN = f"Padded batches of {NUM_LINES:,} lines of WikiText in a run, one stream"
+STAGE = "Batches of like lengths in the pipeline (WikiText's lengths, 20,000 texts, 0 workers)"
 
 
 def wikitext_lengths() -> Any:
@@ -184,6 +204,35 @@ def test_useful_share_of_modality_batches(
     entries.append(Count(MODALITIES, f"window {window}", text, wanted))
 
 
+@needs_data
+@pytest.mark.parametrize("window", [1, 8, 16, 64, 128])
+def test_useful_share_of_modality_batches_in_a_run(entries: list[Entry], window: int) -> None:
+    is_image, lengths = modality_lengths()
+    groups, as_list = is_image.tolist(), lengths.tolist()
+    split = ModalitySplit(
+        groups.__getitem__,
+        shares={True: NUM_SAMPLES - NUM_TEXTS, False: NUM_TEXTS},
+        window=window,
+        end="drop",
+    )
+    order = np.random.Generator(np.random.Philox(7)).permutation(NUM_SAMPLES).tolist()
+    dataset = SplitModalityBatchDataset(
+        Lines(order), split, STEP_SIZE // NUM_RANKS, listed, sample_length=as_list.__getitem__
+    )
+    streams = [list(StreamRun(dataset, Stream(rank, NUM_RANKS))) for rank in range(NUM_RANKS)]
+    num_given = sum(len(batch) for batches in streams for batch in batches)
+    # Streams end one by one; what is left when the first has ended is for no whole step.
+    steps = [list(step) for step in zip(*streams, strict=False)]
+    pure = np.mean([len({groups[i] for b in step for i in b}) == 1 for step in steps])
+    batches = [batch for step in steps for batch in step]
+    assert pure == 1
+    text = (
+        f"{useful(steps, lengths):.1%} useful, {padding(batches, lengths):.1%} padding, "
+        f"{pure:.0%} of steps pure; {1 - num_given / NUM_SAMPLES:.1%} left out at the end"
+    )
+    entries.append(Count(MODALITIES, f"in a run, window {window}", text, "100 % pure"))
+
+
 def test_planning(benchmark: Any, entries: list[Entry]) -> None:
     random = np.random.Generator(np.random.Philox(4))
     lengths = np.clip(np.rint(random.lognormal(np.log(400), 1.0, NUM_MANY)), 1, 4096).astype(int)
@@ -225,5 +274,156 @@ def test_planning(benchmark: Any, entries: list[Entry]) -> None:
                 Figure(
                     group, f"{title}: {what}", "ms", found[name], reference, found[theirs],
                     goal_ratio=goal,
+                )
+            )  # fmt: skip
+
+
+class Lines(SavableDataset[int]):
+    """Numbers of lines in a given order, without anything to read."""
+
+    training, endless = True, False
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def cursor(self, stream: Any) -> Cursor[int]:
+        return LinesCursor(self.order[stream.index :: stream.num_streams])
+
+    def config(self) -> dict[str, Any]:
+        return {"stage": "lines"}
+
+    def restore_sample(self, restore_key: Any) -> int:
+        return int(restore_key[2])
+
+    def num_items(self, stream: Any) -> int:
+        return len(self.order[stream.index :: stream.num_streams])
+
+    def sources(self) -> list[SourceFacts]:
+        return [SourceFacts("lines", len(self.order))]
+
+
+class LinesCursor(Cursor[int]):
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.place = order, 0
+
+    def __next__(self) -> int:
+        if self.place == len(self.order):
+            raise StopIteration
+        number = self.order[self.place]
+        self.key = ("lines", 0, number, self.place)
+        self.place += 1
+        return number
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("lines", {"place": self.place})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.place = snapshot.count("place")
+
+
+@stateless
+def listed(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "buckets", "batch_size", "goal"),
+    [
+        ("16,384 tokens, window 1,000", Buckets(max_tokens=BUDGET, window=1000), None, None),
+        ("16,384 tokens, window 2,000", Buckets(max_tokens=BUDGET), None, None),
+        ("16,384 tokens, window 5,000", Buckets(max_tokens=BUDGET, window=5000), None, None),
+        ("16,384 tokens, window 10,000", Buckets(max_tokens=BUDGET, window=10_000), None, 0.032),
+        ("32 samples, window 2,000", Buckets(), 32, None),
+    ],
+)
+def test_padding_in_a_run(
+    entries: list[Entry], name: str, buckets: Buckets, batch_size: int | None, goal: float | None
+) -> None:
+    lengths = wikitext_lengths()
+    order = np.random.Generator(np.random.Philox(5)).permutation(NUM_LINES).tolist()
+    dataset = BucketBatchDataset(
+        Lines(order), buckets, listed, sample_length=lengths.tolist().__getitem__,
+        batch_size=batch_size,
+    )  # fmt: skip
+    batches = list(dataset)
+    assert sorted(i for batch in batches for i in batch) == list(range(NUM_LINES))
+    areas, _ = areas_and_tokens(batches, lengths)
+    share = padding(batches, lengths)
+    assert buckets.max_tokens is None or areas.max() <= buckets.max_tokens
+    assert share <= (goal or 1)
+    wanted = f"≤ {goal:.1%} padding, no batch over the budget" if goal else ""
+    over = f"; {(areas > BUDGET).sum()} of {len(batches):,} batches over the budget" if goal else ""
+    entries.append(Count(IN_A_RUN, name, f"{share:.2%} padding{over}", wanted))
+
+
+class Texts(DefaultTaskEncoder):
+    """Texts that have the lengths of a list, by number; batches are lists of keys."""
+
+    def __init__(self, lengths: list[int], buckets: Buckets | None) -> None:
+        super().__init__()
+        self.lengths, self.batching = lengths, buckets
+
+    def sample_length(self, sample: Any) -> int:
+        return self.lengths[int(sample.__key__)]
+
+    @stateless
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        return {"keys": [sample.__key__ for sample in samples]}
+
+
+def running(root: Path, encoder: Texts, batch_size: int | None) -> Any:
+    """A loader in the middle of its run."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(
+        root, batch_size=batch_size, shuffle_buffer_size=1000, task_encoder=encoder,
+        worker_config=config,
+    )  # fmt: skip
+    iterator = iter(get_savable_loader(dataset))
+    next(iterator)
+    return iterator
+
+
+@needs_data
+def test_cost_of_like_lengths(benchmark: Any, entries: list[Entry], tmp_path: Path) -> None:
+    root = tmp_path / "texts"
+    write_texts(root, num_samples=20_000, num_shards=4, mean_bytes=400)
+    lengths = wikitext_lengths()[:20_000].tolist()
+    settings = {
+        f"{BUDGET:,} tokens, window 2,000": (Buckets(max_tokens=BUDGET), None),
+        f"{BUDGET:,} tokens, window 10,000": (Buckets(max_tokens=BUDGET, window=10_000), None),
+        "157 samples, window 2,000": (Buckets(), 157),
+        "as they come": (None, 157),
+        "32 samples, window 2,000": (Buckets(), 32),
+        "32 as they come": (None, 32),
+    }
+    loaders = {
+        name: running(root, Texts(lengths, buckets), size)
+        for name, (buckets, size) in settings.items()
+    }
+
+    def taking(name: str) -> int:
+        batches = 500 if name.startswith("32") else 100
+        return sum(len(batch["keys"]) for batch in islice(loaders[name], batches))
+
+    counts = {name: [taking(name)] for name in loaders}  # nothing that is done once is measured
+    for taken in counts.values():
+        taken.clear()
+    found = in_turn(
+        benchmark,
+        {name: lambda name=name: counts[name].append(taking(name)) for name in loaders},
+        rounds=5,
+    )
+    per_sample = {
+        name: [sec / num for sec, num in zip(times, counts[name][-len(times) :], strict=True)]
+        for name, times in found.items()
+    }
+    for name in per_sample:
+        if not name.endswith("as they come"):
+            reference = "32 as they come" if name.startswith("32") else "as they come"
+            entries.append(
+                Figure(
+                    STAGE, f"{name}, per sample", "µs", per_sample[name],
+                    f"{settings[reference][1]} samples as they come", per_sample[reference],
                 )
             )  # fmt: skip

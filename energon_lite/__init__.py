@@ -3,6 +3,8 @@
 The names are those of NVIDIA Megatron-Energon; see docs/architecture.md for how it works.
 """
 
+from energon_lite.buckets.modality import ModalitySplit
+from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import sample_rng
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.edataclass import edataclass
@@ -86,11 +88,13 @@ from energon_lite.sources.webdataset import (
 )
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.blending import BlendDataset, MixBatchDataset
+from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.filtering import FilterDataset
 from energon_lite.stages.flow import EpochizeDataset, LimitDataset
 from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
 from energon_lite.stages.iterating import IterMapDataset
 from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.pack_samples import pack_samples
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample
 from energon_lite.stages.packing import PackingDataset
@@ -110,6 +114,8 @@ __all__ = [
     "Batch",
     "BatchDataset",
     "BlendDataset",
+    "BucketBatchDataset",
+    "Buckets",
     "CaptioningSample",
     "CaptioningWebdataset",
     "ConcatDataset",
@@ -143,6 +149,7 @@ __all__ = [
     "Metadataset",
     "MetadatasetV2",
     "MixBatchDataset",
+    "ModalitySplit",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
     "MultipackBatchSampler",
@@ -165,6 +172,7 @@ __all__ = [
     "SimilarityInterleavedWebdataset",
     "SkipSample",
     "SourceInfo",
+    "SplitModalityBatchDataset",
     "SplitModalityBatchSampler",
     "StandardWebdatasetFactory",
     "StateError",

@@ -171,6 +171,11 @@ class SavableDataset(ABC, Generic[T_co]):
         return all(child.samples_are_known for child in self.children)
 
     @property
+    def steps_are_alike(self) -> bool:
+        """Whether ranks must be in the same cycle at the same step, as items follow from it."""
+        return any(child.steps_are_alike for child in self.children)
+
+    @property
     def share_unit(self) -> str:
         """What the shares of the sources are of: "samples" or "tokens"."""
         return next((child.share_unit for child in self.children), "samples")

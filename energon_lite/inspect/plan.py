@@ -14,6 +14,7 @@ from typing import Any
 
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.user_function import UserFunction
 from energon_lite.inspect.plan_draws import (
     Float64Array,
     Foreseen,
@@ -24,10 +25,14 @@ from energon_lite.inspect.plan_draws import (
     expected_draws,
     stretch_edges,
 )
+from energon_lite.inspect.plan_packs import PackPlan, exact_packs
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.nodes import leaves
-from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.opening import Cook, LeafOpener, open_node
+from energon_lite.packing.settings import Packing
 from energon_lite.sources.order_only import order_only
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 # Longer runs are not drawn sample by sample, but worked out from the weights.
@@ -98,6 +103,7 @@ class Plan:
         sources: what each source gives.
         stretches: shares over time.
         warnings: what one may not want.
+        packing: what packs there are, if it was planned with packs.
     """
 
     path: str
@@ -113,6 +119,7 @@ class Plan:
     sources: tuple[SourcePlan, ...]
     stretches: tuple[Stretch, ...]
     warnings: tuple[str, ...]
+    packing: PackPlan | None = None
 
     @property
     def samples(self) -> int | None:
@@ -140,29 +147,26 @@ def plan(
     repeat: bool = True,
     trust: bool = False,
     seed_offset: int = 0,
+    packing: Packing | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Foresees a training run, without reading a sample.
-
-    In each step every rank takes one micro-batch; the hooks of a task encoder, which may leave out,
-    multiply or group samples, are not foreseen.
+    """Foresees a training run without reading: not what hooks leave out, multiply or group.
 
     Args:
         path: the folder, the YAML file of a metadataset, or what such a file holds as a dict.
-        steps: steps of the run.
+        steps: of the run; in each, every rank takes one micro-batch.
         batch_size: samples of a micro-batch.
         split_part: which part of the folder, or split of the metadataset.
         world_size: data-parallel ranks.
-        num_streams: streams of the run, by default `world_size`; a run begins with
-            `world_size * num_workers`. Counts depend on it by a few samples.
+        num_streams: of the run, by default `world_size`; counts depend on it by a few samples.
         repeat: as in `get_train_dataset`.
         trust: as in `get_train_dataset`.
         seed_offset: as in `WorkerConfig`; counts depend on it by a few samples.
+        packing: how samples are packed, with a length index; `batch_size` then counts packs.
         kwargs: the further keyword arguments of `get_train_dataset` that decide the order.
 
     Raises:
-        ValueError: An argument, or a file of the dataset, is wrong; or a blend by tokens is too
-            long to foresee.
+        ValueError: An argument, or a file of the dataset, is wrong; or the run is too long.
         FileNotFoundError: A folder is missing, or not prepared.
     """
     config = WorkerConfig(
@@ -170,25 +174,27 @@ def plan(
         num_streams=num_streams, seed_offset=seed_offset,
     )  # fmt: skip
     run = Run(steps, batch_size, world_size, config.default_num_streams)
-    dataset = _opened(path, split_part, batch_size, repeat, config, {"trust": trust, **kwargs})
+    settings, cook = {"trust": trust, **kwargs}, order_only if packing is None else _as_it_is
+    dataset = _opened(path, split_part, batch_size, repeat, config, settings, cook)
     lengths = _lengths(dataset)
-    foreseen = _foreseen(dataset, run, lengths)
+    foreseen, packs = (
+        (_foreseen(dataset, run, lengths), None)
+        if packing is None
+        else _foreseen_packs(dataset, run, packing, seed_offset)
+    )
     sources = tuple(_source_plans(dataset.sources(), foreseen))
     return Plan(
         path="(a dict)" if isinstance(path, Mapping) else str(path),
         split_part=split_part,
         kind=foreseen.kind,
         unit="tokens" if lengths is None or foreseen.tokens is not None else "samples",
-        steps_asked=steps,
-        steps=foreseen.steps,
-        more_batches=foreseen.more_batches,
-        batch_size=batch_size,
-        world_size=world_size,
-        num_streams=run.num_streams,
+        steps_asked=steps, steps=foreseen.steps, more_batches=foreseen.more_batches,
+        batch_size=batch_size, world_size=world_size, num_streams=run.num_streams,
         sources=sources,
         stretches=tuple(_stretches([source.name for source in sources], foreseen)),
         warnings=tuple(_warnings(sources, foreseen, run, dataset.endless)),
-    )
+        packing=packs,
+    )  # fmt: skip
 
 
 def _opened(
@@ -198,14 +204,15 @@ def _opened(
     repeat: bool,
     config: WorkerConfig,
     settings: dict[str, Any],
+    cook: Cook = order_only,
 ) -> SavableDataset[Any]:
-    """Builds what `get_train_dataset` builds, up to the hooks, over sources that read nothing."""
+    """Builds what `get_train_dataset` does, up to the hooks, of what `cook` makes of sources."""
     window = settings.pop("shuffle_buffer_size", None)
     multiplier = settings.pop("shuffle_over_epochs_multiplier", 1)
     slice_length = settings.pop("max_samples_per_sequence", None)
     node = open_node(path, split_part, settings)
     opener = LeafOpener(
-        order_only,
+        cook,
         num_leaves=len(leaves(node)),
         decoder=None,
         shuffle_buffer_size=window or 0,
@@ -216,6 +223,32 @@ def _opened(
         multiplier=multiplier,
     )
     return build_training(node, opener, opener.lengths, repeat)
+
+
+def _as_it_is(source: SavableDataset[Any], _factory: object) -> SavableDataset[Any]:
+    return source
+
+
+def _tokens(sample: Any) -> int:
+    raise AssertionError(f"a plan reads nothing, but there is {sample!r:.80}")
+
+
+def _foreseen_packs(
+    dataset: SavableDataset[Any], run: Run, packing: Packing, seed: int
+) -> tuple[Foreseen, PackPlan]:
+    if packing.lengths is None:
+        raise ValueError("a plan of packs needs a length index; name it: Packing(lengths=...)")
+    measured = MeasureDataset(dataset, UserFunction(_tokens, name="sample_length"), packing)
+    packs = PlannedPacks(measured, packing, seed)
+    num_samples = run.steps * run.step_samples * packs.samples_per_list
+    if packs.endless and num_samples > MAX_DRAWS:
+        most = int(MAX_DRAWS / packs.samples_per_list) // run.step_samples
+        raise ValueError(
+            f"steps={run.steps:,} are about {num_samples:,.0f} samples in packs, each of which "
+            f"must be planned to know the next; plan at most {most:,} steps (the fill settles "
+            "long before)"
+        )
+    return exact_packs(packs, run)
 
 
 def _lengths(dataset: SavableDataset[Any]) -> dict[str, Int64Array] | None:

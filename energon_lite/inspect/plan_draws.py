@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,7 @@ class Foreseen:
         samples: shape (K, N); those that come.
         tokens: shape (K, N), if shares are of tokens.
         more_batches: batches that some ranks have after the last step of all.
+        items: what batches are made of: samples, or packs; those that come.
     """
 
     kind: str
@@ -82,6 +83,7 @@ class Foreseen:
     samples: Float64Array | None = None
     tokens: Float64Array | None = None
     more_batches: int = 0
+    items: int = 0
 
     @property
     def given(self) -> Float64Array | None:
@@ -131,12 +133,30 @@ def exact_draws(
         StreamDraws(dataset, Stream(index, run.num_streams), names, by_source)
         for index in range(run.num_streams)
     ]
+    return count_draws(dataset, streams, run, has_tokens=by_source is not None)
+
+
+def count_draws(
+    dataset: SavableDataset[Any], streams: Sequence[Draws], run: Run, *, has_tokens: bool
+) -> Foreseen:
+    """Draws what the run needs, and counts.
+
+    Args:
+        dataset: what the weights are asked of.
+        streams: all of the run.
+        run: how it is run.
+        has_tokens: whether the streams know the tokens of their draws.
+    """
+    names = [facts.name for facts in dataset.sources()]
     slots = _draw(streams, run)
     steps = min(run.steps, slots.num_steps)
     samples = np.zeros((len(stretch_edges(steps)) - 1, len(names)))
-    tokens = None if by_source is None else np.zeros_like(samples)
+    tokens = np.zeros_like(samples) if has_tokens else None
+    num_items = 0
     for stream in streams if steps else ():
-        step = slots.steps_of_draws(stream)
+        steps_of_items = slots.steps_of(stream)
+        num_items += int(((steps_of_items >= 0) & (steps_of_items < steps)).sum())
+        step = steps_of_items[stream.items]
         is_given = (step >= 0) & (step < steps)
         cells = step[is_given] * len(samples) // steps * len(names) + stream.sources[is_given]
         samples += np.bincount(cells, minlength=samples.size).reshape(samples.shape)
@@ -145,7 +165,7 @@ def exact_draws(
             tokens += found.reshape(samples.shape)
     asked = _asked(dataset, [0, *np.cumsum(samples.sum(axis=1)).astype(int).tolist()])
     more = slots.num_batches - steps * run.world_size if steps < run.steps else 0
-    return Foreseen(EXACT, steps, asked, samples, tokens, more)
+    return Foreseen(EXACT, steps, asked, samples, tokens, more, num_items)
 
 
 def _asked(dataset: SavableDataset[Any], ends: Sequence[int]) -> Float64Array:
@@ -157,8 +177,37 @@ def _asked(dataset: SavableDataset[Any], ends: Sequence[int]) -> Float64Array:
     return more
 
 
+class Draws(Protocol):
+    """What a stream draws: samples, each an item by itself or with others.
+
+    Attributes:
+        index: of the stream.
+        num_items: items that there are.
+        has_ended: whether there are no more.
+    """
+
+    index: int
+    num_items: int
+    has_ended: bool
+
+    @property
+    def sources(self) -> Int64Array:
+        """The number of each draw's source, (N,)."""
+
+    @property
+    def tokens(self) -> Int64Array:
+        """The tokens of each draw, (N,)."""
+
+    @property
+    def items(self) -> Int64Array:
+        """In which item each draw is, (N,)."""
+
+    def draw_up_to(self, num_items: int) -> None:
+        """Draws until there are so many, or the stream ends."""
+
+
 class StreamDraws:
-    """The draws of one stream.
+    """The draws of one stream, each an item.
 
     Args:
         dataset: whose items are restore keys of sources.
@@ -167,7 +216,7 @@ class StreamDraws:
         lengths: tokens of each sample, by number of the source; None if nobody asks.
 
     Attributes:
-        num_draws: draws that were made.
+        num_items: draws that were made.
         has_ended: whether there are no more.
     """
 
@@ -179,7 +228,7 @@ class StreamDraws:
         lengths: list[Int64Array] | None,
     ) -> None:
         self.index = stream.index
-        self.num_draws = 0
+        self.num_items = 0
         self.has_ended = False
         self._cursor = dataset.cursor(stream)
         self._activity = Activity(stream)
@@ -188,11 +237,11 @@ class StreamDraws:
         self._sources = [np.empty(0, dtype=np.int64)]
         self._tokens = [np.empty(0, dtype=np.int64)]
 
-    def draw_up_to(self, num_draws: int) -> None:
+    def draw_up_to(self, num_items: int) -> None:
         """Draws until there are so many, or the stream ends."""
         number_of = self._numbers.__getitem__
-        while self.num_draws < num_draws and not self.has_ended:
-            count = min(_CHUNK, num_draws - self.num_draws)
+        while self.num_items < num_items and not self.has_ended:
+            count = min(_CHUNK, num_items - self.num_items)
             with activity_of(self._activity):
                 _, keys = self._cursor.take(count)
             num_keys = len(keys)
@@ -202,7 +251,7 @@ class StreamDraws:
             if self._lengths is not None:
                 indices = np.fromiter(map(itemgetter(2), keys), dtype=np.int64, count=num_keys)
                 self._tokens.append(_measured(self._lengths, sources, indices))
-            self.num_draws += num_keys
+            self.num_items += num_keys
             self.has_ended = num_keys < count
 
     @property
@@ -214,6 +263,11 @@ class StreamDraws:
     def tokens(self) -> Int64Array:
         """The tokens of each draw, (N,)."""
         return np.concatenate(self._tokens)
+
+    @property
+    def items(self) -> Int64Array:
+        """The number of each draw, (N,)."""
+        return np.arange(self.num_items)
 
 
 def _measured(lengths: list[Int64Array], sources: Int64Array, indices: Int64Array) -> Int64Array:
@@ -249,20 +303,20 @@ class _Slots:
         self.num_batches = sum(num_batches)
         self.num_steps = int(by_rank.sum(axis=0).min())
 
-    def steps_of_draws(self, stream: StreamDraws) -> Int64Array:
-        """Gives the step at which each draw of a stream is given, (N,)."""
-        batches = np.arange(stream.num_draws) // self._run.batch_size
+    def steps_of(self, stream: Draws) -> Int64Array:
+        """Gives the step at which each item of a stream is given; -1 for none."""
+        batches = np.arange(stream.num_items) // self._run.batch_size
         steps: Int64Array = self._steps[batches * self._run.num_streams + stream.index]
         return steps
 
 
-def _draw(streams: list[StreamDraws], run: Run) -> _Slots:
+def _draw(streams: Sequence[Draws], run: Run) -> _Slots:
     """Draws what the run needs; gives where that falls."""
     num_batches = -(-run.steps * run.world_size // run.num_streams)
     while True:
         for stream in streams:
             stream.draw_up_to(num_batches * run.batch_size)
-        slots = _Slots([-(-stream.num_draws // run.batch_size) for stream in streams], run)
+        slots = _Slots([-(-stream.num_items // run.batch_size) for stream in streams], run)
         if slots.num_steps >= run.steps or all(stream.has_ended for stream in streams):
             return slots
         # Where streams have ended, ranks take further batches of the others.

@@ -15,7 +15,7 @@ _LISTED_WARNINGS = 20
 
 def plan_text(plan: Plan) -> str:
     """Writes a plan: what comes of each source, shares over time, warnings."""
-    lines = [_headline(plan), *_table(_source_rows(plan))]
+    lines = [_headline(plan), *_packs(plan), *_table(_source_rows(plan))]
     if len(plan.sources) > 1 and len(plan.stretches) > 1:
         what = "asked" if plan.kind == SHARES else "given"
         lines.append(f"shares of {plan.unit} {what}, over time:")
@@ -26,11 +26,28 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _packs(plan: Plan) -> list[str]:
+    packing = plan.packing
+    if packing is None or plan.samples is None:
+        return []
+    mean = plan.samples / packing.packs if packing.packs else 0
+    text = (
+        f"packs of {_counted(packing.capacity, 'token')} by index {packing.lengths!r}: "
+        f"{packing.fill:.2%} full, {mean:,.1f} samples each"
+    )
+    if packing.packs_per_pass is not None:
+        text += f"; {_counted(packing.packs_per_pass, 'pack')} in a pass"
+    if packing.left_out:
+        text += f"; {_counted(packing.left_out, 'sample')} in none"
+    return [text]
+
+
 def _headline(plan: Plan) -> str:
     done = f"{plan.steps:,} of " if plan.steps < plan.steps_asked else ""
+    what = "sample" if plan.packing is None else "pack"
     text = (
         f"{plan.path}, {plan.split_part}: {done}{_counted(plan.steps_asked, 'step')} of "
-        f"{_counted(plan.world_size, 'rank')} x {_counted(plan.batch_size, 'sample')}, from "
+        f"{_counted(plan.world_size, 'rank')} x {_counted(plan.batch_size, what)}, from "
         f"{_counted(plan.num_streams, 'stream')}"
     )
     if plan.samples is None or plan.read_bytes is None:

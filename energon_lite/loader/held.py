@@ -21,9 +21,14 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
         for name in ("held", "packs"):
             if isinstance(fields.get(name), tuple):
                 fields[name] = _kept(fields[name], names)
-        if snapshot.kind == "pack":
+        if snapshot.kind in ("pack", "bucket_batch"):
             groups = snapshot.field("groups")
             fields["groups"] = tuple(_kept_group(*group, names=names) for group in groups)
+        if snapshot.kind == "modality_batch":
+            fields["groups"] = tuple(
+                (*_kept_group(counts, keys, rows, names=names), _kept(given, names))
+                for counts, keys, rows, given in snapshot.field("groups")
+            )
     except (TypeError, ValueError, IndexError) as error:
         raise StateError(f"The checkpoint's stage {snapshot.kind!r} is damaged: {error}") from error
     return fields

@@ -21,7 +21,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, VERSION, RestoreKey, Snapshot, as_key
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
-from energon_lite.loader.ranks import gathered, handed_out
+from energon_lite.loader.ranks import check_steps, gathered, handed_out
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.stats import Counter, Stats, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
@@ -63,6 +63,7 @@ class SavableDataLoader(Generic[T]):
         config = self.worker_config
         self._skip_log = Path(str(skip_log).format(rank=config.rank)) if skip_log else None
         slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
+        check_steps(dataset, slots)
         self._place = Place(PassStart(slots))
         self._watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
@@ -330,6 +331,7 @@ class SavableDataLoader(Generic[T]):
                 "src_rank of the rank that has it"
             )
         place = self._resumed(list(states), migrate)
+        check_steps(self.dataset, place.start.slots, StateError)
         for edit in place.edits:
             logger.warning("Restored with an edited blend: %s", edit)
         self._stop_workers()
@@ -348,7 +350,7 @@ class SavableDataLoader(Generic[T]):
             num_streams=config.num_streams,
             config=self._config,
             endless=self.dataset.endless,
-            fresh=StreamRun(self.dataset, Stream(0, 1)).snapshot(),
+            fresh=lambda num_streams: StreamRun(self.dataset, Stream(0, num_streams)).snapshot(),
             migrate=migrate,
         )
 

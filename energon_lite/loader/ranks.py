@@ -1,12 +1,15 @@
-"""States on their way between the ranks of a run, by `torch.distributed`."""
+"""What the ranks of a run have to do with each other: states on their way, and steps in common."""
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import torch.distributed as dist
 
-from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import StateError
+from energon_lite.core.topology import RankSlots, WorkerConfig
 
 
 def gathered(state: Any, global_dst_rank: int, config: WorkerConfig) -> list[Any] | None:
@@ -28,3 +31,41 @@ def handed_out(states: Any, src_rank: int, config: WorkerConfig) -> Any:
     box: list[Any] = [states]
     dist.broadcast_object_list(box, source, group=group)
     return box[0]
+
+
+def check_steps(
+    dataset: SavableDataset[Any], slots: RankSlots, error: type[ValueError] = ValueError
+) -> None:
+    """Refuses a topology in which ranks are in different cycles at one step, where that matters.
+
+    Args:
+        dataset: the pipeline.
+        slots: of this rank.
+        error: what to raise; `StateError` on a restore.
+
+    Raises:
+        ValueError: The world size does not divide the number of streams.
+        StateError: The run stands inside a step of this world size.
+    """
+    if not dataset.steps_are_alike:
+        return
+    num_streams, world_size = slots.num_streams, slots.world_size
+    why = "but batches of one modality must be the same on all ranks at each step"
+    if num_streams % world_size:
+        raise error(
+            f"world_size={world_size} does not divide num_streams={num_streams}, {why}. Start the "
+            "run with WorkerConfig(num_streams=...) a multiple of every world size that it may "
+            f"have; this one goes on with {_divisors(num_streams)} ranks"
+        )
+    if slots.base % world_size:
+        raise StateError(
+            f"The run has given {slots.base} batches, which are no whole steps of world_size="
+            f"{world_size}, {why}. Give a state of which all ranks together have given a multiple "
+            f"of {world_size} batches, or go on with {_divisors(gcd(slots.base, num_streams))} "
+            "ranks"
+        )
+
+
+def _divisors(number: int) -> str:
+    found = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,7 +135,7 @@ def resume(
     num_streams: int | None,
     config: dict[str, JSON],
     endless: bool,
-    fresh: Snapshot,
+    fresh: Callable[[int], Snapshot],
     migrate: bool = False,
 ) -> Place:
     """Works out where a rank goes on.
@@ -148,7 +148,8 @@ def resume(
         num_streams: the streams that the user asked for; None takes those of the states.
         config: the configuration of the pipeline here.
         endless: whether the pass never ends; then ranks must stand at the same step.
-        fresh: a snapshot of a stream of this pipeline, which those of the states must be like.
+        fresh: gives a snapshot of a stream of this pipeline, for a number of streams; those of the
+            states must be like it.
         migrate: whether sources may have been added, removed or weighted anew.
 
     Raises:
@@ -160,7 +161,7 @@ def resume(
     edits = check_config(checked[0]["config"], config, migrate)
     _check_same(checked, "config", show=False)
     if edits:
-        checked = _migrated(checked, config, fresh, edits)
+        checked = _migrated(checked, config, fresh(checked[0]["num_streams"]), edits)
     aligned = _aligned(checked)
     for name in ("num_streams", "world_size", "base", "given"):
         _check_same(aligned, name)
@@ -177,7 +178,7 @@ def resume(
         place = _common_place(aligned, world_size)
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
     place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
-    place.start.streams = _stream_starts(aligned, place, fresh)
+    place.start.streams = _stream_starts(aligned, place, fresh(place.start.slots.num_streams))
     for state in counted:
         for source, number in state["skipped"].items():
             place.skipped[source] = place.skipped.get(source, 0) + number

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
     from energon_lite.packing.fit_next import sequential
     from energon_lite.packing.packs import Packs
+    from energon_lite.packing.planned import pack_planned
     from energon_lite.packing.portfolio import pack_best
     from energon_lite.packing.settings import Packing
     from energon_lite.packing.streaming import StreamingPacker, pack_stream
@@ -30,6 +31,7 @@ __all__ = [
     "first_fit_decreasing",
     "lower_bound",
     "pack_best",
+    "pack_planned",
     "pack_stream",
     "sequential",
 ]
@@ -45,6 +47,7 @@ _MODULES = {
     "first_fit_decreasing": "fit_first",
     "lower_bound": "bounds",
     "pack_best": "portfolio",
+    "pack_planned": "planned",
     "pack_stream": "streaming",
     "sequential": "fit_next",
 }

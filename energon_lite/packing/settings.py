@@ -30,7 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("padded", "thd"),
     "loss": ("token", "sample", "sqrt"),
     "group_by": ("source", "modality"),
-    "balance": ("quantile_sync",),
+    "balance": ("quantile_sync", "global_window"),
 }
 
 
@@ -55,8 +55,15 @@ class Packing:
             parallelism or FP8; a number, or one for each resource.
         balance: "quantile_sync" gives ranks packs of like cost at the same step, without their
             talking: the packs of each stream are sorted by cost, window by window, and come in an
-            order of places that is the same in all streams. None for not.
-        balance_window: packs of a stream in a window, which are held.
+            order of places that is the same in all streams. "global_window", with `lengths`: every
+            stream plans for all of them, and packs of like cost, and of one group, are dealt to the
+            streams of a step. None for not.
+        balance_window: packs of a stream in a window; with "quantile_sync" they are held.
+        lengths: name of a stored length index (`energon-lite lengths`). Packs are then planned
+            before anything is read: no sample is held, and a checkpoint stays small.
+        plan_window: with `lengths`, samples of each stream that are packed together; what fills no
+            pack well waits for the next window. By default as many as 64 packs take (with a shared
+            plan, `balance_window`), and at least 4,096.
         cost: with `balance`, an `energon_lite.balance.CostModel`; tiles are the second resource.
         drop_last: whether the last pack of a pass, of each stream and group, is left out, since it
             has what was left over.
@@ -85,8 +92,10 @@ class Packing:
     group_by: Literal["source", "modality"] | Callable[[Any], Any] | None = None
     overlong: Overlong = "error"
     align: int | Mapping[str, int] = 1
-    balance: Literal["quantile_sync"] | None = None
+    balance: Literal["quantile_sync", "global_window"] | None = None
     balance_window: int = 64
+    lengths: str | None = None
+    plan_window: int | None = None
     cost: Any = None
     drop_last: bool = False
     end_of_data: EndOfData = "pack"
@@ -116,6 +125,7 @@ class Packing:
             )
         if self.balance_window < 1:
             raise ValueError(f"balance_window={self.balance_window} must be at least 1")
+        self._check_plan()
         if isinstance(self.capacity, Mapping) and TOKENS not in self.capacity:
             raise ValueError(f'capacity={dict(self.capacity)} lacks an entry "{TOKENS}"')
         for name in ("capacity", "align"):
@@ -137,6 +147,25 @@ class Packing:
             raise ValueError(
                 f"align={self.align} is above capacity={self.capacity}: nothing would fit"
             )
+
+    def _check_plan(self) -> None:
+        """Checks what goes with a length index only."""
+        if self.lengths is None:
+            for name in ("balance", "plan_window"):
+                value = getattr(self, name)
+                if value not in (None, "quantile_sync"):
+                    raise ValueError(
+                        f"{name}={value!r} needs a length index; measure with `energon-lite "
+                        'lengths` and name it: lengths="..."'
+                    )
+        elif callable(self.group_by):
+            raise ValueError(
+                "group_by is a function of a sample, and packs that are planned by a length index "
+                'are chosen before samples are read; use "source" or "modality", or leave out '
+                "`lengths`"
+            )
+        if self.plan_window is not None and self.plan_window < 1:
+            raise ValueError(f"plan_window={self.plan_window} must be at least 1, or None")
 
     def _given(self, name: str) -> dict[str, int]:
         value = getattr(self, name)

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
+from energon_lite.buckets.windows import Int64Array, padded_share, useful_share
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import WorkerConfig
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class Dealt(Protocol):
@@ -187,6 +186,26 @@ class PlannedBatchSampler(BatchSampler):
                 f"The state has {self._first:,} {self._unit} given of {num_units:,}; it was "
                 "edited or damaged."
             )
+
+
+class PaddedBatchSampler(PlannedBatchSampler):
+    """One whose batches are padded to their longest sample."""
+
+    @abstractmethod
+    def _sizes(self) -> tuple[Int64Array, Int64Array]:
+        """Gives the tokens of each batch that is left, and those with padding; shape (S, R)."""
+
+    def efficiency(self) -> float:
+        """Gives the share of tokens in what all ranks work or wait, in 0..1.
+
+        Each batch is padded to its longest sample, and all ranks take as long as the one with the
+        most padded tokens. After `load_state_dict`, of the rest of the epoch; 1 if nothing is left.
+        """
+        return useful_share(*self._sizes())
+
+    def padding(self) -> float:
+        """Gives the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
+        return padded_share(*self._sizes())
 
 
 def as_integer(name: str, value: int) -> int:

@@ -14,11 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
+from energon_lite.buckets.windows import (
+    End,
+    Int64Array,
+    number_groups,
+)
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.samplers.base import (
-    PlannedBatchSampler,
+    PaddedBatchSampler,
     as_integer,
     check_lengths,
     either,
@@ -26,19 +31,10 @@ from energon_lite.samplers.base import (
     positive,
 )
 from energon_lite.samplers.plan import check_choice, digest
-from energon_lite.samplers.windows import (
-    End,
-    GroupSteps,
-    Int64Array,
-    deal,
-    number_groups,
-    padded_share,
-    step_groups,
-    useful_share,
-)
+from energon_lite.samplers.windows import GroupSteps, deal, step_groups
 
 
-class SplitModalityBatchSampler(PlannedBatchSampler):
+class SplitModalityBatchSampler(PaddedBatchSampler):
     """Makes each step of one group only, and of like lengths, the same on all ranks of a run.
 
     All ranks together take `global_batch_size` samples in a step, and all of these are of one
@@ -150,18 +146,6 @@ class SplitModalityBatchSampler(PlannedBatchSampler):
     def num_dropped(self) -> int:
         """How many samples of the epoch are left out since they fill no step of their group."""
         return self._planned().num_dropped
-
-    def efficiency(self) -> float:
-        """Gives the share of tokens in what all ranks work or wait, in 0..1.
-
-        Each batch is padded to its longest sample, and all ranks take as long as the one with the
-        most padded tokens. After `load_state_dict`, of the rest of the epoch; 1 if nothing is left.
-        """
-        return useful_share(*self._sizes())
-
-    def padding(self) -> float:
-        """Gives the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
-        return padded_share(*self._sizes())
 
     def _enter(self, epoch: int, first: int, state: Any) -> None:
         super()._enter(epoch, first, state)

@@ -13,35 +13,32 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.buckets.windows import (
+    End,
+    Int64Array,
+    aligned,
+    limits_of_budget,
+    limits_of_function,
+    number_groups,
+)
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.packing.packs import Packs
 from energon_lite.samplers.base import (
-    PlannedBatchSampler,
+    PaddedBatchSampler,
     as_integer,
     check_lengths,
     find_place,
     positive,
 )
 from energon_lite.samplers.plan import Deal, check_choice, deal_packs, digest
-from energon_lite.samplers.windows import (
-    End,
-    Int64Array,
-    aligned,
-    cut_epoch,
-    limits_of_budget,
-    limits_of_function,
-    number_groups,
-    padded_share,
-    shuffle_steps,
-    useful_share,
-)
+from energon_lite.samplers.windows import cut_epoch, shuffle_steps
 
 Overlong = Literal["error", "drop", "alone"]
 
 
-class TokenBudgetBatchSampler(PlannedBatchSampler):
+class TokenBudgetBatchSampler(PaddedBatchSampler):
     """Makes batches of like lengths, each as large as a budget allows, the same on all ranks.
 
     Samples are read in a shuffled order, `window` at a time; each window is sorted by length and
@@ -157,18 +154,6 @@ class TokenBudgetBatchSampler(PlannedBatchSampler):
         deal = self._deal()
         at_end = self._num_samples(np.arange(deal.end, deal.num_packs))
         return self._planned().num_dropped + at_end
-
-    def efficiency(self) -> float:
-        """Gives the share of tokens in what all ranks work or wait, in 0..1.
-
-        Each batch is padded to its longest sample, and all ranks take as long as the one with the
-        most padded tokens. After `load_state_dict`, of the rest of the epoch; 1 if nothing is left.
-        """
-        return useful_share(*self._sizes())
-
-    def padding(self) -> float:
-        """Gives the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
-        return padded_share(*self._sizes())
 
     def _enter(self, epoch: int, first: int, state: Any) -> None:
         super()._enter(epoch, first, state)

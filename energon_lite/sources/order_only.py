@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.order.permutation import Int64Array
 from energon_lite.sources.source import WebdatasetSource
 
 # Positions that are ordered together: few at first, since a repeated source may be a small one.
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+
+
+class OrderColumns(NamedTuple):
+    """Samples that come next, as arrays; N of them.
+
+    Attributes:
+        names: of the sources that may be among them.
+        sources: shape (N,); places in `names`.
+        epochs: shape (N,).
+        indices: shape (N,); which sample of the source.
+    """
+
+    names: tuple[str, ...]
+    sources: Int64Array
+    epochs: Int64Array
+    indices: Int64Array
+
+
+@runtime_checkable
+class OrderCursor(Protocol):
+    """A cursor that can give its keys as arrays, at a fraction of the time."""
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether it can, over what lies below."""
+
+    def take_columns(self, n: int) -> OrderColumns:
+        """Gives the next samples; fewer at the end. No activity counts these draws."""
+
+
+def interleaved(parts: Sequence[OrderColumns], turns: Int64Array) -> OrderColumns:
+    """Puts several orders into one.
+
+    Args:
+        parts: the orders.
+        turns: shape (N,); which of them comes each time; as often as it has samples.
+    """
+    places = np.argsort(turns, kind="stable")
+    firsts = np.cumsum([0, *(len(part.names) for part in parts)])
+    sources = [part.sources + first for part, first in zip(parts, firsts.tolist(), strict=False)]
+    columns = [sources, [part.epochs for part in parts], [part.indices for part in parts]]
+    merged = np.empty((3, len(turns)), dtype=np.int64)
+    for row, arrays in zip(merged, columns, strict=True):
+        row[places] = np.concatenate(arrays)
+    return OrderColumns(tuple(name for part in parts for name in part.names), *merged)
 
 
 class OrderOnlySource(WrapperDataset[RestoreKey]):
@@ -68,6 +116,15 @@ class _OrderCursor(Cursor[RestoreKey]):
     def take(self, n: int) -> tuple[list[RestoreKey], list[RestoreKey]]:
         keys = list(islice(self._samples, n))
         return keys, keys
+
+    @property
+    def has_columns(self) -> bool:
+        return True
+
+    def take_columns(self, n: int) -> OrderColumns:
+        epochs, indices = self._order.block(self._position, n)
+        self._go_to(self._position + len(indices))
+        return OrderColumns((self._name,), np.zeros(len(indices), dtype=np.int64), epochs, indices)
 
     def _generate(self) -> Iterator[RestoreKey]:
         name, activity = self._name, activity_or(self._stream)

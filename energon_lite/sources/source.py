@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader, sample_key_of
+from energon_lite.storage.lengths import TOKENS, Int64Array, read_facts, read_lengths
 from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 
@@ -33,6 +34,13 @@ T = TypeVar("T")
 _FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
 _HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 16 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
+
+
+class BlockOrder(Protocol):
+    """What a source cursor reads, by position."""
+
+    def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
+        """Gives epochs and sample indices, both (N,), of up to `count` positions."""
 
 
 class WebdatasetSource(SavableDataset[T]):
@@ -50,6 +58,7 @@ class WebdatasetSource(SavableDataset[T]):
         data: hash of what the data is, to notice that it changed.
         settings: what the user set, by its public names, for messages about checkpoints.
         training: whether this is training data.
+        split_part: of which it is the data.
         num_bytes: bytes of the shards.
         worker_config: where error handlers come from.
     """
@@ -63,12 +72,14 @@ class WebdatasetSource(SavableDataset[T]):
         data: str,
         settings: dict[str, JSON],
         training: bool,
+        split_part: str = "",
         num_bytes: int = 0,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         self.order = order
         self.reader = reader
         self.loader = loader
+        self.split_part = split_part
         self.worker_config = worker_config
         self._data = data
         self._settings = settings
@@ -98,6 +109,23 @@ class WebdatasetSource(SavableDataset[T]):
             SourceFacts(order.source, order.num_samples, self._num_bytes, self.loader.loss_weight)
         ]
 
+    def stored_lengths(self, name: str, resource: str = TOKENS) -> Int64Array:
+        """Opens a length index of the split part, by the index in a restore key.
+
+        Raises:
+            FileNotFoundError: There is none.
+            DatasetFormatError: It is of other data.
+        """
+        reader = self.reader
+        return read_lengths(
+            reader.root, self.split_part, name, reader.num_samples, self._data, resource
+        )
+
+    def stored_resources(self, name: str) -> tuple[str, ...]:
+        """Names what a length index has lengths of; nothing if there is no such index."""
+        facts = read_facts(self.reader.root, self.split_part, name) or {}
+        return tuple(facts.get("resources", ()))
+
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
         """Gives the same samples, in another order, under another id."""
         if self.name not in names:
@@ -108,7 +136,7 @@ class WebdatasetSource(SavableDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
-        return _SourceCursor(self, stream)
+        return SourceCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
         """Counts the samples of the stream's share."""
@@ -147,21 +175,32 @@ class WebdatasetSource(SavableDataset[T]):
         }
 
 
-class _SourceCursor(Cursor[T]):
-    def __init__(self, source: WebdatasetSource[T], stream: Stream) -> None:
+class SourceCursor(Cursor[T]):
+    """A stream's place in a source.
+
+    Args:
+        source: the samples.
+        stream: the stream.
+        order: what comes next, by position; by default the source's own order.
+    """
+
+    def __init__(
+        self, source: WebdatasetSource[T], stream: Stream, order: BlockOrder | None = None
+    ) -> None:
         self._source = source
         self._name = source.name
         self._stream = stream
         self._activity = activity_or(stream)
         self._cost = Cost()
         self._block_sec = 0.0
-        self._order = source.order.stream(stream)
+        self._order = order or source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._position = 0
         self._last_failed = 0
         self._samples = self._generate()
 
     def __next__(self) -> T:
+        """Gives the next sample that can be read."""
         before = self._position
         # One in eight is timed, and stands for all; reading a block is timed where it is done.
         since = 0.0 if before & 7 else perf_counter()
@@ -189,6 +228,7 @@ class _SourceCursor(Cursor[T]):
                 self._block_sec = 0.0
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Gives the next samples, and their restore keys."""
         since, before = perf_counter(), self._position
         items: list[T] = []
         try:
@@ -220,13 +260,15 @@ class _SourceCursor(Cursor[T]):
             if not len(indices):
                 return
             size = min(2 * size, largest)
-            samples = list(zip(epochs.tolist(), indices.tolist(), strict=True))
+            pairs = self._pairs(epochs, indices)
             at = 0
-            while at < len(samples):
+            while at < len(indices):
                 data, block, shards, places = read(indices[at:], max_bytes)
                 self._block_sec += perf_counter() - since
-                rows = zip(block, shards, places, samples[at : at + len(places)], strict=True)
-                for members, shard, place, (epoch, index) in rows:
+                own = islice(pairs, len(places))
+                for members, shard, place, (epoch, index) in zip(
+                    block, shards, places, own, strict=True
+                ):
                     self._position += 1
                     # Draws are counted over all sources of the pipeline, which take turns.
                     number = activity.sample_index
@@ -240,6 +282,10 @@ class _SourceCursor(Cursor[T]):
                     yield sample
                 at += len(places)
                 since = perf_counter()
+
+    def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
+        """Gives epoch and index of each sample of a block, right before it is made."""
+        return zip(epochs.tolist(), indices.tolist(), strict=True)
 
     def _left_out(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
@@ -255,9 +301,11 @@ class _SourceCursor(Cursor[T]):
         self._run.left_out(error, key, described, is_noted=True)
 
     def snapshot(self) -> Snapshot:
+        """Gives the position."""
         return Snapshot("source", {"name": self._source.name, "position": self._position})
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Goes to a position."""
         snapshot.expect("source", 0)
         name = snapshot.field("name")
         if name != self._source.name:

@@ -216,6 +216,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             data=data,
             settings=self._settings(order, repetitions),
             training=self.training,
+            split_part=self.split_part,
             num_bytes=num_bytes * len(self) // self._reader.num_samples,
             worker_config=self.worker_config,
         )

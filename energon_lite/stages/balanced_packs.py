@@ -16,6 +16,8 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.filled_packs import FillCursor, FilledPacks
+from energon_lite.stages.planned_lists import PlanCursor
+from energon_lite.stages.planned_packs import PlannedPacks
 
 
 class BalancedPacks(Collected):
@@ -32,7 +34,7 @@ class BalancedPacks(Collected):
 
     kind: ClassVar[str] = "pack"
 
-    def __init__(self, dataset: FilledPacks, seed: int = 0) -> None:
+    def __init__(self, dataset: FilledPacks | PlannedPacks, seed: int = 0) -> None:
         super().__init__(dataset, "Balanced packs")
         self.packing = dataset.packing
         self.seed = seed
@@ -74,7 +76,7 @@ class _Held(NamedTuple):
 
 
 class _BalanceCursor(Cursor[list[Any]]):
-    def __init__(self, spec: BalancedPacks, inner: FillCursor, seed: int) -> None:
+    def __init__(self, spec: BalancedPacks, inner: FillCursor | PlanCursor, seed: int) -> None:
         self._spec = spec
         self._inner = inner
         self._seed = seed

@@ -15,6 +15,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
+from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.combining import CombinedDataset
 from energon_lite.stages.sequence import RepeatCursor, RepeatDataset, total_items
@@ -171,6 +172,29 @@ class _BlendCursor(Cursor[T]):
             self._at += 1
             self.key = cursor.key
             return item
+
+    @property
+    def has_columns(self) -> bool:
+        """As `OrderCursor`: if nothing below comes to an end."""
+        return self._spec.until != "all_once" and all(
+            dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
+            for dataset, cursor in zip(self._spec.datasets, self._cursors, strict=True)
+        )
+
+    def take_columns(self, n: int) -> OrderColumns:
+        """As `OrderCursor`."""
+        cursors: list[Any] = self._cursors
+        if len(cursors) == 1:
+            self._inner[0] = None
+            columns: OrderColumns = cursors[0].take_columns(n)
+            return columns
+        draw = self._next_draw
+        turns = self._order.block(draw, n)
+        counts = np.bincount(turns, minlength=len(cursors)).tolist()
+        parts = [cursor.take_columns(count) for cursor, count in zip(cursors, counts, strict=True)]
+        self._inner = [None] * len(cursors)
+        self._go_to(draw + n)
+        return interleaved(parts, turns)
 
     def _choose(self) -> int:
         """Gives the dataset that the next draw takes; those that have ended are passed over."""

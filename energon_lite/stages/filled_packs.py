@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_lite import packing as packers
-from energon_lite.core.activity import current_activity, leaves
+from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor
-from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.batching import Collected
+from energon_lite.stages.grouping import Grouping, GroupKey
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.stages.overlong import Measure, Piece, left_out, whole
-from energon_lite.stages.pack_samples import has_images
 
 Int64Array = npt.NDArray[np.int64]
 
 # What a packer's state has of each sample held.
 _COLUMNS = ("numbers", "lengths", "packs")
-
-GroupKey = Any  # a text, number, bool, None, or a tuple of these
 
 
 class Packer(Protocol):
@@ -97,11 +94,7 @@ class FilledPacks(Collected):
     def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
         super().__init__(dataset, "Packs")
         self.packing = packing
-        self.group_function: UserFunction | None = None
-        if callable(packing.group_by):
-            self.group_function = UserFunction(
-                _Grouping(packing.group_by), name="group_by", seed=seed, config=self.worker_config
-            )
+        self.grouping = Grouping(packing.group_by, seed, self.worker_config)
         # Compiles it, if it was never used here, before there are worker processes.
         new_packer(packing)
         packers.compile_all()
@@ -123,38 +116,19 @@ class FilledPacks(Collected):
     def config(self) -> dict[str, JSON]:
         """Gives all that decides which samples share a pack."""
         packing = self.packing
-        group_by = packing.group_by
         return {
             "stage": "pack",
             "capacity": dict(zip(packing.resources, packing.capacities, strict=True)),
             "algorithm": packing.algorithm,
             "packing_buffer_size": packing.buffer_size,
             "max_samples": packing.max_samples,
-            "group_by": "function" if callable(group_by) else group_by,
+            "group_by": self.grouping.name,
             "overlong": packing.overlong,
             "align": list(packing.alignments),
             "drop_last": packing.drop_last,
             "end_of_data": packing.end_of_data,
             "of": self.dataset.config(),
         }
-
-
-class _Grouping:
-    """The user's function, with its result checked."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.__wrapped__ = function
-
-    def __call__(self, sample: Any) -> tuple[GroupKey]:
-        group = self.__wrapped__(sample)
-        parts = group if isinstance(group, tuple) else (group,)
-        if not all(part is None or isinstance(part, (str, int, bool)) for part in parts):
-            raise FatalSampleError.from_sample(
-                sample,
-                f"group_by gave {group!r:.80}, which a checkpoint cannot keep; return a text, "
-                "number, bool, None or a tuple of these",
-            )
-        return (group,)
 
 
 class _Held(NamedTuple):
@@ -221,8 +195,7 @@ class FillCursor(Cursor[list[Any]]):
         self._pack: list[_Held] = []
         self._has_ended = False
         self._measure = Measure(spec.packing)
-        self._group_by = spec.packing.group_by
-        self._group_run = FunctionRun(spec.group_function) if spec.group_function else None
+        self._group_of = spec.grouping.run()
 
     def __next__(self) -> list[Any]:
         """Gives the samples of the next pack."""
@@ -271,7 +244,7 @@ class FillCursor(Cursor[list[Any]]):
             pieces = list(self._measure.pieces(key, sample, length))
             if not pieces:
                 return self._spec.packing.overlong != "alone"
-        found = None if self._group_by is None else self._group_of(key, sample)
+        found = self._group_of(key, sample)
         if found is LEFT_OUT:
             return True
         group = self._groups.get(found)
@@ -282,15 +255,6 @@ class FillCursor(Cursor[list[Any]]):
         if group.packer.is_full:
             self._full = group
         return True
-
-    def _group_of(self, key: RestoreKey, sample: Any) -> Any:
-        if self._group_by == "source":
-            return next(leaves(key))[0]
-        if self._group_by == "modality":
-            return "images" if has_images(sample) else "text"
-        assert self._group_run is not None
-        found = self._group_run.call(key, sample)
-        return found if found is LEFT_OUT else found[0]
 
     def _rest(self) -> list[_Held]:
         """Gives a pack of what is held when the data have ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeVar
 
+from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import current_activity, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
@@ -28,12 +29,15 @@ class MeasureDataset(WrapperDataset[T]):
     Args:
         dataset: the encoded samples.
         length_fn: gives a sample's tokens, or a dict of lengths with an entry "tokens".
-        packing: by which samples that are too long for a pack are dropped or cut; what does not
-            come into packs is not counted.
+        packing: by which samples that are too long for a pack, or a batch, are dropped or cut; what
+            does not come into one is not counted.
     """
 
     def __init__(
-        self, dataset: SavableDataset[T], length_fn: UserFunction, packing: Packing | None = None
+        self,
+        dataset: SavableDataset[T],
+        length_fn: UserFunction,
+        packing: Packing | Buckets | None = None,
     ) -> None:
         super().__init__(_uncounted(dataset))
         self.function = length_fn

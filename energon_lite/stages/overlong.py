@@ -118,8 +118,8 @@ def name_of(key: RestoreKey, sample: Any) -> str:
     return (sample is not LEFT_OUT and describe_input(sample)[0]) or str(key)
 
 
-def left_out(key: RestoreKey, sample: Any, why: str) -> None:
-    """Counts a sample that packing left out on purpose."""
+def left_out(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> None:
+    """Counts a sample that a stage left out on purpose."""
     source = str(next(leaves(key))[0])
-    record = SkipRecord(key, name_of(key, sample), source, "pack", why, True, 1)
+    record = SkipRecord(key, name_of(key, sample), source, stage, why, True, 1)
     current_activity().left_out(record)

@@ -27,6 +27,7 @@ from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_func
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.overlong import is_piece, whole
 from energon_lite.stages.pack_samples import slice_sample
+from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.selected_packs import SelectedPacks
 
 T = TypeVar("T")
@@ -137,8 +138,13 @@ def _filled(
         packing = replace(packing, buffer_size=buffer_size)
     length = as_user_function(sample_length, "sample_length", config)
     seed = config.seed_offset if config else 0
-    packs = FilledPacks(MeasureDataset(dataset, length, packing), packing, seed)
-    return packs if packing.balance is None else BalancedPacks(packs, seed)
+    measured = MeasureDataset(dataset, length, packing)
+    packs: FilledPacks | PlannedPacks = (
+        FilledPacks(measured, packing, seed)
+        if packing.lengths is None
+        else PlannedPacks(measured, packing, seed)
+    )
+    return BalancedPacks(packs, seed) if packing.balance == "quantile_sync" else packs
 
 
 class _Piece(NamedTuple):

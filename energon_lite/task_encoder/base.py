@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from energon_lite.buckets.modality import ModalitySplit
+from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
@@ -36,11 +38,14 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         cookers: make typed samples of crude ones; the first that matches a dataset is used.
         decoder: how the parts of samples become values; None leaves bytes.
         packing: how encoded samples share a sequence, by their `sample_length`; None for not.
+        batching: how samples share a batch, by their `sample_length`; None for `batch_size` samples
+            that follow each other.
     """
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
     packing: Packing | None = None
+    batching: Buckets | ModalitySplit | None = None
 
     __default_failure_tolerance__: ClassVar[int] = DEFAULT_FAILURE_TOLERANCE
 
@@ -70,7 +75,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     def sample_length(self, sample: T_encoded_sample) -> int | dict[str, int]:
         """Gives the tokens of an encoded sample, or a dict of resources with an entry "tokens".
 
-        It is asked by packing, by blends with `unit: tokens`, and for the tokens in
+        It is asked by packing, by `batching`, by blends with `unit: tokens`, and for the tokens in
         `loader.stats()`. With `preencode_sample` it gets what that gave: the length must be known
         before the rest is loaded.
         """

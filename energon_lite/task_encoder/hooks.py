@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from energon_lite.buckets.modality import ModalitySplit
+from energon_lite.buckets.settings import Buckets
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.packing.settings import Packing
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, CrudeWebdataset
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
+from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.mapping import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing import PackingDataset
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
@@ -92,10 +97,13 @@ class Hooks:
         """Puts the hooks from `encode_sample` to `encode_batch` over cooked samples."""
         encoder = self.encoder
         packs = self._packs(batching)
+        self._check_batching(packs)
         for name in _encoding_hooks(encoder):
             if not (packs and name == "postencode_sample"):
                 dataset = MapDataset(dataset, self.hook(name))
-        if encoder.overrides("sample_length") and encoder.packing is None:  # else packing measures
+        # Where samples are packed or batched by their length, that measures them.
+        is_measured = encoder.packing is not None or encoder.batching is not None
+        if encoder.overrides("sample_length") and not is_measured:
             dataset = MeasureDataset(dataset, self.hook("sample_length"))
         elif (
             not encoder.overrides("sample_length")
@@ -164,7 +172,9 @@ class Hooks:
 
     def _batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         encoder, (batch_size, drop_last, _) = self.encoder, batching
-        if encoder.overrides("batch_group_criterion"):
+        if encoder.batching is not None:
+            dataset = self._batched_by_length(dataset, encoder.batching, batching)
+        elif encoder.overrides("batch_group_criterion"):
             criterion = self.hook("batch_group_criterion")
             dataset = GroupBatchDataset(
                 dataset, batch_size, criterion, self.hook("batch"), drop_last=drop_last
@@ -176,6 +186,69 @@ class Hooks:
         if encoder.overrides("encode_batch"):
             dataset = MapDataset(dataset, self.hook("encode_batch"))
         return dataset
+
+    def _check_batching(self, packs: bool) -> None:
+        """Checks that `batching` has what it needs, and nothing else makes batches."""
+        encoder, name = self.encoder, type(self.encoder).__name__
+        if encoder.batching is None:
+            return
+        if not isinstance(encoder.batching, (Buckets, ModalitySplit)):
+            raise TypeError(
+                f"{name}.batching={encoder.batching!r}; make it Buckets(max_tokens=...), or "
+                "ModalitySplit(group_by, shares=...)"
+            )
+        if not encoder.overrides("sample_length"):
+            raise ValueError(
+                f"{name} has `batching`, but does not say how long a sample is: give it a method "
+                "sample_length(self, sample) -> int (or a dict of resources)"
+            )
+        if packs:
+            raise ValueError(f"{name} has both `batching` and packing; leave one of them out")
+        if encoder.overrides("batch_group_criterion"):
+            raise ValueError(
+                f"{name} has both `batching` and batch_group_criterion; give the group as "
+                f"{type(encoder.batching).__name__}(group_by=...)"
+            )
+
+    def _batched_by_length(
+        self, dataset: SavableDataset[Any], settings: Buckets | ModalitySplit, batching: Batching
+    ) -> SavableDataset[Any]:
+        """Puts the stage over samples that `batching` of the encoder asks for."""
+        if isinstance(settings, ModalitySplit):
+            return self._split(dataset, settings, batching)
+        return BucketBatchDataset(
+            dataset,
+            settings,
+            self.hook("batch"),
+            sample_length=self.hook("sample_length"),
+            batch_size=batching.batch_size,
+            drop_last=batching.drop_last,
+        )
+
+    def _split(
+        self, dataset: SavableDataset[Any], split: ModalitySplit, batching: Batching
+    ) -> SavableDataset[Any]:
+        if batching.batch_size is None:
+            raise ValueError(
+                f"{type(self.encoder).__name__} has batching=ModalitySplit(...), but the pipeline "
+                "has no batch_size; give the samples of a batch"
+            )
+        if self.encoder.overrides("encode_batch") and self.hook("encode_batch").is_generator:
+            raise ValueError(
+                f"{type(self.encoder).__name__}.encode_batch is a generator; with ModalitySplit a "
+                "batch must stay one batch, or ranks come out of step"
+            )
+        if batching.drop_last:
+            if split.end == "pad":
+                raise ValueError('batch_drop_last=True contradicts end="pad"; give one')
+            split = replace(split, end="drop")
+        return SplitModalityBatchDataset(
+            dataset,
+            split,
+            batching.batch_size,
+            self.hook("batch"),
+            sample_length=self.hook("sample_length"),
+        )
 
     def decoder(self, kwargs: dict[str, Any]) -> SampleDecoder | None:
         """Gives the encoder's decoder, or the one that Energon's old keywords describe."""

@@ -12,7 +12,7 @@ from .source_tree import PACKAGE, Module, package_modules
 ROWS: list[list[str | frozenset[str]]] = [
     ["core"],
     [frozenset({"order", "storage", "packing", "loss"})],
-    ["balance", "prepare", "sources", "stages", "samplers"],
+    ["buckets", "balance", "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "length_index", "inspect", "testing"],
     ["cli"],

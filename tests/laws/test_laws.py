@@ -15,6 +15,8 @@ import torch
 from energon_lite import (
     BatchDataset,
     BlendDataset,
+    BucketBatchDataset,
+    Buckets,
     ConcatDataset,
     EpochizeDataset,
     FilterDataset,
@@ -25,6 +27,7 @@ from energon_lite import (
     LogSampleDataset,
     MapDataset,
     MixBatchDataset,
+    ModalitySplit,
     PackedSamplesOutput,
     Packing,
     PackingDataset,
@@ -32,6 +35,7 @@ from energon_lite import (
     SavableDataset,
     ShuffleBufferDataset,
     SkipSample,
+    SplitModalityBatchDataset,
     TextSample,
     WorkerConfig,
     sample_rng,
@@ -50,13 +54,17 @@ from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.balanced_packs import BalancedPacks
 from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.stages.bucket_batches import BucketLists
 from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.flow import StretchDataset
 from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.modality_batches import ModalityLists
 from energon_lite.stages.packing import PackMembers
+from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.selected_packs import SelectedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.stages.weighing import LossWeightDataset
+from energon_lite.storage.lengths import write_lengths
 from energon_lite.testing import LawError, check_dataset
 
 from ..helpers import ENCODERS, caption_set, ignore, number_of, text_set, train, validation
@@ -137,7 +145,7 @@ def blend(*pairs: Any, **settings: Any) -> BlendDataset[Any]:
     return BlendDataset(*pairs, **settings)
 
 
-def measured(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+def measured(dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
     return MeasureDataset(dataset, stage(length))
 
 
@@ -340,6 +348,49 @@ def balanced(dataset: SavableDataset[Any]) -> BalancedPacks:
     return BalancedPacks(filled(dataset, buffer_size=3, **packing))
 
 
+SHARED = {"balance": "global_window", "balance_window": 2, "cost": COST}
+
+
+def planned(dataset: SavableDataset[Any], **settings: Any) -> PackingDataset[Any]:
+    """The same packs as of `packs`, planned in windows of few samples."""
+    return packs(dataset, **{"lengths": "index", "plan_window": 5, **settings})
+
+
+def planned_only(dataset: SavableDataset[Any], **settings: Any) -> PlannedPacks:
+    packing = Packing(capacity=7, lengths="index", plan_window=7, **settings)
+    return PlannedPacks(MeasureDataset(dataset, stage(length)), packing, seed=5)
+
+
+PLANNED_CASES: list[Case] = [
+    lambda root: planned(texts(root)),
+    lambda root: planned(texts(root, repeat=True)),
+    lambda root: planned(texts(root), plan_window=None, algorithm="best"),
+    lambda root: planned(MapDataset(texts(root), stage(loud)), capacity={"tokens": 9, "odd": 2}),
+    lambda root: planned(texts(root, repeat=True), capacity=4, overlong="drop"),
+    lambda root: planned(texts(root), capacity=4, overlong="alone", **SHARED),
+    lambda root: planned(texts(root), capacity=3, overlong="truncate"),
+    lambda root: planned(texts(root, repeat=True), capacity=2, overlong="split", **SHARED),
+    lambda root: planned(texts(root), drop_last=True, max_samples=2),
+    lambda root: planned(texts(root), end_of_data="drop", align=2, capacity=8, **SHARED),
+    lambda root: planned(texts(root, repeat=True), **SHARED),
+    lambda root: planned(texts(root), group_by="modality", **SHARED),
+    lambda root: planned(
+        blend((texts(root, repeat=True), 1), (other(root, repeat=True), 2)),
+        group_by="source",
+        **SHARED,
+    ),
+    lambda root: planned(
+        blend((texts(root), 1), (texts(root), 2)),
+        balance="quantile_sync",
+        balance_window=3,
+        cost=COST,
+    ),
+    lambda root: planned(ConcatDataset(texts(root), other(root))),
+    lambda root: planned(RepeatDataset(texts(root), repeats=1.5)),
+    lambda root: planned(LimitDataset(texts(root, repeat=True), 17), **SHARED),
+    lambda root: BatchDataset(planned(texts(root, repeat=True)), 2, stage(listed_packs)),
+    lambda root: RepeatDataset(planned(texts(root))),
+]
 PACKING_CASES: list[Case] = [
     lambda root: packs(texts(root)),
     lambda root: packs(texts(root, repeat=True)),
@@ -384,8 +435,78 @@ def twice_packed(samples: list[TextSample]) -> Iterator[dict[str, Any]]:
         yield {"texts": [sample.text for sample in samples], "text": text, "__restore_key__": ()}
 
 
+def two_or_one(length: int) -> int:
+    return 2 if length < 4 else 1
+
+
+def buckets(dataset: SavableDataset[Any], **settings: Any) -> BucketBatchDataset[Any]:
+    """Batches of texts of 1..5 tokens, by default of 10."""
+    own = {name: settings.pop(name) for name in ("batch_size", "drop_last") if name in settings}
+    if "batch_size" not in own and "batch_size_fn" not in settings:
+        settings.setdefault("max_tokens", 10)
+    made = Buckets(**{"window": 6, **settings})
+    return BucketBatchDataset(dataset, made, stage(listed), sample_length=length, **own)
+
+
+BUCKET_CASES: list[Case] = [
+    lambda root: buckets(texts(root)),
+    lambda root: buckets(texts(root, repeat=True), longest_first=True),
+    lambda root: buckets(texts(root), window=99),
+    lambda root: buckets(texts(root), window=1),
+    lambda root: buckets(texts(root), drop_last=True),
+    lambda root: buckets(texts(root), batch_size=4),
+    lambda root: buckets(texts(root, repeat=True), batch_size=4, group_by=by_parity),
+    lambda root: buckets(texts(root), batch_size=3, drop_last=True),
+    lambda root: buckets(texts(root), batch_size_fn=two_or_one, align=2),
+    lambda root: buckets(texts(root), max_tokens=10, batch_size=3),
+    lambda root: buckets(texts(root), max_tokens=4, overlong="drop", align=2),
+    lambda root: buckets(texts(root), max_tokens=4, overlong="alone"),
+    lambda root: buckets(MapDataset(texts(root), stage(twice)), group_by=by_parity),
+    lambda root: buckets(blend((texts(root), 1), (other(root), 2)), group_by="source"),
+    lambda root: buckets(token_blend(texts(root), other(root)), max_tokens=4, overlong="drop"),
+    lambda root: buckets(train(root, "skipping", batch_size=None, repeat=False)(QUIET)),
+    lambda root: RepeatDataset(buckets(texts(root))),
+    lambda root: blend((buckets(texts(root)), 1), (buckets(other(root)), 1)),
+]
+
+EVEN_SPLIT = {True: 1.0, False: 1.0}
+UNEVEN_SPLIT = {True: 1.0, False: 5.0}
+
+
+def split(dataset: SavableDataset[Any], **settings: Any) -> SplitModalityBatchDataset[Any]:
+    """Batches of two texts, both of odd or both of even number."""
+    made = ModalitySplit(**{"group_by": is_odd, "shares": EVEN_SPLIT, "window": 3, **settings})
+    return SplitModalityBatchDataset(dataset, made, 2, stage(listed), sample_length=length)
+
+
+def by_source(dataset: SavableDataset[Any], **settings: Any) -> SplitModalityBatchDataset[Any]:
+    """Batches of two texts of one source."""
+    return split(dataset, **{"group_by": "source", "shares": None, **settings})
+
+
+SPLIT_CASES: list[Case] = [
+    lambda root: split(texts(root)),
+    lambda root: split(texts(root), end="drop"),
+    lambda root: split(texts(root), end="pad"),
+    lambda root: split(texts(root), end="pad", shares=UNEVEN_SPLIT),
+    lambda root: split(texts(root), shares={**EVEN_SPLIT, "never": 1}),
+    lambda root: split(texts(root), shares={**EVEN_SPLIT, "never": 1}, end="drop"),
+    lambda root: split(texts(root, repeat=True)),
+    lambda root: split(texts(root, repeat=True), longest_first=True),
+    lambda root: split(texts(root, repeat=True), shares=UNEVEN_SPLIT, max_surplus=1, window=1),
+    lambda root: by_source(blend((texts(root, repeat=True), 1), (other(root, repeat=True), 2.5))),
+    lambda root: by_source(blend((texts(root), 1), (other(root), 2.5))),
+    lambda root: split(MapDataset(texts(root), stage(twice))),
+    lambda root: split(train(root, "skipping", batch_size=None, repeat=False)(QUIET)),
+    lambda root: RepeatDataset(split(texts(root))),
+]
+
 CASES: dict[type, list[Case]] = {
-    PackingDataset: PACKING_CASES,
+    PackingDataset: PACKING_CASES + PLANNED_CASES,
+    PlannedPacks: [
+        lambda root: planned_only(texts(root)),
+        lambda root: planned_only(texts(root, repeat=True), **SHARED),
+    ],
     FilledPacks: [
         lambda root: filled(texts(root)),
         lambda root: filled(texts(root, repeat=True), buffer_size=3),
@@ -441,6 +562,17 @@ CASES: dict[type, list[Case]] = {
     WebdatasetSource: SOURCE_CASES,
     OrderOnlySource: ORDER_CASES,
     MapDataset: MAP_CASES,
+    SplitModalityBatchDataset: SPLIT_CASES,
+    ModalityLists: [
+        lambda root: ModalityLists(
+            measured(texts(root)), ModalitySplit(is_odd, EVEN_SPLIT, window=2), batch_size=3
+        )
+    ],
+    BucketBatchDataset: BUCKET_CASES,
+    BucketLists: [
+        lambda root: BucketLists(measured(texts(root)), Buckets(window=6), batch_size=4),
+        lambda root: BucketLists(measured(texts(root)), Buckets(max_tokens=9, window=6)),
+    ],
     BatchLists: [
         lambda root: BatchLists(texts(root, block=4), 4),
         lambda root: BatchLists(texts(root, repeat=True), 4),
@@ -470,7 +602,12 @@ CASES: dict[type, list[Case]] = {
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("laws") / "texts", NUM_SAMPLES)
+    root = text_set(tmp_path_factory.mktemp("laws") / "texts", NUM_SAMPLES)
+    factory = load_factory(root, worker_config=CONFIG)
+    numbers = np.arange(NUM_SAMPLES)
+    lengths = {"tokens": 1 + numbers % 5, "odd": numbers % 2}
+    write_lengths(root, factory.split_part, "index", lengths, factory.data)
+    return root
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,6 +23,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.lengths import write_lengths
 
 from ..helpers import Ranks, assert_same, number_of, text_set
 
@@ -65,13 +68,18 @@ def by_parity(sample: dict[str, Any]) -> bool:
 
 @st.composite
 def encoders(draw: Any) -> Encoder:
-    balance = draw(st.sampled_from([None, "quantile_sync"]))
+    planned = {"lengths": "index", "plan_window": draw(st.integers(1, 30))}
+    if not draw(st.booleans()):
+        planned = {}
+    balance = draw(st.sampled_from([None, "quantile_sync", *["global_window"] * len(planned)]))
     packing = Packing(
         capacity={"tokens": draw(st.integers(8, 40)), "tiles": draw(st.integers(2, 9))},
         algorithm=draw(st.sampled_from(["streaming", "streaming", "best", "sequential"])),
         buffer_size=draw(st.integers(1, 12)),
         max_samples=draw(st.none() | st.integers(1, 4)),
-        group_by=draw(st.sampled_from([None, "source", "modality", by_parity])),
+        group_by=draw(
+            st.sampled_from([None, "source", "modality", None if planned else by_parity])
+        ),
         overlong=draw(st.sampled_from(["drop", "truncate", "split", "alone"])),
         align=draw(st.sampled_from([1, 2, 4])),
         balance=balance,
@@ -79,12 +87,28 @@ def encoders(draw: Any) -> Encoder:
         cost=COST if balance else None,
         loss=draw(st.sampled_from(["token", "sample"])),
         layout=draw(st.sampled_from(["padded", "thd"])),
+        **planned,
     )
     lengths = draw(st.lists(st.integers(1, 50), min_size=1, max_size=12))
     return Encoder(lengths, draw(st.integers(0, 2)), packing)
 
 
+def write_index(root: Path, encoder: Encoder) -> None:
+    """Some of those that are skipped have no length, the others are left out when they are read."""
+    for name, size in SIZES.items():
+        numbers = np.arange(size)
+        tokens = np.array([encoder.lengths[number % len(encoder.lengths)] for number in numbers])
+        tokens[(numbers % 7 < encoder.skips) & (numbers % 2 == 0)] = 0
+        tiles = tokens % 3 if encoder.packing.overlong != "split" else tokens * 0
+        factory = load_factory(root / name)
+        write_lengths(
+            root / name, "train", "index", {"tokens": tokens, "tiles": tiles}, factory.data
+        )
+
+
 def maker(root: Path, encoder: Encoder, batch_size: int, repeat: bool) -> Any:
+    if encoder.packing.lengths is not None:
+        write_index(root, encoder)
     members = [{"path": str(root / name), "name": name} for name in SIZES]
     split = {"blend": members, **({} if repeat else {"until": "all_once"})}
     blend = {

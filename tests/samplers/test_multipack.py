@@ -11,22 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from energon_lite.core.errors import StateError
 from energon_lite.packing.bounds import lower_bound
 from energon_lite.samplers import MultipackBatchSampler
 
+from .shared import check_loader, distributed, steps_of, text_lengths
+
 ALGORITHMS = ("best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential")
 WORLD_SIZES = (1, 2, 3, 8)
 # One pack in a batch, on one rank: a batch for each pack there is.
 AS_THEY_ARE = {"batch_size": 1, "drop_last": False, "rank": 0, "world_size": 1}
-
-
-def text_lengths(num: int, capacity: int = 4096) -> Any:
-    """Lengths as of instruction texts."""
-    drawn = np.random.Generator(np.random.Philox(5)).lognormal(np.log(400), 1.0, num)
-    return np.clip(np.rint(drawn), 1, capacity).astype(np.int64)
 
 
 def ranks(world_size: int, *args: Any, **settings: Any) -> list[MultipackBatchSampler]:
@@ -38,32 +34,16 @@ def ranks(world_size: int, *args: Any, **settings: Any) -> list[MultipackBatchSa
 
 def packs_of(samplers: list[MultipackBatchSampler]) -> list[list[int]]:
     """What all ranks give, step by step and rank by rank; asserts that `len()` was right."""
-    lengths = {len(sampler) for sampler in samplers}
-    batches = [list(sampler) for sampler in samplers]
-    assert {len(rows) for rows in batches} == lengths
-    assert len(lengths) == 1
-    for step in zip(*batches, strict=True):
+    steps: Any = steps_of(samplers)
+    for step in steps:
         assert len({len(batch) for batch in step}) == 1, "ranks have equally many packs in a step"
-    return [pack for step in zip(*batches, strict=True) for batch in step for pack in batch]
+    return [pack for step in steps for batch in step for pack in batch]
 
 
 def restored(state: dict[str, Any], *args: Any, **settings: Any) -> MultipackBatchSampler:
     sampler = MultipackBatchSampler(*args, **settings)
     sampler.load_state_dict(json.loads(json.dumps(state)))
     return sampler
-
-
-class Squares:
-    """A map-style dataset of packs: an index gives its square, and a pack those of its samples."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, pack: list[int]) -> list[int]:
-        return [index * index for index in pack]
 
 
 # Laws.
@@ -338,12 +318,6 @@ def test_with_a_sampler_every_rank_has_all_batches(monkeypatch: pytest.MonkeyPat
     assert (sampler.rank, sampler.world_size) == (0, 1)
 
 
-def distributed(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: rank)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: world_size)
-
-
 def test_rank_comes_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed(monkeypatch, rank=1, world_size=4)
     sampler = MultipackBatchSampler([3] * 8, 6)
@@ -468,24 +442,8 @@ def test_loader_gives_the_batches_of_each_epoch_and_resumes(
     settings: dict[str, Any] = {"lengths": lengths, "capacity": 4096, "batch_size": 2}
     if has_sampler:
         settings["sampler"] = RandomSampler(range(200))
-    sampler = MultipackBatchSampler(**settings)
-    loader = DataLoader(
-        Squares(200), batch_sampler=sampler, num_workers=num_workers, collate_fn=list
-    )
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        num_batches = len(loader)
-        batches = list(loader)
-        assert len(batches) == num_batches > 5
-        assert batches == [[[i * i for i in pack] for pack in batch] for batch in sampler]
-    for position, _ in enumerate(loader):
-        if position == 2:
-            state = sampler.state_dict(batches_given=position + 1)
-            break
     # The same sampler again: a random one of torch's would have to be seeded.
-    sampler.load_state_dict(state)
-    if not has_sampler:
-        assert list(loader) == batches[3:]
+    check_loader(MultipackBatchSampler(**settings), 200, num_workers, resumes=not has_sampler)
 
 
 def test_lengths_may_be_a_tensor_or_a_list_or_small_integers() -> None:

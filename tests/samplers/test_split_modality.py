@@ -12,14 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from energon_lite.core.errors import StateError
 from energon_lite.samplers import SplitModalityBatchSampler
-from energon_lite.samplers.windows import _windows_of_steps, sort_places
+from energon_lite.samplers.windows import _windows_of_steps
+
+from .shared import Steps, check_loader, distributed, steps_of
 
 Pairs = list[tuple[Any, int]]
-Steps = list[list[list[int]]]
 
 
 def mixed(num: int, share_of_text: float = 0.2) -> Pairs:
@@ -39,15 +39,6 @@ def ranks(world_size: int, *args: Any, **settings: Any) -> list[SplitModalityBat
 
 def alone(*args: Any, **settings: Any) -> SplitModalityBatchSampler:
     return ranks(1, *args, **settings)[0]
-
-
-def steps_of(samplers: list[SplitModalityBatchSampler]) -> Steps:
-    """What the ranks give, as [step][rank][place]; asserts that `len()` was right on all."""
-    lengths = {len(sampler) for sampler in samplers}
-    batches = [list(sampler) for sampler in samplers]
-    assert {len(rows) for rows in batches} == lengths
-    assert len(lengths) == 1
-    return [list(step) for step in zip(*batches, strict=True)]
 
 
 def samples_of(steps: Steps) -> list[int]:
@@ -231,16 +222,6 @@ def test_order_of_an_epoch_is_the_same_in_every_version() -> None:
 GOLDEN: Steps = [[[0], [2]], [[6], [3]], [[6], [5]], [[1], [4]]]
 
 
-@given(
-    st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 5, 2**40, 2**61])), max_size=30)
-)
-def test_places_are_sorted_like_a_list_of_rows(rows: list[tuple[int, int]]) -> None:
-    columns = np.array(rows, np.int64).reshape(-1, 2).T
-    expected = sorted(range(len(rows)), key=rows.__getitem__)
-    assert sort_places(columns[0], columns[1]).tolist() == expected
-    assert sort_places(columns[1]).tolist() == sorted(expected, key=lambda i: (rows[i][1], i))
-
-
 # What the steps are like.
 
 
@@ -349,41 +330,14 @@ def test_groups_and_lengths_may_be_arrays_tensors_or_lists() -> None:
 
 
 def test_rank_comes_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 4)
+    distributed(monkeypatch, rank=1, world_size=4)
     sampler = SplitModalityBatchSampler(mixed(100), 8)
     assert (sampler.rank, sampler.world_size, sampler.batch_size) == (1, 4, 2)
 
 
-class Squares:
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_loader_gives_the_batches_of_each_epoch_and_resumes(num_workers: int) -> None:
-    sampler = alone(mixed(200), 16)
-    loader = DataLoader(
-        Squares(200), batch_sampler=sampler, num_workers=num_workers, collate_fn=list
-    )
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        num_batches, batches = len(loader), list(loader)
-        assert len(batches) == num_batches > 5
-        assert batches == [[i * i for i in batch] for batch in sampler]
-    for position, _ in enumerate(loader):
-        if position == 2:
-            state = sampler.state_dict(batches_given=position + 1)
-            break
-    sampler.load_state_dict(state)
-    assert list(loader) == batches[3:]
+    check_loader(alone(mixed(200), 16), 200, num_workers)
 
 
 # State.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from energon_lite.core.errors import StateError
 from energon_lite.samplers import TokenBudgetBatchSampler
-from energon_lite.samplers.windows import cut_epoch, cut_window, limits_of_budget
+from energon_lite.samplers.windows import cut_epoch
 
-Steps = list[list[list[int]]]
-
-
-def text_lengths(num: int) -> Any:
-    drawn = np.random.Generator(np.random.Philox(5)).lognormal(np.log(400), 1.0, num)
-    return np.clip(np.rint(drawn), 1, 4096).astype(np.int64)
+from .shared import Steps, check_loader, distributed, steps_of, text_lengths
 
 
 def ranks(world_size: int, *args: Any, **settings: Any) -> list[TokenBudgetBatchSampler]:
@@ -33,15 +27,6 @@ def ranks(world_size: int, *args: Any, **settings: Any) -> list[TokenBudgetBatch
 
 def alone(*args: Any, **settings: Any) -> TokenBudgetBatchSampler:
     return ranks(1, *args, **settings)[0]
-
-
-def steps_of(samplers: list[TokenBudgetBatchSampler]) -> Steps:
-    """What the ranks give, as [step][rank][place]; asserts that `len()` was right on all."""
-    lengths = {len(sampler) for sampler in samplers}
-    batches = [list(sampler) for sampler in samplers]
-    assert {len(rows) for rows in batches} == lengths
-    assert len(lengths) == 1
-    return [list(step) for step in zip(*batches, strict=True)]
 
 
 def batches_of(steps: Steps) -> list[list[int]]:
@@ -212,36 +197,6 @@ def test_efficiency_and_padding_are_of_what_is_given(
         assert sampler.padding() == pytest.approx(1 - tokens / area)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=60),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-)
-def test_a_window_is_cut_into_batches_and_less_than_one_of_each_group(
-    rows: list[tuple[int, int]], longest_first: bool, is_last: bool, has_groups: bool
-) -> None:
-    lengths, groups = np.array(rows, np.int64).reshape(-1, 2).T
-    limits = limits_of_budget(lengths, 30)
-    cut = cut_window(
-        lengths, limits, groups if has_groups else None, longest_first=longest_first,
-        is_last=is_last,
-    )  # fmt: skip
-    assert sorted([*cut.batches.indices, *cut.carried]) == list(range(len(rows)))
-    assert not (is_last and len(cut.carried))
-    for group in set(groups[cut.carried]) if has_groups else {0}:
-        left = cut.carried[groups[cut.carried] == group] if has_groups else cut.carried
-        if len(left):
-            assert len(left) * lengths[left].max() <= 30
-            assert len(left) < limits[left].min()
-    in_order = [*cut.batches, cut.carried]
-    for batch, following in pairwise(in_order):
-        assert 1 <= len(batch) <= 30 // lengths[batch].max()
-        if not has_groups and len(following):
-            longest = lengths[[*batch, following[0]]].max()
-            assert (len(batch) + 1) * longest > 30, "one more has no room"
-
-
 # What the batches are like.
 
 
@@ -361,41 +316,14 @@ def test_lengths_may_be_a_tensor_or_a_list_or_small_integers() -> None:
 
 
 def test_rank_comes_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 4)
+    distributed(monkeypatch, rank=1, world_size=4)
     sampler = TokenBudgetBatchSampler([3] * 8, max_tokens=6)
     assert (sampler.rank, sampler.world_size) == (1, 4)
 
 
-class Squares:
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_loader_gives_the_batches_of_each_epoch_and_resumes(num_workers: int) -> None:
-    sampler = alone(text_lengths(200), max_tokens=8192)
-    loader = DataLoader(
-        Squares(200), batch_sampler=sampler, num_workers=num_workers, collate_fn=list
-    )
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        num_batches, batches = len(loader), list(loader)
-        assert len(batches) == num_batches > 5
-        assert batches == [[i * i for i in batch] for batch in sampler]
-    for position, _ in enumerate(loader):
-        if position == 2:
-            state = sampler.state_dict(batches_given=position + 1)
-            break
-    sampler.load_state_dict(state)
-    assert list(loader) == batches[3:]
+    check_loader(alone(text_lengths(200), max_tokens=8192), 200, num_workers)
 
 
 # State.

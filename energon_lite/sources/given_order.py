@@ -1,0 +1,66 @@
+"""The samples of a source in an order that is given, not its own: that of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+from energon_lite.core.activity import activity_or
+from energon_lite.core.dataset import Cursor
+from energon_lite.core.topology import Stream
+from energon_lite.sources.source import SourceCursor, WebdatasetSource
+from energon_lite.storage.lengths import Int64Array
+
+T = TypeVar("T")
+
+
+class GivenRows(NamedTuple):
+    """Which samples of a source come; N of them.
+
+    Attributes:
+        epochs: shape (N,).
+        indices: shape (N,); which sample of the source.
+        numbers: shape (N,); the number of its draw in the run, the last entry of a restore key.
+    """
+
+    epochs: Int64Array
+    indices: Int64Array
+    numbers: Int64Array
+
+    def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
+        """Gives epochs and indices of up to `count` of them."""
+        own = slice(position, position + count)
+        return self.epochs[own], self.indices[own]
+
+
+class GivenSource(Generic[T]):
+    """The samples of `rows`, in their order, read ahead in blocks: for one cursor, that of a plan.
+
+    A sample that cannot be read is left out and counted, as anywhere; the next one follows.
+
+    Args:
+        source: the samples.
+        rows: which of them.
+    """
+
+    def __init__(self, source: WebdatasetSource[T], rows: GivenRows) -> None:
+        self._source = source
+        self._rows = rows
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Gives a fresh cursor."""
+        return _GivenCursor(self._source, stream, self._rows)
+
+
+class _GivenCursor(SourceCursor[T]):
+    def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: GivenRows) -> None:
+        self._rows = rows
+        super().__init__(source, stream, rows)
+
+    def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
+        activity = activity_or(self._stream)
+        first = self._position
+        numbers = self._rows.numbers[first : first + len(indices)].tolist()
+        for number, pair in zip(numbers, super()._pairs(epochs, indices), strict=True):
+            activity.sample_index = number
+            yield pair

@@ -1,0 +1,201 @@
+"""What a pipeline reads, as references: the order without the bytes, and the bytes in any order.
+
+A pipeline of stages that each work on one sample at a time, over stages that only decide the order,
+over sources, comes apart into both: which sample is next is known without reading; and a sample of
+which that is known can be read and encoded on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.activity import Activity
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset, activity_of
+from energon_lite.core.state import RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.sources.given_order import GivenRows, GivenSource
+from energon_lite.sources.order_only import OrderCursor, order_only
+from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.combining import CombinedDataset
+from energon_lite.stages.flow import EpochizeDataset, LimitDataset, StretchDataset
+from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
+from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.sequence import RepeatDataset
+from energon_lite.stages.token_blending import TokenBlendDataset
+from energon_lite.stages.weighing import LossWeightDataset
+
+Int64Array = npt.NDArray[np.int64]
+AnyDataset = SavableDataset[Any]
+
+# Of one sample they make one, or none.
+_ON_EACH = (MapDataset, MeasureDataset, LossWeightDataset, GcDataset, LogSampleDataset)
+# They choose which sample is next.
+_ORDERING = (CombinedDataset, RepeatDataset, EpochizeDataset, LimitDataset, StretchDataset)
+
+
+class Refs(NamedTuple):
+    """Samples that are to be read; N of them.
+
+    Attributes:
+        sources: shape (N,); numbers of their sources.
+        epochs: shape (N,).
+        indices: shape (N,); which sample of the source.
+        numbers: shape (N,); the number of the draw in the run, unlike that of any other.
+    """
+
+    sources: Int64Array
+    epochs: Int64Array
+    indices: Int64Array
+    numbers: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def chosen(self, which: Int64Array | npt.NDArray[np.bool_] | slice) -> Refs:
+        """Gives some of them."""
+        return Refs(*(column[which] for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[Int64Array, ...]:
+        """The arrays."""
+        return (self.sources, self.epochs, self.indices, self.numbers)
+
+
+def joined(refs: list[Refs]) -> Refs:
+    """Gives several one after the other."""
+    return Refs(*map(np.concatenate, zip(*(r.columns for r in refs), strict=True)))
+
+
+class PlannableDataset:
+    """A pipeline whose order is known without reading.
+
+    Args:
+        dataset: stages that work on each sample, over such that choose which one is next.
+
+    Attributes:
+        sources: the sources, by name.
+        order: the restore keys that come, in their order.
+
+    Raises:
+        ValueError: A stage does neither, or its order depends on what is read.
+    """
+
+    def __init__(self, dataset: AnyDataset) -> None:
+        self._dataset = dataset
+        self.sources = dict(_sources(dataset))
+        self.order = _order_of(dataset)
+
+    def reading(self, source: str, rows: GivenRows) -> AnyDataset:
+        """Gives what reads and encodes samples of a source, in the order of `rows`."""
+        found: AnyDataset = _branch(self._dataset, source, rows)
+        return found
+
+
+def _sources(dataset: AnyDataset) -> Iterator[tuple[str, WebdatasetSource[Any]]]:
+    if isinstance(dataset, WebdatasetSource):
+        yield dataset.name, dataset
+    for child in dataset.children:
+        yield from _sources(child)
+
+
+def _order_of(dataset: AnyDataset) -> AnyDataset:
+    if isinstance(dataset, WebdatasetSource):
+        return order_only(dataset)
+    if isinstance(dataset, MapDataset) and dataset.function.is_generator:
+        raise ValueError(
+            f"{dataset.function.where} is a generator, which makes any number of samples of one; "
+            "packs that are planned by a length index need one of each. Leave out `lengths` to "
+            "pack samples as they come"
+        )
+    if isinstance(dataset, TokenBlendDataset) and dataset.lengths is None:
+        raise ValueError(
+            "a blend has `unit: tokens` and measures lengths while it reads, so that its order is "
+            "not known before; name a stored index with `lengths` in the blend, too"
+        )
+    if isinstance(dataset, _ON_EACH) and isinstance(dataset, WrapperDataset):
+        return _order_of(dataset.dataset)
+    if not isinstance(dataset, _ORDERING):
+        raise ValueError(
+            f"packs cannot be planned over {type(dataset).__name__}, whose items are not known "
+            "before it is read. Leave out `lengths` to pack samples as they come"
+        )
+    return dataset.with_children([_order_of(child) for child in dataset.children])
+
+
+def _branch(dataset: Any, source: str, rows: GivenRows) -> Any:
+    """Gives the stages of one source that work on each sample; None if it is not below."""
+    if isinstance(dataset, WebdatasetSource):
+        return GivenSource(dataset, rows) if dataset.name == source else None
+    found = (_branch(child, source, rows) for child in dataset.children)
+    below = next((branch for branch in found if branch is not None), None)
+    if below is None or not isinstance(dataset, _ON_EACH):
+        return below
+    return dataset.with_children([below])
+
+
+class OrderReader:
+    """One stream's place in the order of a pipeline.
+
+    Args:
+        dataset: restore keys.
+        names: of the sources, whose numbers are their places here.
+        stream: the stream.
+
+    Attributes:
+        num_draws: how many references were taken in this pass.
+    """
+
+    def __init__(self, dataset: AnyDataset, names: list[str], stream: Stream) -> None:
+        self._stream = stream
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._cursor: Cursor[RestoreKey] = dataset.cursor(stream)
+        self._activity = Activity(stream)
+        self.num_draws = 0
+
+    def take(self, num_refs: int) -> Refs:
+        """Gives the next references; fewer only at the end of the pass."""
+        cursor = self._cursor
+        if isinstance(cursor, OrderCursor) and cursor.has_columns:
+            names, sources, epochs, indices = cursor.take_columns(num_refs)
+            numbers = np.array([self._numbers[name] for name in names], dtype=np.int64)
+            return self._numbered(numbers[sources], epochs, indices)
+        with activity_of(self._activity):
+            keys, _ = cursor.take(num_refs)
+        self._activity.take_costs()
+        num = len(keys)
+        of_keys = map(self._numbers.__getitem__, map(itemgetter(0), keys))
+        return self._numbered(
+            np.fromiter(of_keys, np.int64, num),
+            np.fromiter(map(itemgetter(1), keys), np.int64, num),
+            np.fromiter(map(itemgetter(2), keys), np.int64, num),
+        )
+
+    def _numbered(self, sources: Int64Array, epochs: Int64Array, indices: Int64Array) -> Refs:
+        draws = np.arange(self.num_draws, self.num_draws + len(sources))
+        self.num_draws += len(sources)
+        numbers = draws * self._stream.num_streams + self._stream.index
+        return Refs(sources, epochs, indices, numbers)
+
+    def snapshot(self) -> Snapshot:
+        """Gives the place."""
+        return self._cursor.snapshot()
+
+    def restore(self, snapshot: Snapshot, num_draws: int) -> None:
+        """Goes to a place, after so many references of the pass."""
+        activity = Activity(self._stream)
+        with activity_of(activity):
+            self._cursor.restore(snapshot)
+        activity.num_draws = num_draws
+        self._activity, self.num_draws = activity, num_draws
+
+
+def keys_of(refs: Refs, names: list[str]) -> list[RestoreKey]:
+    """Gives the restore keys of samples."""
+    sources, *rest = (column.tolist() for column in refs.columns)
+    return list(zip((names[number] for number in sources), *rest, strict=True))

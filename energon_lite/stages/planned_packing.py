@@ -1,0 +1,167 @@
+"""Plans packs: which samples of a window share one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_lite import packing as packers
+from energon_lite.balance.global_window import NO_PACK, global_window
+from energon_lite.core.activity import Activity
+from energon_lite.core.dataset import activity_of
+from energon_lite.core.seeds import key_of, random_words
+from energon_lite.core.state import RestoreKey
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.packing.packs import Packs
+from energon_lite.packing.settings import Packing
+from energon_lite.stages.overlong import Measure, is_piece
+from energon_lite.stages.planned_order import Refs
+from energon_lite.stages.planned_window import (
+    WHOLE,
+    Arranged,
+    Float64Array,
+    Int64Array,
+    LengthsOf,
+    Notes,
+    Planner,
+    Units,
+)
+
+
+class PackPlanner(Planner):
+    """Plans the packs of one stream; with a shared plan those of all, and takes its own.
+
+    Args:
+        packing: how samples are packed.
+        names: of the sources.
+        lengths: opens their lengths.
+        window: samples of each stream in a window.
+        stream: whose packs are planned.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        names: list[str],
+        lengths: LengthsOf,
+        window: int,
+        stream: Stream,
+        seed: int,
+    ) -> None:
+        super().__init__(names, lengths, window, stream)
+        self._packing = packing
+        self._is_shared = packing.balance == "global_window"
+        self._key = key_of("planned_packs", seed, stream.num_streams, stream.pass_index)
+        self._measure = Measure(packing)
+
+    def _arranged(
+        self, refs: Refs, units: Units, num_carried: int, number: int, is_last: bool
+    ) -> Arranged:
+        found = packers.pack_planned(
+            units.lengths[:, : len(self._packing.resources)],
+            self._groups(refs.sources[units.refs], units.lengths),
+            units.refs < num_carried,
+            self._packing,
+            multiple=self._stream.num_streams if self._is_shared else 1,
+            is_last=is_last,
+        )
+        costs = self._costs(found.packs, units.lengths)
+        own = self._own(costs, found.groups, number)
+        return Arranged(units, found.packs.reordered(own), costs[own], found.carried)
+
+    def _units(
+        self, refs: Refs, lengths: Int64Array, carried: Sequence[RestoreKey], notes: Notes
+    ) -> Units:
+        """Gives what is to be packed: samples as they are, but for those that are too long."""
+        num_resources = len(self._packing.resources)
+        limits = np.array(self._packing.limits)
+        is_special = (lengths[:, 0] < 1) | (lengths[:, :num_resources] > limits).any(axis=1)
+        for i, key in enumerate(carried):
+            is_special[i] |= is_piece(key)
+        plain, special = np.flatnonzero(~is_special), np.flatnonzero(is_special)
+        rows = []
+        for i in special.tolist():
+            key = carried[i] if i < len(carried) else self._key_of(refs, i)
+            if i >= len(carried):
+                parts = self._parts(key, lengths[i].tolist(), notes)
+            else:  # it was looked at before
+                parts = [(key[1], key[2]) if is_piece(key) else (WHOLE, WHOLE)]
+            rows += [(i, *part) for part in parts]
+        added = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        numbers = np.concatenate([plain, added[:, 0]])
+        nothing = np.full(len(plain), WHOLE)
+        starts = np.concatenate([nothing, added[:, 1]])
+        stops = np.concatenate([nothing, added[:, 2]])
+        own = lengths[numbers]
+        is_part = starts != WHOLE
+        own[is_part, 0] = (stops - starts)[is_part]
+        order = np.argsort(numbers, kind="stable")
+        return Units(numbers[order], starts[order], stops[order], own[order])
+
+    def _parts(self, key: RestoreKey, lengths: list[int], notes: Notes) -> list[tuple[int, int]]:
+        """Gives first token and the one after the last of what is packed of a special sample."""
+        packing = self._packing
+        if lengths[0] < 1:
+            self._without_length(key, str(packing.lengths), notes)
+            return []
+        apart = Activity(self._stream, max_skip_rate=1.0)
+        with activity_of(apart):
+            sizes = dict(zip(packing.resources, lengths, strict=False))
+            pieces: list[Any] = [p for p, _ in self._measure.pieces(key, LEFT_OUT, sizes)]
+        records = apart.take_records()
+        if self._is_own(key):
+            notes.records.extend(records)
+            notes.draws[key[0]] += len(records)
+            notes.overlong[key[0]] += apart.cost(key[0]).overlong
+        if not pieces and not records:  # it is packed alone
+            return [(WHOLE, WHOLE)]
+        return [(piece[1], piece[2]) for piece in pieces]
+
+    def _groups(self, sources: Int64Array, lengths: Int64Array) -> Int64Array:
+        """Numbers the groups of the units; shape (U,)."""
+        groups: Any = np.zeros(len(sources), dtype=np.int64)
+        if self._packing.group_by == "source":
+            groups = sources
+        if self._packing.group_by == "modality":
+            groups = (lengths[:, 1:] > 0).any(axis=1).astype(np.int64)
+        found: Int64Array = groups
+        return found
+
+    def _costs(self, packs: Packs, lengths: Int64Array) -> Float64Array:
+        if self._packing.cost is None:
+            return np.zeros(len(packs))
+        costs: Float64Array = self._packing.cost.costs(packs, lengths)
+        return costs
+
+    def _own(self, costs: Float64Array, groups: Int64Array, number: int) -> Int64Array:
+        """Gives the packs of this stream, in their order."""
+        if not self._is_shared:
+            return np.arange(len(costs))
+        num_streams = self._stream.num_streams
+        steps = [np.empty((0, num_streams), dtype=np.int64)]
+        for group in np.unique(groups).tolist():
+            packs = np.flatnonzero(groups == group)
+            plan = global_window(
+                costs[packs], num_streams, self._balance_window(len(packs)),
+                key_of(self._key, group), epoch=number, remainder="ragged",
+            )  # fmt: skip
+            steps.append(np.append(packs, NO_PACK)[plan.steps])  # -1 takes the last
+        all_steps = np.concatenate(steps)
+        if len(steps) > 2:
+            words = random_words(self._key, number, size=len(all_steps))
+            # Steps in which some streams have nothing come last, or those would be one pack ahead.
+            is_whole = (all_steps != NO_PACK).all(axis=1)
+            all_steps = all_steps[np.lexsort((words, ~is_whole))]
+        column = all_steps[:, self._stream.index]
+        own: Int64Array = column[column != NO_PACK]
+        return own
+
+    def _balance_window(self, num_packs: int) -> int:
+        """Gives steps that are sorted together: about as many as asked, in windows of one size."""
+        num_steps = -(-num_packs // self._stream.num_streams)
+        num_windows = max(1, round(num_steps / self._packing.balance_window))
+        return max(1, -(-num_steps // num_windows))

@@ -1,0 +1,144 @@
+"""Reads and encodes the samples of a plan, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.activity import current_activity
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.state import RestoreKey
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.packing.settings import TOKENS
+from energon_lite.sources.given_order import GivenRows
+from energon_lite.stages.measuring import MeasureCursor
+from energon_lite.stages.overlong import name_of
+from energon_lite.stages.planned_order import PlannableDataset
+from energon_lite.stages.planned_window import AGAIN, PlannedWindow
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PlannedLengths:
+    """What of a length index a plan uses.
+
+    Attributes:
+        index: its name.
+        resources: what limits a list, tokens first.
+        has_modality: whether another resource than tokens tells the modality.
+        kept_tokens: gives how many tokens of a sample with a length come into lists.
+    """
+
+    index: str
+    resources: tuple[str, ...]
+    has_modality: bool
+    kept_tokens: Callable[[Any], int]
+
+
+@dataclass
+class _Branch:
+    """The samples of one source; `ahead` was read, but is not yet its turn."""
+
+    cursor: MeasureCursor[Any]
+    ahead: tuple[RestoreKey, Any, Any] | None = None
+    has_ended: bool = False
+
+
+class PlanReader:
+    """Gives the samples of a stream's lists, one after the other.
+
+    What cannot be read, or is skipped by a hook, was counted there; its place stays empty.
+
+    Args:
+        plannable: the pipeline.
+        measured: what the plan goes by.
+        window: the plan.
+        first_pack: where to begin.
+        names: of the sources.
+        stream: the stream.
+    """
+
+    def __init__(
+        self,
+        plannable: PlannableDataset,
+        measured: PlannedLengths,
+        window: PlannedWindow,
+        first_pack: int,
+        names: list[str],
+        stream: Stream,
+    ) -> None:
+        self._plannable = plannable
+        self._measured = measured
+        self._names = names
+        self._stream = stream
+        units = window.packs.indices[window.packs.offsets[first_pack] :]
+        refs = window.units.refs[units]
+        self._refs = window.refs.chosen(refs)
+        self._sources: list[int] = self._refs.sources.tolist()
+        self._rows = list(zip(*(column.tolist() for column in self._refs.columns[1:]), strict=True))
+        self._lengths: list[list[int]] = window.lengths[refs].tolist()
+        # A sample in several parts is read for each, and counts with the first.
+        starts = window.units.starts[units]
+        self._is_again: list[bool] = ((starts > 0) | (starts == AGAIN)).tolist()
+        order = np.argsort(self._refs.sources, kind="stable")
+        edges = np.flatnonzero(np.diff(self._refs.sources[order])) + 1
+        self._places = {
+            int(self._refs.sources[order[first]]): order[first:last]
+            for first, last in pairwise([0, *edges.tolist(), len(order)])
+            if first < last
+        }
+        self._branches: dict[int, _Branch] = {}
+        self._at = 0
+
+    def __next__(self) -> Any:
+        """Gives the next sample, or `LEFT_OUT`."""
+        at = self._at
+        self._at += 1
+        source = self._sources[at]
+        branch = self._branches.get(source) or self._open(source)
+        if branch.ahead is None and not branch.has_ended:
+            try:
+                sample = next(branch.cursor)
+                branch.ahead = (branch.cursor.key, sample, branch.cursor.length)
+            except StopIteration:
+                branch.has_ended = True
+        if branch.ahead is None or branch.ahead[0][1:] != self._rows[at]:
+            return LEFT_OUT
+        key, sample, length = branch.ahead
+        branch.ahead = None
+        self._check(key, sample, length, self._lengths[at])
+        if self._is_again[at]:
+            cost = current_activity().cost(key[0])
+            cost.draws -= 1
+            cost.tokens -= self._measured.kept_tokens(length)
+        return sample
+
+    def _open(self, source: int) -> _Branch:
+        name, own = self._names[source], self._places[source]
+        rows = GivenRows(*(column[own] for column in self._refs.columns[1:]))
+        reading = self._plannable.reading(name, rows)
+        cursor: Any = reading.cursor(replace(self._stream, share=len(own) / len(self._refs)))
+        branch = self._branches[source] = _Branch(cursor)
+        return branch
+
+    def _check(self, key: RestoreKey, sample: Any, length: Any, planned: list[int]) -> None:
+        """Refuses a sample that has not the length it was planned with."""
+        if type(length) is int and length == planned[0]:
+            return
+        given = length if isinstance(length, Mapping) else {TOKENS: length}
+        sizes = dict(zip(self._measured.resources, planned, strict=False))
+        if any(given.get(name) != size for name, size in sizes.items()):
+            raise FatalSampleError.from_sample_key(
+                name_of(key, sample),
+                f"length index {self._measured.index!r} says {sizes}, but sample_length gave "
+                f"{length!r:.80}: the data or the encoder changed since it was written, or the "
+                "length is random. Write it anew with `energon-lite lengths`, or leave out "
+                "`lengths`",
+            )

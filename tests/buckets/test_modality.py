@@ -1,0 +1,117 @@
+"""Which group comes when, and the settings of batches of one group."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import ModalitySplit
+from energon_lite.buckets.modality import GroupSchedule
+from energon_lite.order.schedules import Schedule
+
+BOTH = {"images": 15, "text": 1}
+shares_of_groups = st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(
+    lambda shares: sum(share > 0.01 for share in shares) > 0
+)
+
+
+@given(shares_of_groups, st.integers(0, 2**31), st.integers(0, 3))
+def test_every_prefix_is_within_five_of_the_shares(
+    shares: list[float], seed: int, pass_index: int
+) -> None:
+    schedule = GroupSchedule(shares, seed, pass_index)
+    counts = [0] * len(shares)
+    for cycle in range(600):
+        counts[schedule.group(cycle)] += 1
+        for count, share in zip(counts, shares, strict=True):
+            assert abs(count - (cycle + 1) * share / sum(shares)) < 5
+    assert all(count == 0 for count, share in zip(counts, shares, strict=True) if share == 0)
+
+
+def test_group_of_a_cycle_does_not_depend_on_what_was_asked_before() -> None:
+    forth = GroupSchedule([3, 1, 1], seed=7)
+    in_order = [forth.group(cycle) for cycle in range(1_000)]
+    again = GroupSchedule([3, 1, 1], seed=7)
+    assert [again.group(cycle) for cycle in reversed(range(1_000))] == in_order[::-1]
+    assert GroupSchedule([3, 1, 1], seed=7).group(10**12) in (0, 1, 2)
+
+
+def test_seed_and_pass_give_other_orders() -> None:
+    def order(**place: int) -> list[int]:
+        schedule = GroupSchedule([1, 1], **{"seed": 0, **place})
+        return [schedule.group(cycle) for cycle in range(100)]
+
+    assert order() == order()
+    assert order() != order(seed=1)
+    assert order() != order(pass_index=1)
+
+
+def test_groups_follow_each_other_in_all_ways() -> None:
+    schedule = GroupSchedule([1, 1, 1], seed=3)
+    order = [schedule.group(cycle) for cycle in range(500)]
+    assert len(set(itertools.pairwise(order))) == 9
+
+
+def test_windows_of_rarer_groups_are_as_much_shorter() -> None:
+    split = ModalitySplit("modality", shares=BOTH, window=64)
+    assert split.windows([15, 1]) == [64, 4]
+    assert split.windows([1, 0.001, 0]) == [64, 1, 1]
+
+
+def test_limits_leave_room_for_what_reading_ahead_brings() -> None:
+    split = ModalitySplit("modality", shares=BOTH, window=64)
+    images, text = split.limits([15, 1], batch_size=16)
+    assert images > 2 * 64 * 16
+    assert text > 2 * 4 * 16
+    # One batch of a group of 1 in 1,000 is only found among 1,000 of the other.
+    assert split.limits([999, 1], batch_size=1)[0] > 999
+
+
+def test_config_is_plain_json_and_says_what_decides_the_content() -> None:
+    mapping = ModalitySplit({"b": ("x", 1), "a": None})
+    for split in (mapping, ModalitySplit("source"), ModalitySplit(len, shares={1: 1})):
+        assert json.loads(json.dumps(split.config())) == split.config()
+    assert mapping.config()["group_by"] == [["a", None], ["b", ["x", 1]]]
+    # What may change between a checkpoint and its resume.
+    assert ModalitySplit("source", max_surplus=1).config() == ModalitySplit("source").config()
+    assert ModalitySplit("source", end="pad").config() != ModalitySplit("source").config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"window": 0}, ValueError, "window=0 must be at least 1"),
+        ({"window": 8.0}, TypeError, "window=8.0 must be an integer"),
+        ({"window": True}, TypeError, "window=True must be an integer"),
+        ({"end": "stop"}, ValueError, "end='stop' is not one of keep, drop, pad"),
+        ({"max_surplus": 2}, ValueError, r"max_surplus=2 must lie in 0..1"),
+        ({"group_by": "images"}, ValueError, "group_by='images' is not one of modality, source"),
+        ({"group_by": None}, ValueError, "group_by=None is not one of"),
+        ({"group_by": {}}, ValueError, "names no source"),
+        ({"shares": None}, ValueError, "Give the part of each group in the data"),
+        ({"group_by": len, "shares": None}, ValueError, "group_by='function' does not follow"),
+        ({"shares": {}}, ValueError, "no group with a share above 0"),
+        ({"shares": {"text": 0}}, ValueError, "no group with a share above 0"),
+        ({"shares": {"text": -1}}, ValueError, r"shares\['text'\]=-1 must be finite"),
+        ({"shares": {"text": float("nan")}}, ValueError, "must be finite"),
+        ({"shares": {"text": float("inf")}}, ValueError, "must be finite"),
+        ({"shares": {"text": "1"}}, TypeError, "must be a number"),
+        ({"shares": {2.5: 1}}, TypeError, "shares has a group 2.5"),
+        ({"shares": ["text"]}, TypeError, "must be a dict of groups"),
+        (
+            {"shares": {"text": Schedule("linear", ((0, 1.0), (9, 2.0)))}},
+            TypeError,
+            "what changes in the run cannot be the same on all ranks",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        ModalitySplit(**{"shares": BOTH, **settings})

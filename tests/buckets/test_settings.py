@@ -1,0 +1,76 @@
+"""The settings of batches of like lengths: what they refuse, and the limits that they set."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import Buckets
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"max_tokens": 0}, ValueError, "max_tokens=0 must be at least 1"),
+        ({"max_tokens": 2.5}, TypeError, "max_tokens=2.5 must be an integer"),
+        ({"max_tokens": True}, TypeError, "max_tokens=True must be an integer"),
+        ({"max_tokens": 9, "batch_size_fn": int}, TypeError, "both say how large a batch is"),
+        ({"batch_size_fn": 4}, TypeError, "batch_size_fn=4 is no function of a length"),
+        ({"window": 0}, ValueError, "window=0 must be at least 1"),
+        ({"window": None}, TypeError, "window=None must be an integer"),
+        ({"align": -1}, ValueError, "align=-1 must be at least 1"),
+        ({"max_tokens": 7, "align": 8}, ValueError, "align=8 is above max_tokens=7"),
+        ({"overlong": "cut"}, ValueError, "overlong='cut' is not one of error, drop, alone"),
+        ({"group_by": "length"}, ValueError, "group_by='length' is not one of source, modality"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Buckets(**settings)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Buckets(max_tokens=8).window = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch_size", "expected"),
+    [
+        ({}, 3, [3, 3, 3]),
+        ({"max_tokens": 16}, None, [16, 3, 0]),
+        ({"max_tokens": 16}, 2, [2, 2, 0]),
+        ({"max_tokens": 16, "align": 8}, None, [2, 2, 0]),
+        ({"batch_size_fn": lambda length: 20 // length}, None, [20, 4, 1]),
+        ({"batch_size_fn": lambda length: 20 // length - 1, "align": 4}, 3, [3, 1, 0]),
+    ],
+)
+def test_limits_follow_the_longest_sample(settings, batch_size, expected) -> None:
+    buckets = Buckets(**settings)
+    lengths = np.array([1, 5, 17])
+    assert buckets.limits(lengths, batch_size).tolist() == expected
+    assert [buckets.is_overlong(length) for length in (1, 5, 17)] == [n < 1 for n in expected]
+
+
+def test_nothing_says_how_large_a_batch_is() -> None:
+    assert not Buckets().has_budget
+    with pytest.raises(TypeError, match="nothing says how large a batch is"):
+        Buckets().limits(np.array([1]))
+
+
+def test_tokens_that_are_dropped_are_not_kept() -> None:
+    dropping = Buckets(max_tokens=10, align=4, overlong="drop")
+    assert dropping.longest == 8
+    assert [dropping.kept_tokens(n) for n in (8, 9)] == [8, 0]
+    assert dropping.kept_tokens({"tokens": 9, "tiles": 1}) == 0
+    assert Buckets(max_tokens=10, overlong="alone").kept_tokens(11) == 11
+    by_function = Buckets(batch_size_fn=lambda length: 9 - length, overlong="drop")
+    assert by_function.longest == 0  # each is looked at
+    assert [by_function.kept_tokens(n) for n in (8, 9)] == [8, 0]
+    assert Buckets().longest == sys.maxsize

@@ -1,0 +1,667 @@
+"""Batches of like lengths: nothing lost, nothing over the budget, resumed bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    BucketBatchDataset,
+    Buckets,
+    DefaultTaskEncoder,
+    FatalSampleError,
+    Packing,
+    SavableDataset,
+    SkipSample,
+    StateError,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    sample_rng,
+    stateless,
+)
+from energon_lite.core.activity import leaves
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+
+from ..helpers import Ranks, assert_same, ignore, number_of, text_set
+
+NUM_SAMPLES = 60
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("buckets") / "texts", NUM_SAMPLES)
+
+
+class Lines(DefaultTaskEncoder):
+    """Samples whose lengths a list gives, by number."""
+
+    def __init__(self, lengths: Any = None, **buckets: Any) -> None:
+        super().__init__()
+        self.lengths = lengths or [1 + (7 * i) % 13 for i in range(NUM_SAMPLES)]
+        if not {"batch_size_fn", "max_tokens"} & buckets.keys():
+            buckets["max_tokens"] = 32
+        self.batching = Buckets(**{"window": 16, **buckets})
+
+    def length_of(self, number: int) -> int:
+        return int(self.lengths[number % len(self.lengths)])
+
+    def sample_length(self, sample: Any) -> int:
+        return self.length_of(number_of(sample))
+
+    @stateless
+    def encode_batch(self, batch: Any) -> dict[str, Any]:
+        numbers = [int(key) for key in batch.__key__]
+        return {
+            "numbers": numbers,
+            "lengths": [self.length_of(number) for number in numbers],
+            "texts": batch.text,
+            "slot": self.current_batch_index,
+            "keys": batch.__restore_key__[2:],
+        }
+
+
+class Fixed(Lines):
+    """Batches of a fixed number of samples."""
+
+    def __init__(self, lengths: Any = None, **buckets: Any) -> None:
+        super().__init__(lengths, **{"max_tokens": None, **buckets})
+
+
+def training(root: Any, encoder: Any, config: WorkerConfig = ONE, **arguments: Any) -> Any:
+    arguments = {"batch_size": None, "shuffle_buffer_size": 16, **arguments}
+    return get_train_dataset(root, worker_config=config, task_encoder=encoder, **arguments)
+
+
+def one_pass(root: Path, encoder: Any, **arguments: Any) -> tuple[list[Any], Any]:
+    """All batches of a pass over the data, and the loader that gave them."""
+    dataset = training(root, encoder, repeat=False, **arguments)
+    loader = get_savable_loader(dataset, max_skip_rate=1, watchdog_timeout_seconds=None)
+    return list(loader), loader
+
+
+def numbers_of(batches: list[Any]) -> list[int]:
+    return sorted(number for batch in batches for number in batch["numbers"])
+
+
+def area(batch: Any, align: int = 1) -> int:
+    return len(batch["lengths"]) * (-(-max(batch["lengths"]) // align) * align)
+
+
+def padding(batches: list[Any]) -> float:
+    return 1 - sum(sum(b["lengths"]) for b in batches) / sum(map(area, batches))
+
+
+def by_last_digit(sample: TextSample) -> int:
+    return number_of(sample) % 10 // 4
+
+
+def blend_of(*paths: Path, **keys: Any) -> dict[str, Any]:
+    entries = [{"path": str(path), "name": path.name} for path in paths]
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {**keys, "blend": entries}},
+    }
+
+
+# ---------------------------------------------------------------------------------- conservation
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20),
+    limit=st.sampled_from(["tokens", "function", "samples", "both"]),
+    window=st.integers(1, 70),
+    align=st.sampled_from([1, 2, 8]),
+    group_by=st.sampled_from([None, "source", by_last_digit]),
+    overlong=st.sampled_from(["alone", "drop"]),
+    drop_last=st.booleans(),
+    num_streams=st.integers(1, 4),
+)
+def test_every_sample_comes_once_or_is_counted_and_no_batch_is_over_the_budget(
+    root, lengths, limit, window, align, group_by, overlong, drop_last, num_streams
+) -> None:
+    encoder = Lines(
+        lengths,
+        max_tokens=24 if limit in ("tokens", "both") else None,
+        batch_size_fn=(lambda length: 24 // length) if limit == "function" else None,
+        window=window, align=align, group_by=group_by, overlong=overlong,
+    )  # fmt: skip
+    batches, loader = one_pass(
+        root,
+        encoder,
+        config=dataclasses.replace(ONE, num_streams=num_streams),
+        batch_size={"samples": 3, "both": 2}.get(limit),
+        batch_drop_last=drop_last,
+    )
+    found = numbers_of(batches)
+    assert len(found) == len(set(found))
+    (stats,) = loader.stats().values()
+    assert len(found) + stats.skipped == NUM_SAMPLES
+    too_long = [n for n in range(NUM_SAMPLES) if encoder.batching.is_overlong(encoder.length_of(n))]
+    if not drop_last:
+        left = set(range(NUM_SAMPLES)) - (set(too_long) if overlong == "drop" else set())
+        assert set(found) == left
+    assert stats.overlong == (len(too_long) if overlong == "alone" else 0)
+    for batch in batches:
+        is_alone = len(batch["numbers"]) == 1 and batch["numbers"][0] in too_long
+        assert is_alone or limit == "samples" or area(batch, align) <= 24
+        assert len(batch["numbers"]) <= {"samples": 3, "both": 2}.get(limit, 99)
+        if group_by is by_last_digit:
+            assert len({number % 10 // 4 for number in batch["numbers"]}) == 1
+
+
+def test_window_larger_than_the_data_and_window_of_one(root) -> None:
+    for window in (1, 10_000):
+        batches, _ = one_pass(root, Lines(window=window))
+        assert numbers_of(batches) == list(range(NUM_SAMPLES))
+
+
+def test_batch_that_needs_several_windows_is_full(root) -> None:
+    batches, _ = one_pass(root, Fixed(window=4), batch_size=20)
+    assert [len(batch["numbers"]) for batch in batches] == [20, 20, 20]
+
+
+def test_rest_at_the_end_is_left_out_and_counted_if_asked(root) -> None:
+    for drop_last, sizes in ((False, {7: 8, 4: 1}), (True, {7: 8})):
+        batches, loader = one_pass(root, Fixed(), batch_size=7, batch_drop_last=drop_last)
+        assert Counter(len(batch["numbers"]) for batch in batches) == sizes
+        (stats,) = loader.stats().values()
+        assert (stats.samples, stats.skipped) == ((56, 4) if drop_last else (60, 0))
+
+
+def test_validation_gives_each_sample_once(root) -> None:
+    dataset = get_val_dataset(
+        root, split_part="train", worker_config=ONE, batch_size=None, task_encoder=Lines()
+    )
+    assert numbers_of(list(dataset)) == list(range(NUM_SAMPLES))
+
+
+# --------------------------------------------------------- what others of this kind are known for
+
+
+def test_overlong_sample_is_an_error_that_names_it_and_the_ways_out(root) -> None:
+    with pytest.raises(FatalSampleError) as caught:
+        one_pass(root, Lines([5, 33, 7], align=8))
+    text = str(caught.value)
+    assert "sample '000" in text
+    assert "its length of 33, padded to a multiple of 8 is above max_tokens=32" in text
+    assert 'Buckets(overlong="drop" or "alone")' in text
+    with pytest.raises(FatalSampleError, match="is above what batch_size_fn allows"):
+        one_pass(root, Lines(batch_size_fn=lambda length: 8 - length))
+
+
+def test_overlong_sample_is_never_silently_in_a_batch_over_the_budget(root) -> None:
+    lengths = [4, 40, 8, 9]
+    alone, loader = one_pass(root, Lines(lengths, overlong="alone"))
+    over = [batch for batch in alone if area(batch) > 32]
+    assert [batch["lengths"] for batch in over] == [[40]] * 15
+    (stats,) = loader.stats().values()
+    assert (stats.overlong, stats.skipped, stats.samples) == (15, 0, NUM_SAMPLES)
+    dropped, loader = one_pass(root, Lines(lengths, overlong="drop"))
+    assert len(numbers_of(dropped)) == 45
+    assert max(map(area, dropped)) <= 32
+    (stats,) = loader.stats().values()
+    assert (stats.overlong, stats.skipped) == (0, 15)
+    assert stats.tokens == 15 * (4 + 8 + 9)
+
+
+def test_windows_leave_no_short_batches_behind(root) -> None:
+    batches, _ = one_pass(root, Fixed(window=10), batch_size=4)
+    assert [len(batch["numbers"]) for batch in batches] == [4] * 15
+    endless = islice(get_savable_loader(training(root, Fixed(window=7), batch_size=4)), 200)
+    assert {len(batch["numbers"]) for batch in endless} == {4}
+
+
+def test_groups_whose_lengths_alternate_have_full_batches(root) -> None:
+    # Sorted by length alone, each neighbour is of the other group.
+    encoder = Fixed(list(range(1, 61)), group_by=lambda sample: number_of(sample) % 2, window=20)
+    batches, _ = one_pass(root, encoder, batch_size=4)
+    sizes = Counter(len(batch["numbers"]) for batch in batches)
+    assert sizes == {4: 14, 2: 2}
+    assert all(len({number % 2 for number in batch["numbers"]}) == 1 for batch in batches)
+
+
+def test_rare_group_waits_and_comes_in_the_end(root) -> None:
+    encoder = Fixed(group_by=lambda sample: number_of(sample) == 7, window=8)
+    batches, _ = one_pass(root, encoder, batch_size=3)
+    assert numbers_of(batches) == list(range(NUM_SAMPLES))
+    assert [7] in [batch["numbers"] for batch in batches]
+
+
+class Listening(Lines):
+    """Notes which samples are made."""
+
+    def __init__(self, lengths: Any = None, **buckets: Any) -> None:
+        super().__init__(lengths, **buckets)
+        self.calls: list[str] = []
+        self.measured: list[str] = []
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        self.calls.append(sample.__key__)
+        return sample
+
+    def sample_length(self, sample: Any) -> int:
+        self.measured.append(sample.__key__)
+        return super().sample_length(sample)
+
+
+def test_restoring_reads_nothing_and_then_only_what_leaves(root) -> None:
+    encoder = Listening(window=40)
+    loader = get_savable_loader(training(root, encoder))
+    assert len(list(islice(loader, 5))) == 5
+    state = loader.save_state_rank()
+    encoder.calls.clear()
+    again = get_savable_loader(training(root, encoder))
+    again.restore_state_rank(state)
+    assert encoder.calls == []
+    batch = next(iter(again))
+    # Those of the batch are made again, and about as many are read for the next window.
+    assert len(encoder.calls) <= 2 * len(batch["numbers"]) + 2
+    assert set(encoder.calls) >= {f"{number:05d}" for number in batch["numbers"]}
+
+
+def test_samples_are_measured_once(root) -> None:
+    encoder = Listening()
+    one_pass(root, encoder)
+    assert sorted(encoder.measured) == [f"{number:05d}" for number in range(NUM_SAMPLES)]
+
+
+# ---------------------------------------------------------------------------------------- windows
+
+
+def test_reading_keeps_pace_so_that_no_batch_waits_for_a_whole_window(root) -> None:
+    encoder = Listening(max_tokens=None, window=40)
+    reads = []
+    for _ in islice(get_savable_loader(training(root, encoder, batch_size=4)), 60):
+        reads.append(len(encoder.calls))
+        encoder.calls.clear()
+    assert reads == [44] + [4] * 59
+
+
+def test_larger_windows_pad_less(root) -> None:
+    lengths = [1 + (37 * i) % 101 for i in range(NUM_SAMPLES)]
+    shares = []
+    for window in (8, 32, 256):
+        loader = get_savable_loader(training(root, Fixed(lengths, window=window), batch_size=4))
+        shares.append(padding(list(islice(loader, 300))))
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.04
+
+
+def test_order_of_batches_does_not_go_by_length(root) -> None:
+    batches = list(islice(get_savable_loader(training(root, Lines(window=48))), 400))
+    means = np.array([np.mean(batch["lengths"]) for batch in batches])
+    means -= means.mean()
+    assert abs(np.mean(means[1:] * means[:-1]) / means.var()) < 0.25
+
+
+def test_streams_give_batches_of_like_lengths_at_the_same_step(root) -> None:
+    lengths = [1 + (37 * i) % 101 for i in range(NUM_SAMPLES)]
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Fixed(lengths, window=60), config, batch_size=4)
+
+    slots = Ranks(make, 4, num_streams=4).steps(90)
+    longest = np.array([max(slots[slot]["lengths"]) for slot in sorted(slots)]).reshape(-1, 4)
+    assert longest.mean() / longest.max(1).mean() > 0.9
+
+
+def test_order_is_another_in_each_window(root) -> None:
+    lengths = [1 + (37 * i) % 101 for i in range(NUM_SAMPLES)]
+    for longest_first in (False, True):
+        encoder = Fixed(lengths, window=60, longest_first=longest_first)
+        batches = islice(get_savable_loader(training(root, encoder, batch_size=4)), 20 * 15)
+        areas = np.array([area(batch) for batch in batches]).reshape(20, 15)
+        firsts = (areas.argmax(1) == 0).sum()
+        assert longest_first <= firsts < 8
+        assert len({tuple(order) for order in areas.argsort(1).tolist()}) > 15
+
+
+def test_longest_batch_comes_first_if_asked(root) -> None:
+    batches, _ = one_pass(root, Fixed(window=99, longest_first=True), batch_size=6)
+    assert max(batches[0]["lengths"]) == 13
+    assert area(batches[0]) == max(map(area, batches))
+    others, _ = one_pass(root, Fixed(window=99), batch_size=6)
+    assert sorted(map(area, others)) == sorted(map(area, batches))
+
+
+# ---------------------------------------------------------------------------------------- resumes
+
+
+class Noisy(Lines):
+    """Skips, fails, and draws random numbers."""
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        number = number_of(sample)
+        if number % 11 == 4:
+            raise SkipSample
+        if number % 17 == 5:
+            raise ValueError(f"cannot read {number}")
+        noise = f"{sample_rng().random():.6f} {torch.rand(()).item():.6f}"
+        return TextSample.derive_from(sample, text=f"{sample.text} {noise}")
+
+
+class Twice(Noisy):
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        for i in range(number_of(sample) % 3):
+            yield TextSample.derive_from(sample, text=f"{i} {sample_rng().random():.6f}")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "arguments"),
+    [
+        (Lines, {}),
+        (lambda: Fixed(window=10), {"batch_size": 3}),
+        (lambda: Noisy(group_by=by_last_digit), {}),
+        (lambda: Twice(batch_size_fn=lambda length: 40 // length), {"batch_size": 5}),
+        (lambda: Lines([3, 50, 9], overlong="alone", longest_first=True), {}),
+    ],
+    ids=["tokens", "fixed", "noisy groups", "generator", "alone"],
+)
+@pytest.mark.parametrize("num_streams", [1, 4])
+def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, arguments, num_streams) -> None:
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, encoder(), config, **arguments)
+
+    expected = Ranks(make, 1, num_streams=num_streams).slots(120)
+    found: dict[int, Any] = {}
+    run = Ranks(make, 1, num_streams=num_streams)
+    for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 21), (1, 40)):
+        part = run.slots(number - number % len(run.loaders))
+        assert not part.keys() & found.keys()
+        found.update(part)
+        run = Ranks(make, world_size, states=run.save())
+    found.update(run.slots(20))
+    assert len(found) > 80
+    assert_same(found, {slot: expected[slot] for slot in found})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    batch_size=st.none() | st.integers(1, 30),
+    window=st.integers(1, 70),
+    group_by=st.sampled_from([None, by_last_digit, number_of]),
+    drop_last=st.booleans(),
+    places=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+)
+def test_pass_of_any_settings_goes_on_from_any_places(
+    root, lengths, batch_size, window, group_by, drop_last, places
+) -> None:
+    encoder = Lines(lengths, window=window, group_by=group_by)
+    dataset = training(
+        root, encoder, repeat=False, batch_size=batch_size, batch_drop_last=drop_last
+    )
+    run = StreamRun(dataset, Stream(0, 1))
+    expected, states = [], [json.dumps(run.snapshot().to_json())]
+    for batch in run:
+        expected.append(batch["numbers"])
+        states.append(json.dumps(run.snapshot().to_json()))
+    run, found = StreamRun(dataset, Stream(0, 1)), []
+    for place in places:
+        found += [batch["numbers"] for batch in islice(run, place)]
+        # What was read up to here does not depend on where the run was broken, either.
+        state = json.dumps(run.snapshot().to_json())
+        assert len(found) == len(expected) or state == states[len(found)]
+        run = StreamRun(dataset, Stream(0, 1))
+        run.restore(Snapshot.from_json(json.loads(state)))
+        assert json.dumps(run.snapshot().to_json()) == state
+    found += [batch["numbers"] for batch in run]
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_finite_pass_resumed_at_its_end_gives_the_rest(root, num_workers) -> None:
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Lines(), config, repeat=False)
+
+    expected = Ranks(make, 1, num_workers, num_streams=4).rest()
+    for number in (0, 1, len(expected) - 2, len(expected) - 1, len(expected)):
+        run = Ranks(make, 1, num_workers, num_streams=4)
+        found = dict(run.next(0) for _ in range(number))
+        again = Ranks(make, 1, num_workers, states=run.save())
+        found.update(again.rest() if number < len(expected) else {})
+        assert_same(found, expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_worker_processes_give_the_same_batches(root, start_method) -> None:
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Lines(group_by=by_last_digit), config)
+
+    expected = Ranks(make, 1, num_streams=4).slots(40)
+    run = Ranks(make, 1, 2, num_streams=4, start_method=start_method)
+    found = run.slots(15)
+    again = Ranks(make, 2, 1, states=run.save(), start_method=start_method)
+    found.update(again.slots(24))
+    assert_same(found, {slot: expected[slot] for slot in found})
+
+
+def stage_of(state: Any) -> dict[str, Any]:
+    """The snapshot of the stage in the state of the first stream."""
+    found: dict[str, Any] = next(iter(state["streams"].values()))["inner"][0]
+    return found
+
+
+def test_state_has_keys_and_lengths_of_a_window_of_samples(root) -> None:
+    loader = get_savable_loader(training(root, Lines(window=40)))
+    for batch in islice(loader, 30):
+        stage = stage_of(loader.save_state_rank())
+        assert stage["stage"] == "bucket_batch"
+        keys = [key for keys in stage["held"] for key in keys]
+        next_keys = [key for _, keys, _ in stage["groups"] for key in keys]
+        assert 40 - 5 <= len(keys) + len(next_keys) <= 40 + 32
+        assert all(len(key) == 4 for key in [*keys, *next_keys, *batch["keys"]])
+        assert all(len(keys) == len(rows) for _, keys, rows in stage["groups"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("windows", -1, "windows=-1"),
+        ("read", "x", "read='x'"),
+        ("size", 0, "samples of lists are held, of 0"),
+        ("held", [[7]], "damaged"),
+        ("held", 5, "damaged"),
+        ("groups", [[None, [["texts", 0, 1, 1]], []]], "damaged"),
+        ("groups", [[None, [["texts", 0, 1, 1]], [[0]]]], "is no length"),
+        ("groups", [[None, [3], [[4]]]], "is no restore key"),
+    ],
+)
+def test_damaged_state_is_refused_and_changes_nothing(root, field, value, text) -> None:
+    loader = get_savable_loader(training(root, Lines()))
+    assert list(islice(loader, 3))
+    state = json.loads(json.dumps(loader.save_state_rank()))
+    stage_of(state)[field] = value
+    snapshot = Snapshot.from_json(next(iter(state["streams"].values())))
+    dataset = training(root, Lines())
+    run = StreamRun(dataset, Stream(0, 1))
+    with pytest.raises(StateError, match=text):
+        run.restore(snapshot)
+    assert_same(next(run), next(StreamRun(dataset, Stream(0, 1))))
+
+
+def test_checkpoint_of_other_settings_is_refused(root) -> None:
+    loader = get_savable_loader(training(root, Lines()))
+    assert list(islice(loader, 3))
+    state = loader.save_state_rank()
+    for changed, text in (
+        ({"max_tokens": 31}, "max_tokens=32 where this pipeline has 31"),
+        ({"window": 15}, "window=16 where this pipeline has 15"),
+        ({"align": 2}, "align=1"),
+        ({"group_by": "source"}, "group_by=None"),
+        ({"overlong": "drop"}, "overlong='error'"),
+        ({"longest_first": True}, "longest_first=False"),
+    ):
+        other = get_savable_loader(training(root, Lines(**changed)))
+        with pytest.raises(StateError, match=text):
+            other.restore_state_rank(state)
+
+
+# --------------------------------------------------------------------------------------- pipeline
+
+
+def test_blend_of_tokens_counts_what_comes_into_batches(root, tmp_path) -> None:
+    blend = blend_of(root, text_set(tmp_path / "other", 50), unit="tokens")
+
+    class Mixed(Lines):
+        def sample_length(self, sample: Any) -> int:
+            is_long = sample.__restore_key__[0] == "texts" and number_of(sample) % 2
+            return 100 if is_long else super().sample_length(sample)
+
+    encoder = Mixed(overlong="drop")
+    loader = get_savable_loader(training(blend, encoder), max_skip_rate=1)
+    found: Counter[str] = Counter()
+    for batch in islice(loader, 500):
+        for key, length in zip(batch["keys"], batch["lengths"], strict=True):
+            found[next(leaves(key))[0]] += length
+    assert found["texts"] == pytest.approx(sum(found.values()) / 2, rel=0.05)
+
+
+def test_edited_blend_drops_what_is_held_of_a_removed_source(root, tmp_path) -> None:
+    other, third = text_set(tmp_path / "other", 20), text_set(tmp_path / "third", 20)
+    encoder = Lines(window=30, group_by=by_last_digit)
+    loader = get_savable_loader(training(blend_of(root, other), encoder))
+    assert len(list(islice(loader, 7))) == 7
+    state = loader.save_state_rank()
+    stage = stage_of(state)
+    lists = [*stage["held"], *(keys for _, keys, _ in stage["groups"])]
+    held = {tuple(key) for keys in lists for key in keys}
+    assert {key[0] for key in held} == {"texts", "other"}
+    again = get_savable_loader(training(blend_of(root, third), encoder))
+    again.restore_state_rank(json.loads(json.dumps(state)), migrate=True)
+    found = [tuple(key) for batch in islice(again, 60) for key in batch["keys"]]
+    assert {key[0] for key in found} == {"texts", "third"}
+    kept = {key for key in held if key[0] == "texts"}
+    assert kept <= set(found)
+    assert len(set(found)) == len(found)
+
+
+def test_batches_have_the_loss_weights_of_their_samples(root, tmp_path) -> None:
+    other = text_set(tmp_path / "other", 20)
+    blend = blend_of(root, other)
+    blend["splits"]["train"]["blend"][1]["loss_weight"] = 0.25
+    for batch in islice(get_savable_loader(training(blend, Lines())), 20):
+        expected = [0.25 if key[0] == "other" else 1.0 for key in batch["keys"]]
+        assert batch["loss_weight"].tolist() == expected
+
+
+def test_both_encoding_hooks_run_before_samples_share_a_batch(root) -> None:
+    class Both(Lines):
+        @stateless
+        def preencode_sample(self, sample: TextSample) -> TextSample:
+            return TextSample.derive_from(sample, text=f"pre {sample.text}")
+
+        @stateless
+        def postencode_sample(self, sample: TextSample) -> TextSample:
+            return TextSample.derive_from(sample, text=f"post {sample.text}")
+
+    batches, _ = one_pass(root, Both())
+    assert all(text.startswith("post pre") for batch in batches for text in batch["texts"])
+
+
+class Unmeasured(DefaultTaskEncoder):
+    batching = Buckets(max_tokens=8)
+
+
+class Packed(Lines):
+    packing = Packing(64)
+
+
+class Grouped(Lines):
+    @stateless
+    def batch_group_criterion(self, sample: TextSample) -> tuple[int, None]:
+        return 0, None
+
+
+class Random(Lines):
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return sample
+
+
+class Wrong(Lines):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batching = 8192  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "error", "text"),
+    [
+        (Unmeasured, ValueError, "Unmeasured has `batching`, but does not say how long"),
+        (Packed, ValueError, "Packed has both `batching` and packing"),
+        (Grouped, ValueError, "Grouped has both `batching` and batch_group_criterion"),
+        (Random, ValueError, "Batches of like lengths hold samples back"),
+        (Wrong, TypeError, "Wrong.batching=8192; make it Buckets"),
+        (Fixed, ValueError, "batch_size=None, and Buckets has neither max_tokens nor"),
+    ],
+)
+def test_pipeline_that_cannot_batch_by_length_is_refused_when_it_is_built(
+    root, encoder, error, text
+) -> None:
+    with pytest.raises(error, match=text):
+        training(root, encoder())
+
+
+@pytest.mark.parametrize("length", [0, -3, "4", {"tiles": 3}])
+def test_length_that_is_none_is_an_error(root, length) -> None:
+    class Odd(Lines):
+        def sample_length(self, sample: Any) -> Any:
+            return length
+
+    with pytest.raises(FatalSampleError, match=r"sample_length.* gave"):
+        one_pass(root, Odd())
+
+
+def test_length_may_be_among_others(root) -> None:
+    class Resources(Lines):
+        def sample_length(self, sample: Any) -> Any:
+            return {"tiles": 3, "tokens": np.int64(super().sample_length(sample))}
+
+    batches, _ = one_pass(root, Resources())
+    plain, _ = one_pass(root, Lines())
+    assert [b["numbers"] for b in batches] == [b["numbers"] for b in plain]
+
+
+def test_group_that_no_checkpoint_could_keep_is_refused(root) -> None:
+    with pytest.raises(FatalSampleError, match="which a checkpoint cannot keep"):
+        one_pass(root, Lines(group_by=lambda sample: 0.5))
+
+
+def test_stage_works_without_a_task_encoder(root) -> None:
+    @stateless
+    def keys(samples: list[TextSample]) -> list[str]:
+        return [sample.__key__ for sample in samples]
+
+    source = get_train_dataset(
+        root, worker_config=ONE, batch_size=None, shuffle_buffer_size=None, repeat=False
+    )
+    dataset = BucketBatchDataset(
+        source, Buckets(window=8), keys, sample_length=lambda sample: len(sample.text), batch_size=7
+    )
+    batches = list(dataset)
+    assert len(dataset) == len(batches) == 9
+    assert sorted(key for batch in batches for key in batch) == [
+        f"{number:05d}" for number in range(NUM_SAMPLES)
+    ]

@@ -1,0 +1,426 @@
+"""Packs planned by a length index: laws, what the plan knows, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    Packing,
+    SkipSample,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from energon_lite.balance import CostModel, imbalance
+from energon_lite.core.activity import Activity
+from energon_lite.core.dataset import SavableDataset, StreamRun, activity_of
+from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.length_index import measure_lengths
+from energon_lite.packing.planned import pack_planned
+
+from ..helpers import ignore, number_of, text_set, through_json
+
+NUM_SAMPLES = 600
+COST = CostModel(token=1, token_squared=0.1)
+SHARED: dict[str, Any] = {"balance": "global_window", "balance_window": 8, "cost": COST}
+BROKEN, SKIPPED = 17, 23
+
+
+def length_of(number: int) -> int:
+    return 1 + number * 7919 % 61
+
+
+class Encoder(DefaultTaskEncoder):
+    """Packs are lists of numbers."""
+
+    def __init__(self, length: Callable[[int], int] = length_of, **packing: Any) -> None:
+        super().__init__()
+        self.length = length
+        self.packing = Packing(**{"capacity": 64, "lengths": "index", **packing})
+
+    def sample_length(self, sample: TextSample) -> Any:
+        number = number_of(sample)
+        assert self.packing is not None
+        if len(self.packing.resources) == 1:
+            return self.length(number)
+        return {"tokens": self.length(number), "tiles": number % 3}
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> list[int]:
+        return [number_of(sample) for sample in samples]
+
+    @stateless
+    def slice_sample(self, sample: TextSample, start: int, stop: int) -> TextSample:
+        return sample
+
+
+class Failing(Encoder):
+    """One sample fails when it is read, another is skipped then."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if number_of(sample) == BROKEN:
+            raise ValueError("broken")
+        if number_of(sample) == SKIPPED:
+            raise SkipSample
+        return sample
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = text_set(tmp_path_factory.mktemp("planned") / "texts", NUM_SAMPLES)
+    measure_lengths(root, Encoder(), name="index", num_workers=0)
+    both = Encoder(capacity={"tokens": 64, "tiles": 9})
+    measure_lengths(root, both, name="both", num_workers=0)
+    return root
+
+
+def config(rank: int = 0, world_size: int = 1, **more: Any) -> WorkerConfig:
+    return WorkerConfig(
+        **{
+            "rank": rank, "world_size": world_size, "num_workers": 0, "num_streams": 4,
+            "global_error_handler": ignore, **more,
+        }
+    )  # fmt: skip
+
+
+def packed(
+    path: Any, encoder: Encoder, worker_config: WorkerConfig | None = None, **more: Any
+) -> SavableDataset[Any]:
+    given = {"batch_size": None, "repeat": False, "shuffle_buffer_size": 50, **more}
+    return get_train_dataset(
+        path, task_encoder=encoder, worker_config=worker_config or config(), **given
+    )
+
+
+def given_by(dataset: SavableDataset[Any], stream: int = 0, num_streams: int = 4) -> list[Any]:
+    return list(StreamRun(dataset, Stream(stream, num_streams)))
+
+
+def steps_of(dataset: SavableDataset[Any], num_streams: int = 4) -> list[tuple[Any, ...]]:
+    """What all streams give in each cycle that is whole."""
+    return list(zip(*(given_by(dataset, s, num_streams) for s in range(num_streams)), strict=False))
+
+
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
+@pytest.mark.parametrize("algorithm", ["streaming", "best", "sequential"])
+def test_each_sample_comes_once_and_packs_are_full(
+    root: Path, algorithm: Any, more: dict[str, Any]
+) -> None:
+    encoder = Encoder(algorithm=algorithm, plan_window=40, **more)
+    dataset = packed(root, encoder)
+    packs = [pack for stream in range(4) for pack in given_by(dataset, stream)]
+    assert sorted(number for pack in packs for number in pack) == list(range(NUM_SAMPLES))
+    assert max(sum(map(length_of, pack)) for pack in packs) <= 64
+    bound = -(-sum(map(length_of, range(NUM_SAMPLES))) // 64)
+    if algorithm != "sequential":
+        # Windows of 40 samples have few packs; those that are not full wait for the next.
+        assert len(packs) <= bound * 1.1
+    assert len(dataset) == len(packs) == sum(1 for _ in get_savable_loader(dataset))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), max_size=60),
+    num_groups=st.integers(1, 3),
+    multiple=st.integers(1, 4),
+    is_last=st.booleans(),
+    choices=st.fixed_dictionaries(
+        {},
+        optional={
+            "max_samples": st.integers(1, 4),
+            "drop_last": st.booleans(),
+            "end_of_data": st.sampled_from(["pack", "drop"]),
+            "algorithm": st.sampled_from(["streaming", "best", "first_fit", "sequential"]),
+            "align": st.integers(1, 4),
+        },
+    ),
+    waited=st.integers(0, 60),
+)
+def test_window_loses_nothing_and_keeps_its_multiple(
+    lengths: list[int], num_groups: int, multiple: int, is_last: bool, choices: Any, waited: int
+) -> None:
+    packing = Packing(8, overlong="alone", **choices)  # above 8, each is alone
+    groups = np.arange(len(lengths)) % num_groups
+    rows = np.array(lengths, dtype=np.int64).reshape(-1, 1)
+    found = pack_planned(
+        rows, groups, np.arange(len(lengths)) < waited, packing, multiple=multiple, is_last=is_last
+    )
+    packs = found.packs.tolist()
+    everything = sorted([i for pack in packs for i in pack] + found.carried.tolist())
+    assert everything == list(range(len(lengths)))
+    align = packing.token_alignment
+    for pack, group in zip(packs, found.groups.tolist(), strict=True):
+        assert {i % num_groups for i in pack} == {group}
+        assert len(pack) == 1 or sum(-(-lengths[i] // align) * align for i in pack) <= 8
+    if not is_last:
+        assert all(count % multiple == 0 for count in Counter(found.groups.tolist()).values())
+    elif not packing.drop_last and packing.end_of_data == "pack":
+        assert not len(found.carried)
+
+
+def test_streams_of_a_shared_plan_have_alike_packs(root: Path) -> None:
+    def idle(**more: Any) -> float:
+        steps = steps_of(packed(root, Encoder(plan_window=150, **more)))
+        costs = [[sum(COST.combine(n, n * n) for n in map(length_of, p)) for p in s] for s in steps]
+        return float(imbalance(np.array(costs, dtype=float)))
+
+    assert idle(**SHARED) < 0.5 * idle(cost=COST)
+
+
+def test_steps_of_a_shared_plan_are_of_one_group(root: Path) -> None:
+    """But for the last ones, where a group has less than a step left."""
+    encoder = Encoder(
+        capacity={"tokens": 64, "tiles": 9}, lengths="both", group_by="modality", plan_window=40,
+        **SHARED,
+    )  # fmt: skip
+    steps = steps_of(packed(root, encoder))
+    kinds = [{number % 3 > 0 for pack in step for number in pack} for step in steps]
+    assert len(steps) > 50
+    assert all(len(kind) == 1 for kind in kinds[:-2])
+    assert {True} in kinds
+    assert {False} in kinds
+
+
+def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) -> None:
+    dataset = packed(root, Encoder(plan_window=40, **SHARED))
+    counts = [len(given_by(dataset, stream)) for stream in range(4)]
+    assert max(counts) - min(counts) <= 1
+    dropping = packed(root, Encoder(plan_window=40, drop_last=True, **SHARED))
+    assert len({len(given_by(dropping, stream)) for stream in range(4)}) == 1
+
+
+def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = packed(root, Encoder(plan_window=40), repeat=True)
+    while type(dataset).__name__ != "PlannedPacks":
+        (dataset,) = dataset.children
+    stream = Stream(0, 4)
+    with activity_of(Activity(stream)):
+        cursor, ahead = dataset.cursor(stream), dataset.cursor(stream)
+        expected = [next(cursor) and cursor.key for _ in range(30)]
+        with monkeypatch.context() as patch:
+            patch.setattr("energon_lite.storage.shards.ShardReader.read", None)
+            ahead.skip(29)
+        next(ahead)
+    assert ahead.key[2:] == expected[-1][2:]
+
+
+def test_state_is_small_however_much_was_given(root: Path) -> None:
+    run = StreamRun(packed(root, Encoder(plan_window=100), repeat=True), Stream(0, 4))
+    sizes = [len(json.dumps(run.snapshot().to_json())) for _ in range(200) if next(run)]
+    assert max(sizes) < 1500
+
+
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
+@pytest.mark.parametrize("topologies", [((1, 0), (2, 2)), ((4, 0), (1, 2))])
+def test_run_goes_on_on_other_ranks_and_workers(
+    root: Path, more: dict[str, Any], topologies: Any
+) -> None:
+    encoder = Encoder(plan_window=40, **more)
+
+    def loaders(world_size: int, num_workers: int) -> Iterator[Any]:
+        for rank in range(world_size):
+            where = config(rank, world_size, num_workers=num_workers)
+            yield get_savable_loader(packed(root, encoder, where, repeat=True))
+
+    whole = iter(get_savable_loader(packed(root, encoder, repeat=True)))
+    expected = [next(whole) for _ in range(60)]
+    states, start = [], 28
+    (before, _), (after, workers) = topologies
+    for rank, loader in enumerate(loaders(*topologies[0])):
+        items = iter(loader)
+        assert [next(items) for _ in range(start // before)] == expected[rank:start:before]
+        states.append(through_json(loader.save_state_rank()))
+    for rank, loader in enumerate(loaders(after, workers)):
+        loader.restore_state_global(states)
+        items = iter(loader)
+        rest = [next(items) for _ in range((60 - start) // after)]
+        assert rest == expected[start + rank :: after][: len(rest)]
+
+
+def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
+    dataset = packed(root, Failing(plan_window=40))
+    expected = packed(root, Encoder(plan_window=40))
+    gone, records = {BROKEN, SKIPPED}, []
+    for index in range(4):
+        run = StreamRun(dataset, Stream(index, 4))
+        kept = [[n for n in pack if n not in gone] for pack in given_by(expected, index)]
+        assert list(run) == [pack for pack in kept if pack]
+        records += run.activity.take_records()
+    assert sorted(record.on_purpose for record in records) == [False, True]
+
+
+def test_samples_without_length_are_left_out_and_counted(tmp_path: Path) -> None:
+    root = text_set(tmp_path / "texts", 60)
+    measure_lengths(root, Failing(), name="index", num_workers=0)
+    dataset = packed(root, Encoder())
+    records = []
+    for index in range(4):
+        run = StreamRun(dataset, Stream(index, 4))
+        given = [number for pack in run for number in pack]
+        assert not {BROKEN, SKIPPED} & set(given)
+        records += run.activity.take_records()
+    assert len(records) == 2
+    assert all("length 0" in record.error for record in records)
+
+
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
+def test_drops_are_counted_once_also_after_a_resume(root: Path, more: dict[str, Any]) -> None:
+    dataset = packed(root, Encoder(capacity=50, overlong="drop", plan_window=30, **more))
+    dropped = []
+    for index in range(4):
+        run = StreamRun(dataset, Stream(index, 4))
+        while True:
+            snapshot = run.snapshot()
+            run = StreamRun(dataset, Stream(index, 4))
+            run.restore(snapshot)
+            if next(run, None) is None:
+                break
+            dropped += [record.restore_key for record in run.activity.take_records()]
+    expected = [i for i in range(NUM_SAMPLES) if length_of(i) > 50]
+    assert sorted(key[2] for key in dropped) == expected
+
+
+def test_overlong_samples(root: Path) -> None:
+    with pytest.raises(FatalSampleError, match=r"'tokens': 61.*a pack takes \{'tokens': 60\}"):
+        list(get_savable_loader(packed(root, Encoder(capacity=60))))
+    for more in ({}, SHARED):
+        packs = list(
+            get_savable_loader(packed(root, Encoder(capacity=60, overlong="alone", **more)))
+        )
+        long = [pack for pack in packs if sum(map(length_of, pack)) > 60]
+        assert long
+        assert all(len(pack) == 1 for pack in long)
+        loader = get_savable_loader(packed(root, Encoder(capacity=40, overlong="split", **more)))
+        counts = Counter(number for pack in loader for number in pack)
+        assert counts == {n: 1 + (length_of(n) > 40) for n in range(NUM_SAMPLES)}
+        tokens = sum(source.tokens for source in loader.stats().values())
+        assert tokens == sum(map(length_of, range(NUM_SAMPLES)))
+
+
+def test_length_that_is_not_that_of_the_index_is_refused(root: Path) -> None:
+    dataset = packed(root, Encoder(lambda number: length_of(number) + (number == 5)))
+    with pytest.raises(FatalSampleError, match=r"index 'index' says .*Write it anew"):
+        list(get_savable_loader(dataset))
+
+
+def test_other_index_is_noticed_by_a_checkpoint(tmp_path: Path) -> None:
+    root = text_set(tmp_path / "texts", 60)
+    for shift, expected in ((0, None), (1, "lengths")):
+        measure_lengths(
+            root, Encoder(lambda n, s=shift: 1 + s + n % 9), name="index", num_workers=0
+        )
+        encoder = Encoder(lambda n, s=shift: 1 + s + n % 9)
+        loader = get_savable_loader(packed(root, encoder, repeat=True))
+        if expected is None:
+            next(iter(loader))
+            state = through_json(loader.save_state_rank())
+            (root / ".nv-meta/energon_lite/lengths/index/train.json").unlink()
+            continue
+        with pytest.raises(StateError, match=expected):
+            loader.restore_state_rank(state)
+
+
+def test_validation_knows_its_packs(root: Path) -> None:
+    dataset = get_val_dataset(
+        root, split_part="train", batch_size=2, task_encoder=Listing(), worker_config=config()
+    )
+    assert len(dataset) == sum(1 for _ in get_savable_loader(dataset))
+
+
+class Listing(Encoder):
+    @stateless
+    def batch(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
+def test_same_source_twice_has_one_index(root: Path) -> None:
+    packs = iter(
+        get_savable_loader(packed(blend_of(root, 1), Encoder(plan_window=40), repeat=True))
+    )
+    assert all(sum(map(length_of, next(packs))) <= 64 for _ in range(50))
+
+
+def test_settings_that_do_not_go_together() -> None:
+    for settings_, match in (
+        ({"balance": "global_window", "cost": COST}, "needs a length index"),
+        ({"plan_window": 5}, "needs a length index"),
+        ({"lengths": "x", "group_by": len}, "before samples are read"),
+        ({"lengths": "x", "plan_window": 0}, "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            Packing(8, **settings_)
+
+
+def test_what_cannot_be_planned_is_refused(root: Path) -> None:
+    class Expanding(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
+            yield sample
+
+    with pytest.raises(ValueError, match="generator"):
+        packed(root, Expanding())
+    with pytest.raises(FileNotFoundError, match="no length index 'none'"):
+        packed(root, Encoder(lengths="none"))
+    with pytest.raises(ValueError, match="tokens only"):
+        packed(root, Encoder(group_by="modality"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"given": 10**6},
+        {"draws": ["x"]},
+        {"draws": [1, 2, 3]},
+        {"held": [["texts/train", 0, 5]]},
+        {"held": [["gone", 0, 5, 5]]},
+    ],
+)
+def test_damaged_state_is_refused(root: Path, damage: dict[str, Any]) -> None:
+    dataset = packed(root, Encoder(plan_window=40), repeat=True)
+    run = StreamRun(dataset, Stream(0, 4))
+    for _ in range(30):
+        next(run)
+    state = through_json(run.snapshot().to_json())
+    state["inner"][0].update(damage)
+
+    def go_on() -> None:
+        run.restore(Snapshot.from_json(state))
+        next(run)
+
+    with pytest.raises(StateError):
+        go_on()
+
+
+def test_edited_blend_is_refused(root: Path) -> None:
+    def loader(weight: float) -> Any:
+        return get_savable_loader(packed(blend_of(root, weight), Encoder(), repeat=True))
+
+    before = loader(1)
+    next(iter(before))
+    state = through_json(before.save_state_rank())
+    with pytest.raises(StateError, match="planned from `lengths`"):
+        loader(2).restore_state_global([state], migrate=True)
+
+
+def blend_of(root: Path, weight: float) -> dict[str, Any]:
+    entries = [{"path": str(root), "weight": 1}, {"path": str(root), "weight": weight}]
+    return {
+        "__class__": "MetadatasetV2", "__module__": "megatron.energon",
+        "splits": {"train": {"blend": entries}},
+    }  # fmt: skip
