@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from benchmarks.measure import REPO
 from energon_lite.prepare import prepare_dataset
+
+OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
+needs_omnibal = pytest.mark.skipif(
+    not OMNIBAL.is_dir(), reason="the folder shared/data is not here"
+)
 
 _WORDS = (
     "the a of and to in is that it was for on as with be by at this from or which one had not "
@@ -98,3 +108,21 @@ def jpegs(count: int) -> tuple[str, Sequence[bytes]]:
         Image.fromarray(coarse).resize((640, 480)).save(buffer, "JPEG", quality=90)
         drawn.append(buffer.getvalue())
     return "drawn pictures", drawn
+
+
+@functools.cache
+def omnibal_rows() -> Any:
+    """Tokens and tiles of OmniBal's samples with images, as they are stored; shape (N, 2)."""
+    return np.array(
+        [
+            (sample["token_num"], sample["vit_num"])
+            for path in sorted(OMNIBAL.glob("*_token_lengths.json"))
+            for sample in json.loads(path.read_bytes())
+        ]
+    )
+
+
+@functools.cache
+def image_lengths() -> Any:
+    """The same in random order."""
+    return np.random.Generator(np.random.Philox(5)).permutation(omnibal_rows())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
+from benchmarks.data import image_lengths, needs_omnibal
+from benchmarks.measure import Count, Entry, Figure, in_turn
 from energon_lite.balance import (
     BalancedEpoch,
     CostModel,
@@ -27,25 +27,7 @@ from energon_lite.packing.packs import Packs
 from energon_lite.packing.streaming import pack_stream
 
 RANKS = 8
-OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
 ISF = "OmniBal's ISF, rebuilt"
-
-needs_omnibal = pytest.mark.skipif(
-    not OMNIBAL.is_dir(), reason="the folder shared/data is not here"
-)
-
-
-@functools.cache
-def image_lengths() -> Any:
-    """Tokens and tiles of samples with images, in random order."""
-    rows = np.array(
-        [
-            (sample["token_num"], sample["vit_num"])
-            for path in sorted(OMNIBAL.glob("*_token_lengths.json"))
-            for sample in json.loads(path.read_bytes())
-        ]
-    )
-    return np.random.Generator(np.random.Philox(5)).permutation(rows)
 
 
 def next_fit(

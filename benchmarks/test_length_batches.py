@@ -27,10 +27,16 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun
+from energon_lite.core.activity import Activity
+from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun, activity_of
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import UserFunction
 from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.planned_batches import PlannedBatches
+from energon_lite.storage.lengths import write_lengths
 
 DATA = REPO.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data is not here")
@@ -231,6 +237,59 @@ def test_useful_share_of_modality_batches_in_a_run(entries: list[Entry], window:
         f"{pure:.0%} of steps pure; {1 - num_given / NUM_SAMPLES:.1%} left out at the end"
     )
     entries.append(Count(MODALITIES, f"in a run, window {window}", text, "100 % pure"))
+
+
+@pytest.fixture(scope="module")
+def modality_texts(folder: Path) -> Path:
+    """As many samples, and a length index with what each has."""
+    root = folder / "modality_texts"
+    write_texts(root, num_samples=NUM_SAMPLES, num_shards=8, mean_bytes=20)
+    factory = load_factory(root)
+    is_image, lengths = modality_lengths()
+    stored = {"tokens": lengths, "images": is_image.astype(np.int64)}
+    write_lengths(root, factory.split_part, "index", stored, factory.data)
+    return root
+
+
+@needs_data
+@pytest.mark.parametrize(("window", "goal"), [(1, None), (8, 0.89), (16, None), (64, 0.98)])
+def test_useful_share_of_planned_modality_batches(
+    modality_texts: Path, entries: list[Entry], window: int, goal: float | None
+) -> None:
+    """The whole plan, without reading a sample."""
+    is_image, lengths = modality_lengths()
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=NUM_RANKS)
+    factory = load_factory(
+        modality_texts, training=True, worker_config=config, max_samples_per_sequence=1
+    )
+    source = factory.build()
+    measured = MeasureDataset(source, UserFunction(len, name="sample_length"))
+    split = ModalitySplit("modality", window=window, lengths="index", end="drop")
+    dataset = PlannedBatches(measured, split, STEP_SIZE // NUM_RANKS)
+    streams = []
+    for rank in range(NUM_RANKS):
+        stream = Stream(rank, NUM_RANKS)
+        with activity_of(Activity(stream)):
+            streams.append(
+                [
+                    window.refs.indices[window.units.refs[units]].tolist()
+                    for window in dataset.windows(stream)
+                    for units in window.packs
+                ]
+            )
+    steps = [list(step) for step in zip(*streams, strict=True)]
+    batches = [batch for step in steps for batch in step]
+    pure = np.mean([len({bool(is_image[i]) for b in step for i in b}) == 1 for step in steps])
+    share = useful(steps, lengths)
+    assert pure == 1
+    assert share >= (goal or 0)
+    left_out = 1 - len({i for batch in batches for i in batch}) / NUM_SAMPLES
+    text = (
+        f"{share:.1%} useful, {padding(batches, lengths):.1%} padding, {pure:.0%} of steps pure; "
+        f"{left_out:.1%} left out at the end"
+    )
+    wanted = f"≥ {goal:.0%} useful, 100 % pure" if goal else ""
+    entries.append(Count(MODALITIES, f"in a run, planned, window {window}", text, wanted))
 
 
 def test_planning(benchmark: Any, entries: list[Entry]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 
+from benchmarks.data import needs_omnibal, omnibal_rows
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
 from energon_lite.packing.bounds import lower_bound
 from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
@@ -20,7 +20,6 @@ from energon_lite.packing.packs import Packs
 from energon_lite.packing.portfolio import pack_best
 
 GROUP = "Packing 1,000,000 lengths (lognormal, median 400, sigma 1, cut at the capacity)"
-OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
 AXOLOTL = "axolotl's algorithm, rebuilt"
 
 
@@ -99,20 +98,14 @@ def test_first_fit_decreasing(
     entries.append(Count(GROUP, name, text, "≤ 1.0005 × the bound"))
 
 
-@pytest.mark.skipif(not OMNIBAL.is_dir(), reason="the folder shared/data is not here")
+@needs_omnibal
 @pytest.mark.parametrize(
     ("tokens", "tiles"), [(4096, None), (8192, None), (6016, 18), (4096, 15), (4096, 9)]
 )
 def test_pack_best_of_image_lengths(
     benchmark: Any, entries: list[Entry], tokens: int, tiles: int | None
 ) -> None:
-    rows = np.array(
-        [
-            (sample["token_num"], sample["vit_num"])
-            for path in sorted(OMNIBAL.glob("*_token_lengths.json"))
-            for sample in json.loads(path.read_bytes())
-        ]
-    )
+    rows = omnibal_rows()
     lengths, capacity = (rows[:, 0], tokens) if tiles is None else (rows, (tokens, tiles))
     packs: list[Packs] = []
     found = in_turn(

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
+from benchmarks.data import image_lengths, needs_omnibal
+from benchmarks.measure import Count, Entry, Figure, in_turn
 from energon_lite.packing.bounds import lower_bound
 from energon_lite.packing.fit_first import first_fit_decreasing
 from energon_lite.packing.streaming import StreamingPacker, pack_stream
 
 BUFFER = 256
 GROUP = f"Packing a stream, {BUFFER} samples held; time per sample"
-OMNIBAL = REPO.parent / "shared" / "data" / "omnibal_lengths"
 FLUSHED = "first-fit decreasing, buffer by buffer"
-
-needs_omnibal = pytest.mark.skipif(
-    not OMNIBAL.is_dir(), reason="the folder shared/data is not here"
-)
-
-
-@functools.cache
-def image_lengths() -> Any:
-    """Tokens and tiles of samples with images, in random order."""
-    rows = np.array(
-        [
-            (sample["token_num"], sample["vit_num"])
-            for path in sorted(OMNIBAL.glob("*_token_lengths.json"))
-            for sample in json.loads(path.read_bytes())
-        ]
-    )
-    return np.random.Generator(np.random.Philox(5)).permutation(rows)
 
 
 def lengths_of(name: str, capacity: int) -> Any:

@@ -37,7 +37,7 @@ def test_prepare_info_and_lint_of_a_good_dataset_exit_with_zero(root):
     info = run("info", root)
     assert info.exit_code == 0
     assert "sample type: TextSample (megatron.energon)" in info.stdout
-    assert "val: 25.0%, 5 samples in 1 shards" in info.stdout
+    assert "val: 25.0%, 5 samples in 1 shard\n" in info.stdout
     lint = run("lint", root)
     assert lint.exit_code == 0
     assert "20 samples decoded (0 failed), 0 errors, 0 warnings" in lint.stdout

@@ -46,6 +46,11 @@ class ModalitySplit:
             fills batches up with samples of the group that were given before. "drop" ends a stream
             with the first step whose group has no full batch, so that ranks never differ; the
             rest is counted as skipped.
+        lengths: name of a stored length index (`energon-lite lengths`). Batches are then planned
+            before anything is read, by every stream for all of them: samples of all streams are
+            sorted together, and dealt to the streams of a step. No shares are needed, no sample is
+            held or left out as surplus. `window` is then of steps of each group. "modality" is
+            whether the index has more than tokens of a sample; a function of it is not possible.
         longest_first: whether the first window of each group is given from long to short, to find
             out early if memory is enough.
         max_surplus: what part of a group's samples may be left out, counted as skipped, since its
@@ -68,6 +73,7 @@ class ModalitySplit:
     window: int = 64
     end: EndOfGroup = "keep"
     longest_first: bool = False
+    lengths: str | None = None
     max_surplus: float = 0.05
 
     def __post_init__(self) -> None:
@@ -90,7 +96,9 @@ class ModalitySplit:
             )
         if isinstance(self.group_by, Mapping) and not self.group_by:
             raise ValueError("group_by={} names no source; give the group of each source")
-        if self.shares is None:
+        if self.lengths is not None:
+            self._check_planned()
+        elif self.shares is None:
             if not self.follows_from_source:
                 raise ValueError(
                     "shares=None takes the shares from the weights of a blend, but group_by="
@@ -99,6 +107,20 @@ class ModalitySplit:
                 )
         else:
             check_shares(self.shares)
+
+    def _check_planned(self) -> None:
+        """Checks what does not go with a length index."""
+        if self.shares is not None:
+            raise ValueError(
+                f"shares={dict(self.shares)!r:.200} with lengths={self.lengths!r}: planned batches "
+                "have the shares of the data; leave `shares` out"
+            )
+        if callable(self.group_by):
+            raise ValueError(
+                "group_by is a function of a sample, and batches that are planned by a length "
+                'index are chosen before samples are read; use "modality", "source" or a dict, or '
+                "leave out `lengths`"
+            )
 
     @property
     def follows_from_source(self) -> bool:

@@ -11,6 +11,7 @@ import typer
 from energon_lite.balance import CostModel
 from energon_lite.cli.options import AsJson, Trust, errors_as_text
 from energon_lite.inspect.balance import DEFAULT_COST, balance_report
+from energon_lite.inspect.balance_svg import balance_svg
 from energon_lite.inspect.text import balance_text
 from energon_lite.length_index import DEFAULT_NAME
 
@@ -28,6 +29,9 @@ def balance(
     ] = DEFAULT_COST.token_squared,
     split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
     trust: Trust = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the report into this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
@@ -36,4 +40,6 @@ def balance(
             path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
             split_part=split_part, cost=CostModel(token, token_squared), trust=trust,
         )  # fmt: skip
+        if svg is not None:
+            svg.write_text(balance_svg(report), encoding="utf-8")
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else balance_text(report))

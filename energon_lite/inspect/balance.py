@@ -34,12 +34,18 @@ class BalanceRow:
         full: the share of tokens that is no padding.
         imbalance: the mean over steps of 1 - mean / max of what the ranks' batches cost.
         idle: the share of all ranks' time in which they wait for the slowest.
+        costs: what each step costs each rank, shape (steps, ranks); not in the JSON.
     """
 
     name: str
     full: float
     imbalance: float
     idle: float
+    costs: Float64Array = dataclasses.field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the figures as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "costs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +74,7 @@ class BalanceReport:
 
     def to_json(self) -> dict[str, Any]:
         """Gives the report as plain values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "rows": [row.to_json() for row in self.rows]}
 
 
 def balance_report(
@@ -107,14 +113,20 @@ def balance_report(
     for name, value in (("capacity", capacity), ("ranks", ranks), ("steps", steps)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+    if not any(dataclasses.astuple(cost)[:2]):
+        raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
+    shown = "(a dict)" if isinstance(path, Mapping) else str(path)
     config = WorkerConfig(
         rank=0, world_size=ranks, num_workers=0, num_streams=ranks, seed_offset=seed_offset
     )
     dataset, by_source = _opened(path, split_part, lengths, config, trust)
     streams = [_Stream(dataset, index, by_source, config) for index in range(ranks)]
-    packed = [stream.packed(steps, capacity, buffer_size) for stream in streams]
+    try:
+        packed = [stream.packed(steps, capacity, buffer_size) for stream in streams]
+    except ValueError as error:
+        raise ValueError(f"{shown}, length index {lengths!r}: {error}") from error
     return BalanceReport(
-        path="(a dict)" if isinstance(path, Mapping) else str(path),
+        path=shown,
         ranks=ranks,
         steps=steps,
         samples=sum(int(packs.offsets[steps]) for packs, _ in packed),
@@ -137,10 +149,14 @@ def _rows(
         f"batches of {in_pack}, padded": _padded(packed, in_pack, steps, cost),
         "packs, as they come": (full, costs),
         f"packs, quantile sync of {window}": (full, _synced(costs, window)),
-        f"packs, shared plan of {window} steps": (full, _planned(costs, window)),
+        f"packs, shared plan of {window} step{'' if window == 1 else 's'}": (
+            full,
+            _planned(costs, window),
+        ),
     }
     return tuple(
-        BalanceRow(name, share, imbalance(table), idle_share(table))
+        # Rounding may leave a little less than nothing.
+        BalanceRow(name, share, max(0.0, imbalance(table)), max(0.0, idle_share(table)), table)
         for name, (share, table) in orders.items()
     )
 
@@ -170,8 +186,8 @@ class _Stream:
     """The samples of one rank.
 
     Attributes:
-        overlong: samples cut to a pack.
-        skipped: samples of length 0.
+        overlong: samples cut to a pack, of those in the packs that were asked for.
+        skipped: samples of length 0 before the last of these.
     """
 
     def __init__(
@@ -195,14 +211,16 @@ class _Stream:
                 if len(packs) >= num_packs + buffer_size or self._draws.has_ended:
                     break
             elif wanted > 1 << 20:
-                raise ValueError("all samples have length 0 in the length index; measure anew")
+                raise ValueError("all samples have length 0; measure them anew")
             wanted *= 2
         if len(packs) < num_packs:
             raise ValueError(
                 f"steps={num_packs}, but a pass of the data has {len(packs)} packs for a rank; "
                 "look at fewer"
             )
-        self.overlong, self.skipped = int((drawn > capacity).sum()), int((drawn == 0).sum())
+        used = np.flatnonzero(drawn)[packs.indices[: packs.offsets[num_packs]]]
+        self.overlong = int((drawn[used] > capacity).sum())
+        self.skipped = int((drawn[: used.max() + 1] == 0).sum())
         return packs, tokens
 
 
@@ -219,7 +237,7 @@ def _padded(
         size += int(longest.sum()) * batch_size
         columns.append([cost.combine(batch_size * n, batch_size * n * n) for n in longest.tolist()])
     num_steps = min(map(len, columns))
-    return used / size, np.array([column[:num_steps] for column in columns]).T
+    return used / size if size else 1.0, np.array([column[:num_steps] for column in columns]).T
 
 
 def _synced(costs: Float64Array, window: int) -> Float64Array:

@@ -286,7 +286,11 @@ def _check_splits(
             report.warnings.append(LintProblem(file, message))
     unused = [s for s in info.shard_counts if s not in owners and s not in excludes.shards]
     if unused:
-        message = f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
+        message = (
+            f"shard {unused[0]!r} is in no split part"
+            if len(unused) == 1
+            else f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
+        )
         report.warnings.append(LintProblem(file, message))
     for entry in excludes.unknown[:_LISTED_PER_SHARD]:
         message = f"exclude entry {entry!r} fits no shard and excludes nothing"

@@ -12,6 +12,11 @@ from energon_lite.prepare.dataset import PrepareReport
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
 
+def counted(count: int, what: str) -> str:
+    """Writes a number of things: 1 shard, 2,000 shards."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def size_text(size: float) -> str:
     """Writes a number of bytes with two digits and its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -25,13 +30,15 @@ def prepared_text(report: PrepareReport) -> str:
     """Writes what `prepare_dataset` did."""
     verb = "Would prepare" if report.is_dry_run else "Prepared"
     lines = [
-        f"{verb} {report.path}: {report.samples:,} samples in {report.shards:,} shards, "
+        f"{verb} {report.path}: {counted(report.samples, 'sample')} in "
+        f"{counted(report.shards, 'shard')}, "
         f"{size_text(report.size_bytes)}"
     ]
     if report.resumed_shards:
-        lines.append(f"  {report.resumed_shards:,} shards were read by an earlier run")
+        were = "was" if report.resumed_shards == 1 else "were"
+        lines.append(f"  {counted(report.resumed_shards, 'shard')} {were} read by an earlier run")
     lines += [
-        f"  {name}: {split.samples:,} samples in {split.shards:,} shards"
+        f"  {name}: {counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
         for name, split in report.splits.items()
     ]
     lines.append("  parts: " + ", ".join(f"{k} ({v:,})" for k, v in report.parts.items()))
@@ -47,7 +54,7 @@ def info_text(report: Mapping[str, Any]) -> str:
         size = size_text(report["size_bytes"])
     lines = [
         f"{report['name']}: {report['path']} "
-        f"({report['samples']:,} samples, {size} in {report['shards']:,} shards)",
+        f"({counted(report['samples'], 'sample')}, {size} in {counted(report['shards'], 'shard')})",
         f"  written by energon version: {report['energon_version'] or 'unknown'}",
     ]
     dataset = report["dataset"]
@@ -61,7 +68,9 @@ def info_text(report: Mapping[str, Any]) -> str:
     if report["parts"] is not None:
         lines.append("  parts:")
         for name, part in report["parts"].items():
-            lines.append(f"    {name}: {part['count']:,} members, {size_text(part['size_bytes'])}")
+            lines.append(
+                f"    {name}: {counted(part['count'], 'member')}, {size_text(part['size_bytes'])}"
+            )
     lines.append("  splits:" if report["splits"] else "  splits: none")
     for name, split in report["splits"].items():
         if "error" in split:
@@ -69,8 +78,8 @@ def info_text(report: Mapping[str, Any]) -> str:
             continue
         excluded = f", {split['excluded_samples']:,} of them excluded"
         lines.append(
-            f"    {name}: {split['share']:.1%}, {split['samples']:,} samples in "
-            f"{split['shards']:,} shards{excluded if split['excluded_samples'] else ''}"
+            f"    {name}: {split['share']:.1%}, {counted(split['samples'], 'sample')} in "
+            f"{counted(split['shards'], 'shard')}{excluded if split['excluded_samples'] else ''}"
         )
     return "\n".join(lines)
 
@@ -80,9 +89,9 @@ def lint_text(report: LintReport) -> str:
     lines = [f"error: {where}: {message}" for where, message in report.errors]
     lines += [f"warning: {where}: {message}" for where, message in report.warnings]
     lines.append(
-        f"{report.path}: {report.shards:,} shards, {report.samples:,} samples decoded "
-        f"({report.failed_samples:,} failed), {len(report.errors):,} errors, "
-        f"{len(report.warnings):,} warnings"
+        f"{report.path}: {counted(report.shards, 'shard')}, {counted(report.samples, 'sample')} "
+        f"decoded ({report.failed_samples:,} failed), {counted(len(report.errors), 'error')}, "
+        f"{counted(len(report.warnings), 'warning')}"
     )
     return "\n".join(lines)
 
@@ -93,10 +102,10 @@ def lengths_text(report: LengthReport) -> str:
         f"{total:,} {name} (longest {report.longest[name]:,})"
         for name, total in report.totals.items()
     )
-    lines = [f"{report.path}, {report.split_part}: {report.samples:,} samples, {sums}"]
+    lines = [f"{report.path}, {report.split_part}: {counted(report.samples, 'sample')}, {sums}"]
     if report.measured < report.samples:
         before = report.samples - report.measured
-        lines.append(f"  {before:,} of them were measured before")
+        lines.append(f"  {before:,} of them {'was' if before == 1 else 'were'} measured before")
     if report.skipped or report.failed:
         lines.append(f"  of length 0: {report.skipped:,} skipped, {report.failed:,} failed")
         lines += [f"    {sample}: {error}" for sample, error in report.problems]
@@ -110,13 +119,16 @@ _BAR = 32
 def balance_text(report: BalanceReport) -> str:
     """Writes what `balance_report` foresees, with a bar of the ranks' busy time for each order."""
     lines = [
-        f"{report.path}: {report.ranks} ranks, {report.steps:,} steps, {report.samples:,} samples, "
-        f"packs of {report.capacity:,} tokens"
+        f"{report.path}: {counted(report.ranks, 'rank')}, {counted(report.steps, 'step')}, "
+        f"{counted(report.samples, 'sample')}, packs of {counted(report.capacity, 'token')}"
     ]
     if report.overlong:
-        lines.append(f"{report.overlong:,} samples are longer than a pack, and count as one")
+        are, count = ("is", "counts") if report.overlong == 1 else ("are", "count")
+        samples = counted(report.overlong, "sample")
+        lines.append(f"{samples} {are} longer than a pack, and {count} as long as one")
     if report.skipped:
-        lines.append(f"{report.skipped:,} samples have length 0, and are left out")
+        have, are = ("has", "is") if report.skipped == 1 else ("have", "are")
+        lines.append(f"{counted(report.skipped, 'sample')} {have} length 0, and {are} left out")
     width = max(len(row.name) for row in report.rows)
     lines.append(f"{'':{width}}  padding  imbalance    idle  busy")
     for row in report.rows:

@@ -115,7 +115,12 @@ class _Builder:
                     f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "
                     "leave it out to have the lengths measured"
                 )
-            found[member.sources()[0].name] = self.lengths(node, blend.lengths)
+            try:
+                found[member.sources()[0].name] = self.lengths(node, blend.lengths)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{error}, or leave `lengths` out of the blend to have lengths measured"
+                ) from error
         return found
 
     def blend_epochized(self, node: BlendEpochized) -> AnyDataset:

@@ -166,16 +166,21 @@ class LeafOpener:
         factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
         facts = read_facts(factory.path, factory.split_part, name) or {}
         if self._is_outdated is not None and self._is_outdated(str(facts.get("encoder"))):
-            logger.warning(
-                "%s: the code of the task encoder changed since length index %r was written. Write "
-                "it anew with `energon-lite lengths`, unless lengths are the same.",
-                factory.path,
-                name,
-            )
+            warn_outdated(factory.path, name)
         with located(leaf.place):
             return read_lengths(
                 factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data
             )
+
+
+def warn_outdated(root: Path, name: str) -> None:
+    """Says that a length index was measured by an older task encoder."""
+    logger.warning(
+        "%s: the code of the task encoder changed since length index %r was written. Write it anew "
+        "with `energon-lite lengths`, unless lengths are the same.",
+        root,
+        name,
+    )
 
 
 @contextmanager

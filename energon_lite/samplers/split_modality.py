@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
+from energon_lite.buckets.steps import GroupSteps, deal, step_groups
 from energon_lite.buckets.windows import (
     End,
     Int64Array,
@@ -31,7 +32,6 @@ from energon_lite.samplers.base import (
     positive,
 )
 from energon_lite.samplers.plan import check_choice, digest
-from energon_lite.samplers.windows import GroupSteps, deal, step_groups
 
 
 class SplitModalityBatchSampler(PaddedBatchSampler):

@@ -121,10 +121,9 @@ class WebdatasetSource(SavableDataset[T]):
             reader.root, self.split_part, name, reader.num_samples, self._data, resource
         )
 
-    def stored_resources(self, name: str) -> tuple[str, ...]:
-        """Names what a length index has lengths of; nothing if there is no such index."""
-        facts = read_facts(self.reader.root, self.split_part, name) or {}
-        return tuple(facts.get("resources", ()))
+    def stored_facts(self, name: str) -> dict[str, Any]:
+        """Gives what a length index says of itself; see `storage.lengths.read_facts`."""
+        return read_facts(self.reader.root, self.split_part, name) or {}
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
         """Gives the same samples, in another order, under another id."""

@@ -105,6 +105,11 @@ class CombinedDataset(SavableDataset[T]):
         """Whether any of the datasets is."""
         return any(dataset.endless for dataset in self.datasets)
 
+    @property
+    def steps_are_alike(self) -> bool:
+        """They are not: streams draw from the datasets at different places."""
+        return False
+
     def can_restore_sample(self) -> bool:
         """Whether all of the datasets can."""
         return all(dataset.can_restore_sample() for dataset in self.datasets)

@@ -20,13 +20,12 @@ from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_func
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
 from energon_lite.stages.modality_shares import check_sources, group_of_source, shares_of
 from energon_lite.stages.modality_windows import GroupWindows, Held, SplitFields
-from energon_lite.stages.overlong import left_out, name_of
+from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, name_of, whole
+from energon_lite.stages.planned_batches import PlannedBatches
 
 T = TypeVar("T")
 
 _STAGE = "modality_batch"
-# The key of a sample that fills a batch up: (this, number, key). No hook has a name with a space.
-_AGAIN = "given again"
 
 
 class ModalityLists(Collected):
@@ -100,7 +99,7 @@ class ModalityLists(Collected):
 
     def restore_member(self, key: RestoreKey) -> Any:
         """Makes one sample of a list again."""
-        return self.dataset.restore_sample(_origin(key))
+        return self.dataset.restore_sample(whole(key))
 
     def config(self) -> dict[str, JSON]:
         """Gives groups and windows, and shares where they are not those of the blend below.
@@ -176,7 +175,7 @@ class _SplitCursor(Cursor[list[Any]]):
 
     def _noted(self, group: GroupWindows, batch: list[Held]) -> list[Held]:
         if self._fills_up:
-            group.given = [held._replace(key=_origin(held.key), sample=LEFT_OUT) for held in batch]
+            group.given = [held._replace(key=whole(held.key), sample=LEFT_OUT) for held in batch]
         return batch
 
     def _filled_up(self, group: GroupWindows, rest: list[Held]) -> list[Held]:
@@ -185,7 +184,7 @@ class _SplitCursor(Cursor[list[Any]]):
             return rest
         missing = self._spec.batch_size - len(rest)
         for held in itertools.islice(itertools.cycle(group.given or list(rest)), missing):
-            key = (_AGAIN, self._num_again, held.key)
+            key = (GIVEN_AGAIN, self._num_again, held.key)
             rest.append(Held(key, LEFT_OUT, held.length))
             self._num_again += 1
         return rest
@@ -282,10 +281,11 @@ class SplitModalityBatchDataset(MapDataset[T]):
 
     The world size must divide the number of streams; the loader refuses others.
 
-    State, Length, Keys: those of `ModalityLists`.
+    State, Length, Keys: those of `ModalityLists`; with `lengths`, of `PlannedBatches`.
 
     Args:
-        dataset: the encoded samples; must be replayable. Measured ones are taken as they are.
+        dataset: the encoded samples; must be replayable, but with `lengths`. Measured ones are
+            taken as they are.
         split: the groups, their shares and windows.
         batch_size: samples of a batch.
         batcher: makes a batch of a list of samples; no generator function.
@@ -328,8 +328,14 @@ class SplitModalityBatchDataset(MapDataset[T]):
                 "windows are sorted by length: give sample_length, a function that gives a "
                 "sample's tokens"
             )
+        seed = config.seed_offset if config else 0
+        lists: Collected = (
+            ModalityLists(dataset, split, batch_size, seed)
+            if split.lengths is None
+            else PlannedBatches(dataset, split, batch_size, seed)
+        )
         super().__init__(
-            ModalityLists(dataset, split, batch_size, config.seed_offset if config else 0),
+            lists,
             batcher,
             stateless_map_fn=batcher_stateless,
             map_fn_config=batcher_config,
@@ -341,9 +347,3 @@ class SplitModalityBatchDataset(MapDataset[T]):
                 f"{self.function.where} is a generator; a batch of one group must stay one batch, "
                 "or ranks come out of step"
             )
-
-
-def _origin(key: RestoreKey) -> RestoreKey:
-    """Gives the key of a sample that may be one that fills a list up."""
-    inner: RestoreKey = key[2] if len(key) == 3 and key[0] == _AGAIN else key
-    return inner

@@ -15,6 +15,11 @@ from energon_lite.packing.settings import TOKENS, Packing
 Piece = tuple[RestoreKey, "int | tuple[int, ...]"]
 
 
+# The key of a sample that fills up a list, and was given before: (this, number, key). No hook has a
+# name with a space.
+GIVEN_AGAIN = "given again"
+
+
 class Measure:
     """Turns what `sample_length` told into lengths that a packer takes.
 
@@ -103,9 +108,14 @@ class Measure:
 
 
 def whole(key: RestoreKey) -> RestoreKey:
-    """Gives the key of the sample of which a key in a pack may be a piece."""
-    inner: RestoreKey = key[3] if is_piece(key) else key
+    """Gives the key of the sample of which a key in a list may be a piece, or a repetition."""
+    inner: RestoreKey = key[-1] if is_piece(key) or is_again(key) else key
     return inner
+
+
+def is_again(key: RestoreKey) -> bool:
+    """Tells whether a key in a list is that of a sample that was given before."""
+    return len(key) == 3 and key[0] == GIVEN_AGAIN
 
 
 def is_piece(key: RestoreKey) -> bool:

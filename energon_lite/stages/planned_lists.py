@@ -80,7 +80,8 @@ class PlannedLists(Collected):
         resources, index = self.measured.resources, self.measured.index
         if not self.measured.has_modality or len(resources) > 1:
             return resources
-        others = tuple(name for name in source.stored_resources(index) if name != TOKENS)
+        stored = source.stored_facts(index).get("resources", ())
+        others = tuple(name for name in stored if name != TOKENS)
         if not others:
             source.stored_lengths(index)  # says if there is none at all
             raise ValueError(
@@ -249,5 +250,5 @@ class PlanCursor(Cursor[list[Any]]):
 
 
 def _check_key(key: Any) -> None:
-    if not isinstance(key, tuple) or len(key) != 4 or len(whole(key)) != 4:
+    if not isinstance(key, tuple) or len(whole(key)) != 4:
         raise ValueError(f"{key!r:.80} is no restore key of a sample")

@@ -22,7 +22,7 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.packing.packs import Packs
-from energon_lite.stages.overlong import left_out, whole
+from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
 from energon_lite.stages.planned_order import OrderReader, Refs, joined, keys_of
 
 Int64Array = npt.NDArray[np.int64]
@@ -31,8 +31,6 @@ Float64Array = npt.NDArray[np.float64]
 # In place of the first token: the unit is a whole sample; or one that is given again, and then the
 # number of the repetition stands in place of the last token.
 WHOLE, AGAIN = -1, -2
-# The key of a sample that is given again: (this, number, key). No hook has a name with a space.
-GIVEN_AGAIN = "given again"
 
 
 @dataclass

@@ -136,8 +136,7 @@ def read_lengths(
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: there is no length index {name!r} for split part {part!r}; write it with "
-            f"`energon-lite lengths {root} --with module:Class --name {name}`, or leave `lengths` "
-            "out to have lengths measured"
+            f"`energon-lite lengths {root} --with module:Class --name {name}`"
         ) from None
     except (ValueError, OSError, EOFError) as error:
         raise DatasetFormatError(

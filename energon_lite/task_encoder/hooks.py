@@ -11,6 +11,7 @@ from energon_lite.buckets.settings import Buckets
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
+from energon_lite.metadataset.opening import warn_outdated
 from energon_lite.packing.settings import Packing
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, CrudeWebdataset
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
@@ -19,6 +20,7 @@ from energon_lite.stages.mapping import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing import PackingDataset
+from energon_lite.stages.planned_lists import PlannedLists
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder
@@ -61,6 +63,17 @@ class Hooks:
     def is_outdated(self, measured_by: str) -> bool:
         """Tells whether the encoder's code changed since it measured a length index."""
         return is_outdated(measured_by, self.encoder)
+
+    def _check_index(self, dataset: SavableDataset[Any]) -> None:
+        """Warns if what is planned goes by an index that an older encoder measured."""
+        lists: Any = dataset
+        while lists.children and not isinstance(lists, PlannedLists):
+            lists = lists.children[0]
+        if isinstance(lists, PlannedLists):
+            for source in lists.plannable.sources.values():
+                measured_by = source.stored_facts(lists.measured.index).get("encoder")
+                if self.is_outdated(str(measured_by)):
+                    warn_outdated(source.reader.root, lists.measured.index)
 
     def cooked(
         self, source: SavableDataset[Any], factory: BaseWebdatasetFactory[Any]
@@ -118,6 +131,7 @@ class Hooks:
         if packs:
             dataset = self._packed(dataset, batching)
         batched = self._batched(dataset, batching)
+        self._check_index(batched)
         # Samples as they come from their source have their loss weight.
         is_own = batched is dataset and not _encoding_hooks(encoder) and not packs
         return batched if is_own else LossWeightDataset(batched)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from energon_lite.balance import CostModel
 from energon_lite.cli import app
 from energon_lite.inspect.balance import balance_report
 from energon_lite.sources.dataset_config import load_factory
@@ -57,8 +58,36 @@ def test_long_and_skipped_samples_are_told(root) -> None:
     assert report.overlong > 50
     assert report.skipped > 50
     store(root, "nothing", [0] * NUM_SAMPLES)
-    with pytest.raises(ValueError, match="all samples have length 0"):
+    with pytest.raises(ValueError, match=r"index 'nothing': all samples have length 0"):
         balance_report(root, lengths="nothing", capacity=1000, ranks=2, steps=5)
+
+
+def test_long_and_skipped_samples_are_those_of_the_steps(root) -> None:
+    store(root, "every third", [0, 1000, 3000] * 1000)
+    report = balance_report(root, lengths="every third", capacity=1000, ranks=2, steps=5)
+    # A pack holds one sample, and a third of what is drawn has none.
+    assert report.samples == 10
+    assert 0 < report.overlong < 10
+    assert report.skipped < 100
+
+
+def test_odd_sizes_are_reported_without_waiting(tmp_path) -> None:
+    one = text_set(tmp_path / "one", 1)
+    store(one, "default", [5])
+    for ranks, capacity in ((1, 1), (4, 8), (64, 5), (1, 1000)):
+        report = balance_report(one, lengths="default", capacity=capacity, ranks=ranks, steps=2,
+                                window=1)  # fmt: skip
+        assert report.samples >= 2 * ranks
+        assert report.overlong == (report.samples if capacity == 1 else 0)
+        assert [row.imbalance for row in report.rows] == pytest.approx([0] * 4)
+        assert [row.idle for row in report.rows] == pytest.approx([0] * 4)
+        assert all(row.idle >= 0 for row in report.rows)
+    assert report.rows[-1].name == "packs, shared plan of 1 step"
+
+
+def test_cost_of_nothing_is_refused(root) -> None:
+    with pytest.raises(ValueError, match="both 0; give one above 0"):
+        balance_report(root, lengths="documents", capacity=9, ranks=2, cost=CostModel(token=0))
 
 
 def test_blend_of_one_folder_twice_has_its_lengths_twice(root) -> None:
@@ -88,3 +117,4 @@ def test_missing_index_names_the_command_that_writes_it(root) -> None:
     done = CliRunner().invoke(app, ["balance", str(root), "--capacity", "9", "--lengths", "none"])
     assert done.exit_code == 1
     assert "energon-lite lengths" in done.output
+    assert "leave" not in done.output

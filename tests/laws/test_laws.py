@@ -60,6 +60,7 @@ from energon_lite.stages.flow import StretchDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality_batches import ModalityLists
 from energon_lite.stages.packing import PackMembers
+from energon_lite.stages.planned_batches import PlannedBatches
 from energon_lite.stages.planned_packs import PlannedPacks
 from energon_lite.stages.selected_packs import SelectedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
@@ -361,6 +362,20 @@ def planned_only(dataset: SavableDataset[Any], **settings: Any) -> PlannedPacks:
     return PlannedPacks(MeasureDataset(dataset, stage(length)), packing, seed=5)
 
 
+def planned_batches(dataset: SavableDataset[Any], **settings: Any) -> Any:
+    made = ModalitySplit(**{"group_by": "modality", "lengths": "index", "window": 2, **settings})
+    return SplitModalityBatchDataset(dataset, made, 2, stage(listed), sample_length=length)
+
+
+PLANNED_BATCH_CASES: list[Case] = [
+    lambda root: planned_batches(texts(root)),
+    lambda root: planned_batches(texts(root, repeat=True), longest_first=True),
+    lambda root: planned_batches(texts(root), end="drop"),
+    lambda root: planned_batches(texts(root), end="pad"),
+    lambda root: planned_batches(
+        blend((texts(root, repeat=True), 1), (other(root, repeat=True), 3)), group_by="source"
+    ),
+]
 PLANNED_CASES: list[Case] = [
     lambda root: planned(texts(root)),
     lambda root: planned(texts(root, repeat=True)),
@@ -562,7 +577,12 @@ CASES: dict[type, list[Case]] = {
     WebdatasetSource: SOURCE_CASES,
     OrderOnlySource: ORDER_CASES,
     MapDataset: MAP_CASES,
-    SplitModalityBatchDataset: SPLIT_CASES,
+    SplitModalityBatchDataset: SPLIT_CASES + PLANNED_BATCH_CASES,
+    PlannedBatches: [
+        lambda root: PlannedBatches(
+            measured(texts(root)), ModalitySplit("source", lengths="index", window=2), batch_size=3
+        )
+    ],
     ModalityLists: [
         lambda root: ModalityLists(
             measured(texts(root)), ModalitySplit(is_odd, EVEN_SPLIT, window=2), batch_size=3

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.buckets.steps import _windows_of_steps
 from energon_lite.core.errors import StateError
 from energon_lite.samplers import SplitModalityBatchSampler
-from energon_lite.samplers.windows import _windows_of_steps
 
 from .shared import Steps, check_loader, distributed, steps_of
 

@@ -388,7 +388,7 @@ def test_with_index_and_sample_length_tokens_are_those_measured(sets) -> None:
 
 
 def test_missing_index_is_refused_with_its_place(sets) -> None:
-    with pytest.raises(FileNotFoundError, match=r"meta.yaml:\d+, .*no length index 'none'"):
+    with pytest.raises(FileNotFoundError, match=r"meta.yaml:\d+, .*'none'.* or leave"):
         blend_of(sets, HALVES + "\nlengths: none")(ONE)
 
 

@@ -1,0 +1,237 @@
+"""Batches of one group planned by a length index: pure steps, like lengths, nothing lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    ModalitySplit,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.topology import Stream
+from energon_lite.length_index import measure_lengths
+
+from ..helpers import number_of, text_set, through_json
+
+NUM_SAMPLES = 700
+STREAMS, BATCH = 4, 3
+
+
+def length_of(number: int) -> int:
+    return 1 + number * 7919 % 211
+
+
+def has_image(number: int) -> bool:
+    return number % 11 > 0
+
+
+class Encoder(DefaultTaskEncoder):
+    """Batches are lists of numbers; every eleventh sample is text only."""
+
+    def __init__(self, **split: Any) -> None:
+        super().__init__()
+        given = {"group_by": "modality", "lengths": "index", "window": 8, **split}
+        self.batching = ModalitySplit(**given)
+
+    def sample_length(self, sample: TextSample) -> dict[str, int]:
+        number = number_of(sample)
+        return {"tokens": length_of(number), "images": int(has_image(number))}
+
+    @stateless
+    def batch(self, samples: list[TextSample]) -> list[int]:
+        return [number_of(sample) for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = text_set(tmp_path_factory.mktemp("planned") / "texts", NUM_SAMPLES)
+    measure_lengths(root, Encoder(), name="index", num_workers=0)
+    return root
+
+
+def batched(
+    path: Any, encoder: Encoder, rank: int = 0, world_size: int = 1, **more: Any
+) -> SavableDataset[Any]:
+    where = {"num_workers": 0, "num_streams": STREAMS, **more.pop("where", {})}
+    config = WorkerConfig(rank=rank, world_size=world_size, **where)
+    given = {"batch_size": BATCH, "repeat": False, "shuffle_buffer_size": 50, **more}
+    return get_train_dataset(path, task_encoder=encoder, worker_config=config, **given)
+
+
+def streams_of(dataset: SavableDataset[Any]) -> list[list[list[int]]]:
+    return [list(StreamRun(dataset, Stream(index, STREAMS))) for index in range(STREAMS)]
+
+
+def steps_of(dataset: SavableDataset[Any]) -> list[tuple[list[int], ...]]:
+    return list(zip(*streams_of(dataset), strict=False))
+
+
+def useful(steps: list[Any]) -> float:
+    """Tokens in the room of all ranks until the fullest is done."""
+    areas = [[len(b) * max(map(length_of, b)) for b in step] for step in steps]
+    tokens = sum(length_of(number) for step in steps for b in step for number in b)
+    return tokens / (STREAMS * sum(map(max, areas)))
+
+
+@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
+def test_steps_are_of_one_group_and_each_sample_comes_once(root: Path, end: Any) -> None:
+    dataset = batched(root, Encoder(end=end))
+    streams = streams_of(dataset)
+    found = Counter(n for own in streams for batch in own for n in batch)
+    steps = list(zip(*streams, strict=False))
+    pure = [len({has_image(n) for batch in step for n in batch}) == 1 for step in steps]
+    if end == "keep":
+        assert found == Counter(range(NUM_SAMPLES))
+        assert all(pure[:-2])
+    else:  # all ranks have equally many, and all are full
+        assert len({len(own) for own in streams}) == 1
+        assert all(pure)
+        assert {len(batch) for own in streams for batch in own} == {BATCH}
+    if end == "drop":
+        assert max(found.values()) == 1
+        assert NUM_SAMPLES - len(found) < 2 * STREAMS * BATCH
+    if end == "pad":
+        assert set(found) == set(range(NUM_SAMPLES))
+        assert sum(found.values()) - NUM_SAMPLES < 2 * STREAMS * BATCH
+    assert len(dataset) == sum(map(len, streams))
+
+
+def test_ranks_have_like_lengths(root: Path) -> None:
+    endless = batched(root, Encoder(end="drop", window=16))
+    assert useful(steps_of(endless)) > 0.85
+    assert useful(steps_of(batched(root, Encoder(end="drop", window=1)))) < 0.6
+
+
+def test_first_plan_may_begin_with_the_longest(root: Path) -> None:
+    steps = steps_of(batched(root, Encoder(longest_first=True)))
+    longest = [max(length_of(n) for batch in step for n in batch) for step in steps]
+    assert longest[0] == max(longest)
+    # The last ones have what fills no step of each group.
+    assert longest[:-2] == sorted(longest[:-2], reverse=True)
+
+
+@pytest.mark.parametrize("sizes", [(30, 0), (0, 30), (5, 3), (1, 700), (13, 40), (1, 1)])
+@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
+def test_any_group_may_be_empty_and_any_size_indivisible(
+    tmp_path: Path, sizes: tuple[int, int], end: Any
+) -> None:
+    """prismatic's sampler fails with no multimodal samples, and with less than half a batch."""
+    num_texts, num_images = sizes
+
+    class Sized(Encoder):
+        def sample_length(self, sample: TextSample) -> dict[str, int]:
+            return {"tokens": 5, "images": int(number_of(sample) >= num_texts)}
+
+    root = text_set(tmp_path / "texts", num_texts + num_images, num_shards=1)
+    measure_lengths(root, Sized(), name="index", num_workers=0)
+    streams = streams_of(batched(root, Sized(end=end)))
+    found = Counter(n for own in streams for batch in own for n in batch)
+    for first, size in ((0, num_texts), (num_texts, num_images)):
+        given = [found[n] for n in range(first, first + size)]
+        rest = size % (STREAMS * BATCH)
+        if end == "keep":
+            assert given == [1] * size
+        elif end == "drop":
+            assert sorted(given) == [0] * rest + [1] * (size - rest)
+        else:
+            assert sum(given) == -(-size // (STREAMS * BATCH)) * STREAMS * BATCH
+            assert min(given, default=1) >= 1
+    assert all(len({n >= num_texts for n in batch}) == 1 for own in streams for batch in own)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_run_goes_on_on_other_ranks_and_workers(root: Path, workers: int) -> None:
+    encoder = Encoder()
+
+    def loader(rank: int, world_size: int) -> Any:
+        where = {"num_workers": workers}
+        return get_savable_loader(
+            batched(root, encoder, rank, world_size, repeat=True, where=where)
+        )
+
+    whole = iter(loader(0, 1))
+    expected = [next(whole) for _ in range(80)]
+    states = []
+    for rank in range(2):
+        own = loader(rank, 2)
+        items = iter(own)
+        assert [next(items) for _ in range(18)] == expected[rank:36:2]
+        states.append(through_json(own.save_state_rank()))
+    for rank in range(4):
+        own = loader(rank, 4)
+        own.restore_state_global(states)
+        items = iter(own)
+        assert [next(items) for _ in range(11)] == expected[36 + rank : 80 : 4]
+
+
+def test_world_size_that_does_not_divide_the_streams_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match="num_streams"):
+        get_savable_loader(batched(root, Encoder(), 0, 3))
+
+
+def test_sources_and_dicts_are_groups(root: Path) -> None:
+    entries = [{"path": str(root), "name": n, "weight": w} for n, w in (("a", 1), ("b", 5))]
+    blend = {
+        "__class__": "MetadatasetV2", "__module__": "megatron.energon",
+        "splits": {"train": {"blend": entries}},
+    }  # fmt: skip
+
+    class Named(Encoder):
+        @stateless
+        def batch(self, samples: list[TextSample]) -> Any:
+            return [sample.__restore_key__[0] for sample in samples]
+
+    for group_by, num_kinds in (("source", {1}), ({"a": "x", "b": "x"}, {1, 2})):
+        items = iter(get_savable_loader(batched(blend, Named(group_by=group_by), repeat=True)))
+        steps = [[next(items) for _ in range(STREAMS)] for _ in range(60)]
+        assert {len({n for batch in step for n in batch}) for step in steps} == num_kinds
+        counts = Counter(n for step in steps for batch in step for n in batch)
+        assert np.isclose(counts["b"] / counts["a"], 5, rtol=0.5)
+    with pytest.raises(ValueError, match="no group for source 'b'"):
+        batched(blend, Named(group_by={"a": 1}), repeat=True)
+
+
+def test_what_does_not_fit_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match="leave `shares` out"):
+        ModalitySplit(lengths="x", shares={"images": 1})
+    with pytest.raises(ValueError, match="chosen before samples are read"):
+        ModalitySplit(number_of, lengths="x")
+    with pytest.raises(FileNotFoundError, match="no length index 'none'"):
+        batched(root, Encoder(lengths="none"))
+
+    class Longer(Encoder):
+        def sample_length(self, sample: TextSample) -> dict[str, int]:
+            return {"tokens": 5, "images": 1}
+
+    with pytest.raises(FatalSampleError, match="Write it anew"):
+        list(StreamRun(batched(root, Longer()), Stream(0, STREAMS)))
+
+    class Expanding(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:
+            yield sample
+
+    with pytest.raises(ValueError, match="generator"):
+        batched(root, Expanding())
+
+
+def test_other_window_is_noticed_by_a_checkpoint(root: Path) -> None:
+    loader = get_savable_loader(batched(root, Encoder(), repeat=True))
+    next(iter(loader))
+    state = through_json(loader.save_state_rank())
+    other = get_savable_loader(batched(root, Encoder(window=9), repeat=True))
+    with pytest.raises(StateError, match="window"):
+        other.restore_state_rank(state)
