@@ -18,6 +18,9 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
     """
     fields = dict(snapshot.fields)
     try:
+        if snapshot.kind == "balance_packs":
+            fields.update(_kept_packs(snapshot, names))
+            return fields
         for name in ("held", "packs"):
             if isinstance(fields.get(name), tuple):
                 fields[name] = _kept(fields[name], names)
@@ -43,6 +46,22 @@ def _kept(held: tuple[Any, ...], names: set[str]) -> tuple[Any, ...]:
 def _kept_group(name: Any, keys: Any, rows: Any, *totals: Any, names: set[str]) -> tuple[Any, ...]:
     is_there = [_is_there(key, names) for key in keys]
     return (name, tuple(compress(keys, is_there)), tuple(compress(rows, is_there)), *totals)
+
+
+def _kept_packs(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
+    """Gives packs that wait, with what stays of each; those of which nothing does are gone."""
+    held, rows, next_number = [], [], snapshot.count("first")
+    for key, (number, place, cost) in zip(
+        snapshot.field("held"), snapshot.field("rows"), strict=True
+    ):
+        members = [member for member in key[2:] if _is_there(member, names)]
+        if not members:
+            continue
+        is_waiting = place < 0  # for its window; such packs are numbered without a gap
+        rows.append((next_number if is_waiting else number, place, cost))
+        next_number += is_waiting
+        held.append((*key[:2], *members))
+    return {"held": tuple(held), "rows": tuple(rows)}
 
 
 def _is_there(key: Any, names: set[str]) -> bool:

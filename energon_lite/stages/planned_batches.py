@@ -38,7 +38,7 @@ from energon_lite.stages.planned_window import (
     Units,
 )
 
-# Windows of the commonest group that are planned together: so that those of the others are as large.
+# Windows of the commonest group in a plan: so that those of the others are as large.
 _WINDOWS_PER_PLAN = 16
 
 

@@ -23,6 +23,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
+from energon_lite.balance import CostModel
 from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
@@ -77,6 +78,12 @@ class Packed(DefaultTaskEncoder):
 
 class PackedInWindows(Packed):
     packing = Packing(40, buffer_size=10, algorithm="first_fit_decreasing")
+
+
+class Balanced(Packed):
+    packing = Packing(
+        40, buffer_size=4, balance="quantile_sync", balance_window=3, cost=CostModel(1, 0.1)
+    )
 
 
 class Chosen(DefaultTaskEncoder):
@@ -461,6 +468,11 @@ def held_for_packs(snapshot: Any) -> list[Any]:
     return [key for group in snapshot["groups"] for key in group[1]]
 
 
+def held_in_order(snapshot: Any) -> list[Any]:
+    waiting = [key for pack in snapshot["held"] for key in pack[2:]]
+    return waiting + held_for_packs(snapshot["inner"][0])
+
+
 def held_for_choice(snapshot: Any) -> list[Any]:
     return [*snapshot["held"], *(key for pack in snapshot["packs"] for key in pack)]
 
@@ -471,6 +483,7 @@ def held_for_choice(snapshot: Any) -> list[Any]:
         (Grouping, held_in_groups, {"batch_size": 4}),
         (Packed, held_for_packs, {"batch_size": 2}),
         (PackedInWindows, held_for_packs, {"batch_size": 2}),
+        (Balanced, held_in_order, {"batch_size": 2}),
         (Chosen, held_for_choice, {"batch_size": 2, "packing_buffer_size": 9}),
     ],
 )
