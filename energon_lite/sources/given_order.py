@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor
+from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
 from energon_lite.storage.lengths import Int64Array
 
 T = TypeVar("T")
 
+# In place of a sample that could not be read.
+_MISSING: Any = {"__restore_key__": ()}
 
-class GivenRows(NamedTuple):
+
+@dataclass(eq=False)
+class GivenRows:
     """Which samples of a source come; N of them.
 
     Attributes:
         epochs: shape (N,).
         indices: shape (N,); which sample of the source.
         numbers: shape (N,); the number of its draw in the run, the last entry of a restore key.
+        num_due: of how many it is the turn. None after these is made, or it would be counted with
+            an item before its own.
     """
 
     epochs: Int64Array
     indices: Int64Array
     numbers: Int64Array
+    num_due: int = 0
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
         """Gives epochs and indices of up to `count` of them."""
@@ -36,7 +45,8 @@ class GivenRows(NamedTuple):
 class GivenSource(Generic[T]):
     """The samples of `rows`, in their order, read ahead in blocks: for one cursor, that of a plan.
 
-    A sample that cannot be read is left out and counted, as anywhere; the next one follows.
+    A sample that cannot be read is left out and counted, as anywhere. The cursor stops where none
+    is left of those whose turn it is, and goes on as `rows.num_due` grows.
 
     Args:
         source: the samples.
@@ -56,6 +66,20 @@ class _GivenCursor(SourceCursor[T]):
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: GivenRows) -> None:
         self._rows = rows
         super().__init__(source, stream, rows)
+
+    def __next__(self) -> T:
+        if self._position >= self._rows.num_due:
+            raise StopIteration
+        sample = super().__next__()
+        if sample is _MISSING:
+            raise StopIteration
+        return sample
+
+    def _left_out(
+        self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
+    ) -> Any:
+        super()._left_out(error, members, shard, place, key)
+        return _MISSING
 
     def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
         activity = activity_or(self._stream)

@@ -276,8 +276,9 @@ class SourceCursor(Cursor[T]):
                     try:
                         sample = load(data, members, shard, place, key)
                     except Exception as error:
-                        self._left_out(error, members, shard, place, key)
-                        continue
+                        sample = self._left_out(error, members, shard, place, key)
+                        if sample is None:
+                            continue
                     yield sample
                 at += len(places)
                 since = perf_counter()
@@ -288,8 +289,12 @@ class SourceCursor(Cursor[T]):
 
     def _left_out(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> None:
-        """Counts a sample that could not be read, under its key if that could be."""
+    ) -> Any:
+        """Counts a sample that could not be read, under its key if that could be.
+
+        Returns:
+            What is given in its place; None for nothing.
+        """
         if self._position != self._last_failed + 1:
             self._run.failures = 0  # those before it were well
         self._last_failed = self._position

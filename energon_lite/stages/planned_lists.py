@@ -69,11 +69,10 @@ class PlannedLists(Collected):
         """Gives a fresh cursor."""
         return PlanCursor(self, stream)
 
-    def lengths(self, source: str) -> Int64Array:
-        """Opens the lengths of a source's samples; shape (N, R), tokens first."""
+    def lengths(self, source: str) -> tuple[Int64Array, ...]:
+        """Opens the lengths of a source's samples; shape (N,) for each resource, tokens first."""
         opened, index = self.plannable.sources[source], self.measured.index
-        rows = [opened.stored_lengths(index, name) for name in self._resources(opened)]
-        return rows[0][:, None] if len(rows) == 1 else np.column_stack(rows)
+        return tuple(opened.stored_lengths(index, name) for name in self._resources(opened))
 
     def _resources(self, source: WebdatasetSource[Any]) -> tuple[str, ...]:
         """Names what is looked up: what limits a list, and what tells modalities."""
@@ -95,9 +94,10 @@ class PlannedLists(Collected):
         """Gives a hash of all lengths, and the mean tokens of a sample by source."""
         digest, means = hashlib.blake2b(digest_size=16), {}
         for name in sorted(self.plannable.sources):
-            lengths = self.lengths(name)
-            digest.update(np.ascontiguousarray(lengths, dtype="<i8").data)
-            means[name] = float(lengths[:, 0].mean()) if len(lengths) else 0.0
+            columns = self.lengths(name)
+            for lengths in columns:
+                digest.update(np.ascontiguousarray(lengths, dtype="<i8").data)
+            means[name] = float(columns[0].mean()) if len(columns[0]) else 0.0
         return digest.hexdigest(), means
 
     @cached_property
@@ -166,7 +166,9 @@ class PlanCursor(Cursor[list[Any]]):
         units = window.packs[self._given]
         self._given += 1
         keys = unit_keys(window.refs, window.units, units, self._names)
-        samples = [next(self._reader) for _ in keys]
+        reader, self._reader = self._reader, None
+        samples = [next(reader) for _ in keys]
+        self._reader = reader  # after an error, the next pack begins with another one
         pairs = [(k, s) for k, s in zip(keys, samples, strict=True) if s is not LEFT_OUT]
         self.key = (self._spec.kind, current_activity().batch_index, *(key for key, _ in pairs))
         return [sample for _, sample in pairs]

@@ -44,11 +44,10 @@ class PlannedLengths:
 
 @dataclass
 class _Branch:
-    """The samples of one source; `ahead` was read, but is not yet its turn."""
+    """The samples of one source."""
 
     cursor: MeasureCursor[Any]
-    ahead: tuple[RestoreKey, Any, Any] | None = None
-    has_ended: bool = False
+    rows: GivenRows
 
 
 class PlanReader:
@@ -82,7 +81,6 @@ class PlanReader:
         refs = window.units.refs[units]
         self._refs = window.refs.chosen(refs)
         self._sources: list[int] = self._refs.sources.tolist()
-        self._rows = list(zip(*(column.tolist() for column in self._refs.columns[1:]), strict=True))
         self._lengths: list[list[int]] = window.lengths[refs].tolist()
         # A sample in several parts is read for each, and counts with the first.
         starts = window.units.starts[units]
@@ -103,29 +101,31 @@ class PlanReader:
         self._at += 1
         source = self._sources[at]
         branch = self._branches.get(source) or self._open(source)
-        if branch.ahead is None and not branch.has_ended:
-            try:
-                sample = next(branch.cursor)
-                branch.ahead = (branch.cursor.key, sample, branch.cursor.length)
-            except StopIteration:
-                branch.has_ended = True
-        if branch.ahead is None or branch.ahead[0][1:] != self._rows[at]:
-            return LEFT_OUT
-        key, sample, length = branch.ahead
-        branch.ahead = None
-        self._check(key, sample, length, self._lengths[at])
+        activity = current_activity()
+        num_records = len(activity.records)
+        branch.rows.num_due += 1
+        try:
+            sample = next(branch.cursor)
+        except StopIteration:
+            sample = LEFT_OUT
         if self._is_again[at]:
-            cost = current_activity().cost(key[0])
-            cost.draws -= 1
-            cost.tokens -= self._measured.kept_tokens(length)
+            activity.cost(self._names[source]).draws -= 1
+            del activity.records[num_records:]
+        if sample is not LEFT_OUT:
+            length = branch.cursor.length
+            self._check(branch.cursor.key, sample, length, self._lengths[at])
+            if self._is_again[at]:
+                kept = self._measured.kept_tokens(length)
+                activity.cost(self._names[source]).tokens -= kept
         return sample
 
     def _open(self, source: int) -> _Branch:
         name, own = self._names[source], self._places[source]
-        rows = GivenRows(*(column[own] for column in self._refs.columns[1:]))
+        refs = self._refs.chosen(own)
+        rows = GivenRows(refs.epochs, refs.indices, refs.numbers)
         reading = self._plannable.reading(name, rows)
         cursor: Any = reading.cursor(replace(self._stream, share=len(own) / len(self._refs)))
-        branch = self._branches[source] = _Branch(cursor)
+        branch = self._branches[source] = _Branch(cursor, rows)
         return branch
 
     def _check(self, key: RestoreKey, sample: Any, length: Any, planned: list[int]) -> None:

@@ -100,9 +100,9 @@ class PlannedWindow:
 
 
 class LengthsOf(Protocol):
-    """Gives the lengths of a source's samples by its name; shape (n, R), or more columns."""
+    """Gives the lengths of a source's samples by its name; (n,) for each resource, or more."""
 
-    def __call__(self, source: str) -> Int64Array:
+    def __call__(self, source: str) -> tuple[Int64Array, ...]:
         """Opens them."""
 
 
@@ -138,7 +138,7 @@ class Planner(ABC):
         self._open = lengths
         self._window = window
         self._stream = stream
-        self._lengths: dict[int, Int64Array] = {}
+        self._lengths: dict[int, tuple[Int64Array, ...]] = {}
 
     @abstractmethod
     def _units(
@@ -194,17 +194,18 @@ class Planner(ABC):
     def _lengths_of(self, refs: Refs) -> Int64Array:
         """Looks the lengths up; shape (N, R)."""
         if not len(refs):
-            return self._open(self._names[0])[:0]
+            return np.empty((0, len(self._open(self._names[0]))), dtype=np.int64)
         order = np.argsort(refs.sources, kind="stable")
         numbers, firsts = np.unique(refs.sources[order], return_index=True)
         found: Any = None
         for number, own in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
             if number not in self._lengths:
                 self._lengths[number] = self._open(self._names[number])
-            rows = self._lengths[number][refs.indices[own]]
+            columns = self._lengths[number]
             if found is None:
-                found = np.empty((len(refs), rows.shape[1]), dtype=np.int64)
-            found[own] = rows
+                found = np.empty((len(refs), len(columns)), dtype=np.int64)
+            for place, column in enumerate(columns):
+                found[own, place] = column[refs.indices[own]]
         lengths: Int64Array = found
         return lengths
 

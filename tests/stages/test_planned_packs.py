@@ -265,6 +265,43 @@ def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
     assert sorted(record.on_purpose for record in records) == [False, True]
 
 
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
+def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) -> None:
+    """Also beside such that fail: else it counts again after a resume between the two packs."""
+
+    class OneInFive(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            if number_of(sample) % 5 == 2 or 50 <= number_of(sample) < 80:
+                raise ValueError("broken")
+            return sample
+
+    dataset = packed(root, OneInFive(plan_window=40, capacity=40, overlong="split", **more))
+
+    def counted(has_resumes: bool) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for index in range(4):
+            run = StreamRun(dataset, Stream(index, 4), max_skip_rate=1)
+            is_over = False
+            while not is_over:
+                if has_resumes:
+                    snapshot = run.snapshot()
+                    run = StreamRun(dataset, Stream(index, 4), max_skip_rate=1)
+                    run.restore(snapshot)
+                is_over = next(run, None) is None
+                found["skipped"] += len(run.activity.take_records())
+                for _, draws, _, _, tokens, overlong in run.activity.take_costs():
+                    found.update(draws=draws, tokens=tokens, overlong=overlong)
+        return found
+
+    failing = [n for n in range(NUM_SAMPLES) if n % 5 == 2 or 50 <= n < 80]
+    whole = counted(has_resumes=False)
+    assert whole["draws"] == NUM_SAMPLES
+    assert whole["skipped"] == len(failing)
+    assert whole["tokens"] == sum(length_of(n) for n in range(NUM_SAMPLES) if n not in failing)
+    assert counted(has_resumes=True) == whole
+
+
 def test_samples_without_length_are_left_out_and_counted(tmp_path: Path) -> None:
     root = text_set(tmp_path / "texts", 60)
     measure_lengths(root, Failing(), name="index", num_workers=0)
