@@ -159,7 +159,8 @@ def count_draws(
         step = steps_of_items[stream.items]
         is_given = (step >= 0) & (step < steps)
         cells = step[is_given] * len(samples) // steps * len(names) + stream.sources[is_given]
-        samples += np.bincount(cells, minlength=samples.size).reshape(samples.shape)
+        counts = stream.counts[is_given]
+        samples += np.bincount(cells, counts, minlength=samples.size).reshape(samples.shape)
         if tokens is not None:
             found = np.bincount(cells, stream.tokens[is_given], minlength=samples.size)
             tokens += found.reshape(samples.shape)
@@ -201,6 +202,10 @@ class Draws(Protocol):
     @property
     def items(self) -> Int64Array:
         """In which item each draw is, (N,)."""
+
+    @property
+    def counts(self) -> Int64Array:
+        """How many samples each draw is, (N,); of the parts of one, only the first counts."""
 
     def draw_up_to(self, num_items: int) -> None:
         """Draws until there are so many, or the stream ends."""
@@ -268,6 +273,11 @@ class StreamDraws:
     def items(self) -> Int64Array:
         """The number of each draw, (N,)."""
         return np.arange(self.num_items)
+
+    @property
+    def counts(self) -> Int64Array:
+        """Each draw is a sample, (N,)."""
+        return np.ones(self.num_items, dtype=np.int64)
 
 
 def _measured(lengths: list[Int64Array], sources: Int64Array, indices: Int64Array) -> Int64Array:

@@ -71,7 +71,7 @@ class _PackDraws:
         self._activity = Activity(stream, max_skip_rate=1.0)
         self._places = places
         none = np.empty(0, dtype=np.int64)
-        self._sources, self._tokens, self._items = [none], [none], [none]
+        self._sources, self._tokens, self._items, self._counts = [none], [none], [none], [none]
 
     def draw_up_to(self, num_items: int) -> None:
         """Plans windows until there are so many packs, or the stream ends."""
@@ -85,6 +85,7 @@ class _PackDraws:
             refs = window.units.refs[packs.indices]
             self._sources.append(self._places[window.refs.sources[refs]])
             self._tokens.append(window.units.lengths[packs.indices, 0])
+            self._counts.append((window.units.starts[packs.indices] <= 0).astype(np.int64))
             numbers = np.repeat(np.arange(len(packs)), np.diff(packs.offsets))
             self._items.append(self.num_items + numbers)
             self.num_items += len(packs)
@@ -104,3 +105,8 @@ class _PackDraws:
     def items(self) -> Int64Array:
         """The pack of each draw, (N,)."""
         return np.concatenate(self._items)
+
+    @property
+    def counts(self) -> Int64Array:
+        """How many samples each draw is, (N,); of the parts of one, only the first counts."""
+        return np.concatenate(self._counts)

@@ -18,6 +18,7 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel
 from energon_lite.cli import app
+from energon_lite.core.activity import leaves
 from energon_lite.inspect import plan as module
 from energon_lite.inspect.plan import plan
 from energon_lite.length_index import measure_lengths
@@ -26,6 +27,7 @@ from ..helpers import number_of, text_set
 
 COST = CostModel(token=1, token_squared=0.1)
 SHARED: dict[str, Any] = {"balance": "global_window", "balance_window": 8, "cost": COST}
+SPLITTING: dict[str, Any] = {"capacity": 40, "overlong": "split"}
 NUM_SAMPLES = 150
 
 
@@ -37,9 +39,21 @@ class Encoder(DefaultTaskEncoder):
     def sample_length(self, sample: TextSample) -> int:
         return length_of(number_of(sample))
 
+    def slice_sample(self, sample: TextSample, start: int, stop: int) -> TextSample:
+        return TextSample.derive_from(
+            sample, text=sample.text, __subflavors__={"part": (start, stop)}
+        )
+
     @stateless
-    def pack_selected_samples(self, samples: list[TextSample]) -> list[tuple[str, int]]:
-        return [(sample.__restore_key__[0], number_of(sample)) for sample in samples]
+    def pack_selected_samples(self, samples: list[TextSample]) -> list[tuple[str, int, int]]:
+        """Source, first token, and the one after the last, of each."""
+        return [
+            (
+                next(leaves(sample.__restore_key__))[0],
+                *sample.__subflavors__.get("part", (0, length_of(number_of(sample)))),
+            )
+            for sample in samples
+        ]
 
     @stateless
     def batch(self, samples: list[Any]) -> list[Any]:
@@ -58,7 +72,7 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{}, SHARED, {"capacity": 50, "overlong": "drop"}])
+@pytest.mark.parametrize("more", [{}, SHARED, {"capacity": 50, "overlong": "drop"}, SPLITTING])
 def test_plan_tells_what_the_run_gives(blend: dict[str, Any], more: dict[str, Any]) -> None:
     packing = Packing(**{"capacity": 64, "lengths": "x", "plan_window": 50, **more})
     asked: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": 20}
@@ -73,15 +87,15 @@ def test_plan_tells_what_the_run_gives(blend: dict[str, Any], more: dict[str, An
         batches = iter(get_savable_loader(dataset))
         for batch in (next(batches) for _ in range(25)):
             num_packs += len(batch)
-            for name, number in (sample for pack in batch for sample in pack):
-                given[name] = given.get(name, 0) + 1
-                tokens += length_of(number)
+            for name, start, stop in (sample for pack in batch for sample in pack):
+                given[name] = given.get(name, 0) + (start == 0)
+                tokens += stop - start
     assert {source.name: source.samples for source in foreseen.sources} == given
     assert sum(source.tokens or 0 for source in foreseen.sources) == tokens
     facts = foreseen.packing
     assert facts is not None
     assert (facts.packs, facts.fill) == (num_packs, tokens / (num_packs * packing.tokens))
-    assert (facts.left_out > 0) == ("overlong" in more)
+    assert (facts.left_out > 0) == (more.get("overlong") == "drop")
 
 
 def test_pass_of_packs_is_counted(blend: dict[str, Any]) -> None:
