@@ -187,7 +187,7 @@ def plan(
         path="(a dict)" if isinstance(path, Mapping) else str(path),
         split_part=split_part,
         kind=foreseen.kind,
-        unit="tokens" if lengths is None or foreseen.tokens is not None else "samples",
+        unit="tokens" if lengths is None or foreseen.by_tokens else "samples",
         steps_asked=steps, steps=foreseen.steps, more_batches=foreseen.more_batches,
         batch_size=batch_size, world_size=world_size, num_streams=run.num_streams,
         sources=sources,

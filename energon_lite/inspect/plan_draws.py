@@ -72,9 +72,10 @@ class Foreseen:
         asked: shape (K, N); samples that the weights ask for. Of a blend by tokens, only the shares
             mean something.
         samples: shape (K, N); those that come.
-        tokens: shape (K, N), if shares are of tokens.
+        tokens: shape (K, N), if they are known.
         more_batches: batches that some ranks have after the last step of all.
         items: what batches are made of: samples, or packs; those that come.
+        by_tokens: whether shares are of tokens.
     """
 
     kind: str
@@ -84,11 +85,12 @@ class Foreseen:
     tokens: Float64Array | None = None
     more_batches: int = 0
     items: int = 0
+    by_tokens: bool = False
 
     @property
     def given(self) -> Float64Array | None:
         """What shares are of; shape (K, N)."""
-        return self.samples if self.tokens is None else self.tokens
+        return self.tokens if self.by_tokens else self.samples
 
 
 def stretch_edges(steps: int) -> list[int]:
@@ -133,11 +135,17 @@ def exact_draws(
         StreamDraws(dataset, Stream(index, run.num_streams), names, by_source)
         for index in range(run.num_streams)
     ]
-    return count_draws(dataset, streams, run, has_tokens=by_source is not None)
+    has_tokens = by_source is not None
+    return count_draws(dataset, streams, run, has_tokens=has_tokens, by_tokens=has_tokens)
 
 
 def count_draws(
-    dataset: SavableDataset[Any], streams: Sequence[Draws], run: Run, *, has_tokens: bool
+    dataset: SavableDataset[Any],
+    streams: Sequence[Draws],
+    run: Run,
+    *,
+    has_tokens: bool,
+    by_tokens: bool,
 ) -> Foreseen:
     """Draws what the run needs, and counts.
 
@@ -146,6 +154,7 @@ def count_draws(
         streams: all of the run.
         run: how it is run.
         has_tokens: whether the streams know the tokens of their draws.
+        by_tokens: whether shares are of tokens.
     """
     names = [facts.name for facts in dataset.sources()]
     slots = _draw(streams, run)
@@ -166,7 +175,7 @@ def count_draws(
             tokens += found.reshape(samples.shape)
     asked = _asked(dataset, [0, *np.cumsum(samples.sum(axis=1)).astype(int).tolist()])
     more = slots.num_batches - steps * run.world_size if steps < run.steps else 0
-    return Foreseen(EXACT, steps, asked, samples, tokens, more, num_items)
+    return Foreseen(EXACT, steps, asked, samples, tokens, more, num_items, by_tokens)
 
 
 def _asked(dataset: SavableDataset[Any], ends: Sequence[int]) -> Float64Array:

@@ -42,7 +42,8 @@ def exact_packs(dataset: PlannedPacks, run: Run) -> tuple[Foreseen, PackPlan]:
         _PackDraws(dataset, Stream(index, run.num_streams), places)
         for index in range(run.num_streams)
     ]
-    foreseen = count_draws(dataset.dataset, streams, run, has_tokens=True)
+    by_tokens = dataset.share_unit == "tokens"
+    foreseen = count_draws(dataset.dataset, streams, run, has_tokens=True, by_tokens=by_tokens)
     assert foreseen.tokens is not None
     room = foreseen.items * dataset.packing.tokens
     return foreseen, PackPlan(

@@ -195,6 +195,7 @@ class FillCursor(Cursor[list[Any]]):
         self._pack: list[_Held] = []
         self._has_ended = False
         self._measure = Measure(spec.packing)
+        self._has_one_group = spec.packing.group_by is None
         self._group_of = spec.grouping.run()
 
     def __next__(self) -> list[Any]:
@@ -244,7 +245,7 @@ class FillCursor(Cursor[list[Any]]):
             pieces = list(self._measure.pieces(key, sample, length))
             if not pieces:
                 return self._spec.packing.overlong != "alone"
-        found = self._group_of(key, sample)
+        found = None if self._has_one_group else self._group_of(key, sample)
         if found is LEFT_OUT:
             return True
         group = self._groups.get(found)

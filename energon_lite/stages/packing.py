@@ -60,6 +60,8 @@ class PackingDataset(MapDataset[T]):
         pre_packer_failure_tolerance: failures in a row that end the run; 0 for any number.
         sample_encoder_failure_tolerance: the same.
         final_packer_failure_tolerance: the same.
+        packs_per_batch: of a batch above, which is to have packs of one group; it counts where
+            all streams plan together.
         worker_config: by default that of the dataset.
 
     Raises:
@@ -86,12 +88,15 @@ class PackingDataset(MapDataset[T]):
         pre_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         sample_encoder_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         final_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        packs_per_batch: int = 1,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         config = worker_config or dataset.worker_config
         lists: Collected
         if isinstance(pre_packer, Packing):
-            lists = _filled(dataset, buffer_size, pre_packer, sample_length, config)
+            lists = _filled(
+                dataset, buffer_size, pre_packer, sample_length, config, packs_per_batch
+            )
         elif buffer_size is None:
             raise ValueError("buffer_size=None goes with a Packing only; say how many to hold")
         else:
@@ -131,6 +136,7 @@ def _filled(
     packing: Packing,
     sample_length: Callable[[Any], Any] | UserFunction | None,
     config: WorkerConfig | None,
+    packs_per_batch: int,
 ) -> Collected:
     if sample_length is None:
         raise TypeError("a Packing needs sample_length, a function that gives a sample's tokens")
@@ -142,7 +148,7 @@ def _filled(
     packs: FilledPacks | PlannedPacks = (
         FilledPacks(measured, packing, seed)
         if packing.lengths is None
-        else PlannedPacks(measured, packing, seed)
+        else PlannedPacks(measured, packing, seed, packs_per_batch)
     )
     return BalancedPacks(packs, seed) if packing.balance == "quantile_sync" else packs
 

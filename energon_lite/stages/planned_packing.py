@@ -41,6 +41,7 @@ class PackPlanner(Planner):
         window: samples of each stream in a window.
         stream: whose packs are planned.
         seed: of the run.
+        packs_per_batch: which are to be of one group, in all streams of a shared plan.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class PackPlanner(Planner):
         window: int,
         stream: Stream,
         seed: int,
+        packs_per_batch: int = 1,
     ) -> None:
         super().__init__(names, lengths, window, stream)
         self._packing = packing
         self._is_shared = packing.balance == "global_window"
         self._key = key_of("planned_packs", seed, stream.num_streams, stream.pass_index)
         self._measure = Measure(packing)
+        self._packs_per_batch = packs_per_batch
 
     def _arranged(
         self, refs: Refs, units: Units, num_carried: int, number: int, is_last: bool
@@ -66,7 +69,7 @@ class PackPlanner(Planner):
             self._groups(refs.sources[units.refs], units.lengths),
             units.refs < num_carried,
             self._packing,
-            multiple=self._stream.num_streams if self._is_shared else 1,
+            multiple=self._stream.num_streams * self._packs_per_batch if self._is_shared else 1,
             is_last=is_last,
         )
         costs = self._costs(found.packs, units.lengths)
@@ -143,6 +146,7 @@ class PackPlanner(Planner):
             return np.arange(len(costs))
         num_streams = self._stream.num_streams
         steps = [np.empty((0, num_streams), dtype=np.int64)]
+        batches = [steps[0][:, 0]]
         for group in np.unique(groups).tolist():
             packs = np.flatnonzero(groups == group)
             plan = global_window(
@@ -150,15 +154,33 @@ class PackPlanner(Planner):
                 key_of(self._key, group), epoch=number, remainder="ragged",
             )  # fmt: skip
             steps.append(np.append(packs, NO_PACK)[plan.steps])  # -1 takes the last
+            batches.append(np.arange(len(plan)) // self._packs_per_batch)
         all_steps = np.concatenate(steps)
         if len(steps) > 2:
-            words = random_words(self._key, number, size=len(all_steps))
-            # Steps in which some streams have nothing come last, or those would be one pack ahead.
-            is_whole = (all_steps != NO_PACK).all(axis=1)
-            all_steps = all_steps[np.lexsort((words, ~is_whole))]
+            all_steps = all_steps[self._mixed(all_steps, batches, number)]
         column = all_steps[:, self._stream.index]
         own: Int64Array = column[column != NO_PACK]
         return own
+
+    def _mixed(self, steps: Int64Array, batches: list[Int64Array], number: int) -> Int64Array:
+        """Gives an order of the steps of several groups, in which those of a batch stay together.
+
+        Args:
+            steps: shape (T, S); group after group.
+            batches: of each group, the batch of each step.
+            number: of the window.
+        """
+        firsts = np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in batches)])
+        of_steps = np.concatenate(
+            [own + first for own, first in zip(batches, firsts, strict=False)]
+        )
+        words = random_words(self._key, number, size=int(firsts[-1]))
+        # Batches that are not full, or that some streams have not, come last: else those would be
+        # ahead of the others.
+        is_short = np.bincount(of_steps, minlength=len(words)) < self._packs_per_batch
+        is_short |= np.bincount(of_steps, (steps == NO_PACK).any(axis=1), len(words)) > 0
+        order: Int64Array = np.lexsort((words[of_steps], is_short[of_steps]))
+        return order
 
     def _balance_window(self, num_packs: int) -> int:
         """Gives steps that are sorted together: about as many as asked, in windows of one size."""

@@ -35,6 +35,8 @@ class PlannedPacks(PlannedLists):
         dataset: the samples, measured; each stage works on single samples, or on their order.
         packing: how they are packed; names the index.
         seed: of the run.
+        packs_per_batch: with a shared plan and `group_by`, packs that follow each other in a stream
+            and are to be of one group.
 
     Raises:
         ValueError: The order is not known before reading; or `group_by="modality"`, and the index
@@ -44,7 +46,13 @@ class PlannedPacks(PlannedLists):
 
     kind: ClassVar[str] = "pack"
 
-    def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: MeasureDataset[Any],
+        packing: Packing,
+        seed: int = 0,
+        packs_per_batch: int = 1,
+    ) -> None:
         self.packing = packing
         self.seed = seed
         super().__init__(
@@ -55,18 +63,22 @@ class PlannedPacks(PlannedLists):
             ),
             is_shared=packing.balance == "global_window",
         )  # fmt: skip
+        # Nothing else depends on it.
+        self.packs_per_batch = packs_per_batch if self.is_shared and packing.group_by else 1
         packers.compile_all()
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
         """Gives the same over another dataset."""
         (dataset,) = children
         measured: Any = dataset
-        return type(self)(measured, self.packing, self.seed)
+        return type(self)(measured, self.packing, self.seed, self.packs_per_batch)
 
     def planner(self, stream: Stream) -> PackPlanner:
         """Gives what plans a stream's packs."""
         names = list(self.plannable.sources)
-        return PackPlanner(self.packing, names, self.lengths, self.window, stream, self.seed)
+        return PackPlanner(
+            self.packing, names, self.lengths, self.window, stream, self.seed, self.packs_per_batch
+        )
 
     @cached_property
     def samples_per_list(self) -> float:
@@ -104,6 +116,7 @@ class PlannedPacks(PlannedLists):
             "lengths": self.digest,
             "window": self.window,
             "balance": balance,
+            "packs_per_batch": self.packs_per_batch,
             "seed_offset": self.seed,
             "of": self.dataset.config(),
         }

@@ -181,6 +181,7 @@ class Hooks:
             slicer=encoder.slice_sample,
             packer_config={"loss": loss} if packing else None,
             drop_last=False,
+            packs_per_batch=batching.batch_size or 1,
             worker_config=self.config,
         )
 

@@ -92,6 +92,10 @@ def test_plan_tells_what_the_run_gives(blend: dict[str, Any], more: dict[str, An
                 tokens += stop - start
     assert {source.name: source.samples for source in foreseen.sources} == given
     assert sum(source.tokens or 0 for source in foreseen.sources) == tokens
+    assert foreseen.unit == "samples"
+    assert [s.given_share for s in foreseen.sources] == [
+        pytest.approx(given[s.name] / sum(given.values())) for s in foreseen.sources
+    ]
     facts = foreseen.packing
     assert facts is not None
     assert (facts.packs, facts.fill) == (num_packs, tokens / (num_packs * packing.tokens))

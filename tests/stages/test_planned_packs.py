@@ -197,6 +197,28 @@ def test_steps_of_a_shared_plan_are_of_one_group(root: Path) -> None:
     assert {False} in kinds
 
 
+def test_batches_of_a_shared_plan_are_of_one_group(root: Path) -> None:
+    class Listing3(Encoder):
+        @stateless
+        def batch(self, samples: list[Any]) -> list[Any]:
+            return samples
+
+    encoder = Listing3(
+        capacity={"tokens": 64, "tiles": 9}, lengths="both", group_by="modality", plan_window=80,
+        **SHARED,
+    )  # fmt: skip
+    dataset = packed(root, encoder, batch_size=3, repeat=True)
+    runs = [StreamRun(dataset, Stream(index, 4)) for index in range(4)]
+    kinds = []
+    for _ in range(40):
+        step = [next(run) for run in runs]
+        assert {len(batch) for batch in step} == {3}
+        found = {number % 3 > 0 for batch in step for pack in batch for number in pack}
+        assert len(found) == 1
+        kinds += found
+    assert len(set(kinds)) == 2
+
+
 def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) -> None:
     dataset = packed(root, Encoder(plan_window=40, **SHARED))
     counts = [len(given_by(dataset, stream)) for stream in range(4)]
