@@ -229,13 +229,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 @pytest.mark.processes
 def test_a_closed_stdin_never_makes_it_wait(root):
-    def close_stdin() -> None:
-        os.close(0)
-
-    command = [*COMMAND, "prepare", str(root)]
-    result = subprocess.run(
-        command, preexec_fn=close_stdin, capture_output=True, text=True, timeout=60, env=ENVIRONMENT
-    )
+    # By the shell, not by `preexec_fn`: that runs Python between fork and exec, and may wait forever
+    # for a lock that another thread of the tests held.
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "prepare", str(root)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
     assert result.returncode == 2
     assert "--split-ratio" in result.stderr
     assert "Traceback" not in result.stderr
@@ -250,8 +247,11 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
     ) as process:
         os.close(child)
         os.write(parent, b"1,2\n2,1,1\nNope\nTextSample\ntxt\n")
-        output, errors = process.communicate(timeout=60)
-        os.close(parent)
+        try:
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            os.close(parent)
     assert process.returncode == 0, errors
     assert b"Part for 'text' (str)" in output
     assert b"Parts of the first sample: txt" in output

@@ -25,9 +25,8 @@ def default_workers() -> int:
     return min(_MAX_WORKERS, cores)
 
 
-def _watch_parent() -> None:
+def _watch_parent(parent: int) -> None:
     """Ends this worker when its parent was killed: nobody else would ever tell it."""
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -60,7 +59,10 @@ def ordered_results(
     # Forked workers start at once and need no importable main module.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     executor = ProcessPoolExecutor(
-        min(num_workers, len(tasks)), multiprocessing.get_context(method), _watch_parent
+        min(num_workers, len(tasks)),
+        multiprocessing.get_context(method),
+        initializer=_watch_parent,
+        initargs=(os.getpid(),),
     )
     try:
         for future in [executor.submit(function, task) for task in tasks]:

@@ -156,7 +156,13 @@ class PlanCursor(Cursor[list[Any]]):
         self._draws = tuple(reader.num_draws for reader in self._readers)
 
     def __next__(self) -> list[Any]:
-        """Gives the samples of the next list; none if none of them could be made."""
+        """Gives the samples of the next list; one of which none could be made is passed over."""
+        while not (pairs := self._next_list()):
+            pass
+        self.key = (self._spec.kind, current_activity().batch_index, *(key for key, _ in pairs))
+        return [sample for _, sample in pairs]
+
+    def _next_list(self) -> list[tuple[RestoreKey, Any]]:
         window = self._with_packs()
         if self._reader is None:
             self._reader = PlanReader(
@@ -169,12 +175,10 @@ class PlanCursor(Cursor[list[Any]]):
         reader, self._reader = self._reader, None
         samples = [next(reader) for _ in keys]
         self._reader = reader  # after an error, the next pack begins with another one
-        pairs = [(k, s) for k, s in zip(keys, samples, strict=True) if s is not LEFT_OUT]
-        self.key = (self._spec.kind, current_activity().batch_index, *(key for key, _ in pairs))
-        return [sample for _, sample in pairs]
+        return [(k, s) for k, s in zip(keys, samples, strict=True) if s is not LEFT_OUT]
 
     def skip(self, n: int) -> None:
-        """Passes over `n` packs, which are not read."""
+        """Passes over `n` planned lists, which are not read: also such as could not be made."""
         while n > 0:
             window = self._with_packs()
             step = min(n, len(window.packs) - self._given)

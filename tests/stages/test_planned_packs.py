@@ -287,6 +287,31 @@ def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
     assert sorted(record.on_purpose for record in records) == [False, True]
 
 
+def test_regression_packs_that_fail_whole_do_not_damage_a_state(root: Path) -> None:
+    """They waited with the others for their turn, and a checkpoint with them was refused."""
+
+    class EveryOther(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            if number_of(sample) % 2:
+                raise SkipSample
+            return sample
+
+    encoder = EveryOther(
+        max_samples=1, plan_window=5, balance="quantile_sync", balance_window=6, cost=COST
+    )
+    dataset = packed(root, encoder)
+    whole = given_by(dataset)
+    numbers = [number for stream in range(4) for (number,) in given_by(dataset, stream)]
+    assert sorted(numbers) == list(range(0, NUM_SAMPLES, 2))
+    run = StreamRun(dataset, Stream(0, 4))
+    for place in range(40):
+        resumed = StreamRun(dataset, Stream(0, 4))
+        resumed.restore(Snapshot.from_json(json.loads(json.dumps(run.snapshot().to_json()))))
+        assert [next(resumed) for _ in range(9)] == whole[place : place + 9]
+        next(run)
+
+
 @pytest.mark.parametrize("more", [{}, SHARED], ids=["own", "shared"])
 def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) -> None:
     """Also beside such that fail: else it counts again after a resume between the two packs."""
