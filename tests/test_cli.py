@@ -229,8 +229,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 @pytest.mark.processes
 def test_a_closed_stdin_never_makes_it_wait(root):
-    # By the shell, not by `preexec_fn`: that runs Python between fork and exec, and may wait forever
-    # for a lock that another thread of the tests held.
+    # Not by `preexec_fn`: that runs Python between fork and exec, and may wait forever for a lock
+    # that another thread of the tests held.
     command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "prepare", str(root)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
     assert result.returncode == 2

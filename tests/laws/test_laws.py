@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -628,6 +629,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = {"tokens": 1 + numbers % 5, "odd": numbers % 2}
     write_lengths(root, factory.split_part, "index", lengths, factory.data)
     return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> Iterator[None]:
+    """Takes what the test process holds out of the thousands of collections of `GcDataset`."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
