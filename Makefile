@@ -54,7 +54,7 @@ bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 
 soak: $(INSTALLED) ## Run the properties with a thousand examples each
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/properties -n $(JOBS) --maxprocesses=8 \
-	    --dist=worksteal --benchmark-disable $(ARGS)
+	    --dist=worksteal --benchmark-disable -o faulthandler_exit_on_timeout=false $(ARGS)
 
 clean: ## Remove .venv, caches and the demo's data
 	rm -rf $(VENV) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
