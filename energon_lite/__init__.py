@@ -94,11 +94,11 @@ from energon_lite.stages.flow import EpochizeDataset, LimitDataset
 from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
 from energon_lite.stages.iterating import IterMapDataset
 from energon_lite.stages.mapping import MapDataset
-from energon_lite.stages.modality_batches import SplitModalityBatchDataset
-from energon_lite.stages.pack_samples import pack_samples
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample
-from energon_lite.stages.packing import PackingDataset
-from energon_lite.stages.selected_packs import PackedSamplesOutput
+from energon_lite.stages.modality.batches import SplitModalityBatchDataset
+from energon_lite.stages.packing.dataset import PackingDataset
+from energon_lite.stages.packing.pack_samples import pack_samples
+from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packing.selected import PackedSamplesOutput
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder

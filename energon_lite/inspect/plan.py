@@ -32,7 +32,7 @@ from energon_lite.metadataset.opening import Cook, LeafOpener, open_node
 from energon_lite.packing.settings import Packing
 from energon_lite.sources.order_only import order_only
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.planned_packs import PlannedPacks
+from energon_lite.stages.packing.planned import PlannedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 # Longer runs are not drawn sample by sample, but worked out from the weights.

@@ -10,7 +10,7 @@ from energon_lite.core.activity import Activity
 from energon_lite.core.dataset import activity_of
 from energon_lite.core.topology import Stream
 from energon_lite.inspect.plan_draws import Foreseen, Int64Array, Run, count_draws
-from energon_lite.stages.planned_packs import PlannedPacks
+from energon_lite.stages.packing.planned import PlannedPacks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.packing.settings import Packing
-from energon_lite.stages.pack_samples import pack_samples, slice_sample
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample
-from energon_lite.stages.selected_packs import PackedSamplesOutput
+from energon_lite.stages.packing.pack_samples import pack_samples, slice_sample
+from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packing.selected import PackedSamplesOutput
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker
 

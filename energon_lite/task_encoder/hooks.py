@@ -18,9 +18,9 @@ from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.mapping import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.modality_batches import SplitModalityBatchDataset
-from energon_lite.stages.packing import PackingDataset
-from energon_lite.stages.planned_lists import PlannedLists
+from energon_lite.stages.modality.batches import SplitModalityBatchDataset
+from energon_lite.stages.packing.dataset import PackingDataset
+from energon_lite.stages.planned.lists import PlannedLists
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder

@@ -53,17 +53,17 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.stages.balanced_packs import BalancedPacks
 from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.bucket_batches import BucketLists
-from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.flow import StretchDataset
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.modality_batches import ModalityLists
-from energon_lite.stages.packing import PackMembers
-from energon_lite.stages.planned_batches import PlannedBatches
-from energon_lite.stages.planned_packs import PlannedPacks
-from energon_lite.stages.selected_packs import SelectedPacks
+from energon_lite.stages.modality.batches import ModalityLists
+from energon_lite.stages.modality.planned import PlannedBatches
+from energon_lite.stages.packing.balanced import BalancedPacks
+from energon_lite.stages.packing.dataset import PackMembers
+from energon_lite.stages.packing.filled import FilledPacks
+from energon_lite.stages.packing.planned import PlannedPacks
+from energon_lite.stages.packing.selected import SelectedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.lengths import write_lengths

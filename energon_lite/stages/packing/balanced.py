@@ -15,9 +15,9 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.stages.batching import Collected
-from energon_lite.stages.filled_packs import FillCursor, FilledPacks
-from energon_lite.stages.planned_lists import PlanCursor
-from energon_lite.stages.planned_packs import PlannedPacks
+from energon_lite.stages.packing.filled import FillCursor, FilledPacks
+from energon_lite.stages.packing.planned import PlannedPacks
+from energon_lite.stages.planned.lists import PlanCursor
 
 
 class BalancedPacks(Collected):

@@ -23,7 +23,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.packing.packs import Packs
 from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
-from energon_lite.stages.planned_order import OrderReader, Refs, joined, keys_of
+from energon_lite.stages.planned.order import OrderReader, Refs, joined, keys_of
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]

@@ -18,10 +18,10 @@ from energon_lite.stages.batching import Collected, check_batch_size
 from energon_lite.stages.grouping import Grouping
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
-from energon_lite.stages.modality_shares import check_sources, group_of_source, shares_of
-from energon_lite.stages.modality_windows import GroupWindows, Held, SplitFields
+from energon_lite.stages.modality.planned import PlannedBatches
+from energon_lite.stages.modality.shares import check_sources, group_of_source, shares_of
+from energon_lite.stages.modality.windows import GroupWindows, Held, SplitFields
 from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, name_of, whole
-from energon_lite.stages.planned_batches import PlannedBatches
 
 T = TypeVar("T")
 

@@ -23,11 +23,11 @@ from energon_lite.packing.packs import Packs
 from energon_lite.packing.settings import TOKENS
 from energon_lite.stages.batching import check_batch_size
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.modality_shares import group_of_source
-from energon_lite.stages.planned_lists import PlannedLists
-from energon_lite.stages.planned_order import Refs
-from energon_lite.stages.planned_reading import PlannedLengths
-from energon_lite.stages.planned_window import (
+from energon_lite.stages.modality.shares import group_of_source
+from energon_lite.stages.planned.lists import PlannedLists
+from energon_lite.stages.planned.order import Refs
+from energon_lite.stages.planned.reading import PlannedLengths
+from energon_lite.stages.planned.window import (
     AGAIN,
     WHOLE,
     Arranged,

@@ -23,9 +23,9 @@ from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.overlong import whole
-from energon_lite.stages.planned_order import OrderReader, PlannableDataset
-from energon_lite.stages.planned_reading import PlannedLengths, PlanReader
-from energon_lite.stages.planned_window import PlannedWindow, Planner, unit_keys
+from energon_lite.stages.planned.order import OrderReader, PlannableDataset
+from energon_lite.stages.planned.reading import PlannedLengths, PlanReader
+from energon_lite.stages.planned.window import PlannedWindow, Planner, unit_keys
 
 Int64Array = npt.NDArray[np.int64]
 

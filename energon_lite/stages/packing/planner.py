@@ -18,8 +18,8 @@ from energon_lite.core.user_function import LEFT_OUT
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.overlong import Measure, is_piece
-from energon_lite.stages.planned_order import Refs
-from energon_lite.stages.planned_window import (
+from energon_lite.stages.planned.order import Refs
+from energon_lite.stages.planned.window import (
     WHOLE,
     Arranged,
     Float64Array,

@@ -20,15 +20,15 @@ from energon_lite.core.user_function import (
     UserFunction,
 )
 from energon_lite.packing.settings import Packing
-from energon_lite.stages.balanced_packs import BalancedPacks
 from energon_lite.stages.batching import Collected
-from energon_lite.stages.filled_packs import FilledPacks
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.overlong import is_piece, whole
-from energon_lite.stages.pack_samples import slice_sample
-from energon_lite.stages.planned_packs import PlannedPacks
-from energon_lite.stages.selected_packs import SelectedPacks
+from energon_lite.stages.packing.balanced import BalancedPacks
+from energon_lite.stages.packing.filled import FilledPacks
+from energon_lite.stages.packing.pack_samples import slice_sample
+from energon_lite.stages.packing.planned import PlannedPacks
+from energon_lite.stages.packing.selected import SelectedPacks
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from energon_lite.core.state import JSON
 from energon_lite.core.topology import Stream
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.planned_lists import PlannedLists
-from energon_lite.stages.planned_packing import PackPlanner
-from energon_lite.stages.planned_reading import PlannedLengths
+from energon_lite.stages.packing.planner import PackPlanner
+from energon_lite.stages.planned.lists import PlannedLists
+from energon_lite.stages.planned.reading import PlannedLengths
 
 _LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
 

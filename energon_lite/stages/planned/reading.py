@@ -19,8 +19,8 @@ from energon_lite.packing.settings import TOKENS
 from energon_lite.sources.given_order import GivenRows
 from energon_lite.stages.measuring import MeasureCursor
 from energon_lite.stages.overlong import name_of
-from energon_lite.stages.planned_order import PlannableDataset
-from energon_lite.stages.planned_window import AGAIN, PlannedWindow
+from energon_lite.stages.planned.order import PlannableDataset
+from energon_lite.stages.planned.window import AGAIN, PlannedWindow
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""Batches of one group of samples, the same in all streams at each cycle."""

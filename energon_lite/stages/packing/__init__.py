@@ -1,0 +1,1 @@
+"""Several samples in one sequence: lists of samples, and what becomes of each."""

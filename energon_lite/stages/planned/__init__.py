@@ -1,0 +1,1 @@
+"""Lists of samples arranged by a length index before anything is read."""
