@@ -52,8 +52,8 @@ architecture: $(INSTALLED)
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
 
-soak: $(INSTALLED) ## Run the properties with a thousand examples each
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/properties -n $(JOBS) --maxprocesses=8 \
+soak: $(INSTALLED) ## Run every property with a thousand examples
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m hypothesis -n $(JOBS) --maxprocesses=8 \
 	    --dist=worksteal --benchmark-disable -o faulthandler_exit_on_timeout=false $(ARGS)
 
 clean: ## Remove .venv, caches and the demo's data

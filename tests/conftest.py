@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 # Tests run side by side, one process per core. Set before anything imports numpy or torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +26,12 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Settings of a property with another number of examples; `make soak` runs as many as ever."""
+    is_soak = settings().max_examples > settings.get_profile("default").max_examples
+    return settings(max_examples=settings().max_examples if is_soak else number, **more)
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:

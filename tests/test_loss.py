@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,6 +33,8 @@ from energon_lite.loss import (
     weighted_sum,
 )
 from energon_lite.loss import means as loss_module
+
+from .conftest import examples
 
 VOCABULARY = 5
 WIDTH = 3
@@ -240,7 +242,7 @@ UNEVEN_DEAL = [[[0, 4], [1], [2]], [[3, 5]], []]  # a masked micro-batch, a rank
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @given(case=dealt())
 @example(case=(UNEVEN, UNEVEN_DEAL))
-@settings(max_examples=100)
+@examples(100)
 def test_step_has_loss_and_gradient_of_one_big_batch(
     step: Callable[..., tuple[float, Tensor]], reduction: Any, case: Any
 ) -> None:

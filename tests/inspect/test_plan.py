@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
@@ -23,6 +23,7 @@ from energon_lite.sources.order_only import order_only
 from energon_lite.storage.lengths import write_lengths
 from energon_lite.testing import check_dataset
 
+from ..conftest import examples
 from ..helpers import Ranks, text_set
 
 SIZES = {"a": 23, "b": 40, "c": 7, "d": 61}
@@ -208,7 +209,7 @@ def nodes(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[st
     return st.lists(st.tuples(inner, WEIGHTS), min_size=1, max_size=3).map(blend)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     split=st.recursive(LEAVES, nodes, max_leaves=5),
     steps=st.integers(1, 40),

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.streaming import StreamingPacker, pack_stream
+
+from ..conftest import examples
 
 
 def text_lengths(num: int, capacity: int, median: int = 400) -> np.ndarray:
@@ -133,7 +135,7 @@ def test_each_sample_leaves_once_and_no_pack_is_too_full(case: Case) -> None:
 
 
 @given(cases(), st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_pack_stream_is_the_packer_driven_by_hand_with_restores_anywhere(
     case: Case, data: st.DataObject
 ) -> None:

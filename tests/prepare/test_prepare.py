@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
@@ -33,7 +33,7 @@ from energon_lite.storage.nvmeta import (
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
 from energon_lite.storage.tar import parse_sample
 
-from ..conftest import REPO, write_tar
+from ..conftest import REPO, examples, write_tar
 
 ALL_TRAIN = {"split_ratio": "1,0,0", "num_workers": 1}
 
@@ -176,7 +176,7 @@ samples = st.dictionaries(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=samples, tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_every_sample_is_found_again_by_the_index(tmp_path, content, tar_format):
     path = tmp_path / "a.tar"

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
 from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Schedule, Weights
+
+from ..conftest import examples
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 MOST_OF_STREAM = 5
@@ -115,7 +117,7 @@ def test_children_of_share_zero_are_never_drawn(weights, mode, key, stream, star
     assert (shares[np.arange(400), children] > 0).all()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(constants(), keys, st.integers(1, 64), st.integers(1, 3000))
 def test_every_prefix_of_streams_and_run_is_close_to_the_shares(
     weights, key, num_streams, num_draws
@@ -185,7 +187,7 @@ def test_run_of_64_streams_and_two_million_draws_stays_close_to_the_shares() -> 
 
 
 @given(keys, st.integers(1, 64))
-@settings(max_examples=20)
+@examples(20)
 def test_all_ordered_neighbours_of_ten_equal_sources_occur(key, num_streams) -> None:
     children = BlendOrder(Weights([1.0] * 10), "exact", key, Stream(0, num_streams)).block(0, 8000)
     assert len(set(pairwise(children.tolist()))) == 100

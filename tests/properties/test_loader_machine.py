@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ..conftest import examples
 from ..helpers import ENCODERS, Ranks, assert_same, last_slot, text_set, train
 
 NUM_SLOTS = 400
@@ -164,10 +164,7 @@ class FiniteRun(RuleBasedStateMachine):
             assert self.given <= set(self.model)
 
 
-# `make soak` runs as many as its profile says.
-number = settings().max_examples
-quick = settings(max_examples=number if number > 100 else 40, stateful_step_count=15)
 TestEndlessRun = EndlessRun.TestCase
-TestEndlessRun.settings = quick
+TestEndlessRun.settings = examples(40, stateful_step_count=15)
 TestFiniteRun = FiniteRun.TestCase
-TestFiniteRun.settings = quick
+TestFiniteRun.settings = examples(40, stateful_step_count=15)

@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -36,6 +36,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.testing import check_dataset
 
+from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, text_set
 
 SIZES = (1, 2, 5, 13, 25)
@@ -249,14 +250,6 @@ def gives_something(tree: Tree, num_streams: Sequence[int]) -> bool:
             return False
         raise
     return True
-
-
-# `make soak` runs as many as its profile says.
-soak = settings().max_examples > 100
-
-
-def examples(few: int) -> settings:
-    return settings(max_examples=settings().max_examples if soak else few)
 
 
 @examples(25)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from energon_lite.core.seeds import key_of
@@ -18,6 +18,8 @@ from energon_lite.order.dealing import Segment, ShuffledDealing
 from energon_lite.order.permutation import Permutation
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.order.windows import WindowShuffle
+
+from ..conftest import examples
 
 Pair = tuple[int, int]
 
@@ -226,7 +228,7 @@ def test_window_is_a_bijection_that_moves_a_sample_less_than_one_and_a_half_wind
 
 
 @given(orders(endless=True, multiplier=3, window=0), stream_counts)
-@settings(max_examples=30)
+@examples(30)
 def test_multiplier_permutes_all_copies_as_one_epoch(order, num_streams) -> None:
     count = -(-3 * order.num_samples // num_streams)
     pairs = [
@@ -310,7 +312,7 @@ def test_small_sources_do_not_all_start_in_the_same_stream() -> None:
     assert len(starts) > 3
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.integers(1, 1 << 40), st.integers(1, 64), st.integers(0, 5), st.integers(1, 1000),
     st.integers(1, 16),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite.packing.bounds import lower_bound
@@ -17,6 +17,8 @@ from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
 from energon_lite.packing.fit_next import sequential
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.portfolio import pack_best
+
+from ..conftest import examples
 
 Pack = Callable[..., Packs]
 
@@ -110,7 +112,7 @@ def test_no_pack_is_too_full_in_any_resource(
 
 @given(one_resource(), limits)
 @example((np.array([2, 2, 2, 2, 2, 2, 1]), 7), None)
-@settings(max_examples=300)
+@examples(300)
 def test_first_fit_decreasing_is_first_fit_in_descending_order(
     case: tuple[Any, int], max_samples: int | None
 ) -> None:
@@ -192,7 +194,7 @@ def fewest(lengths: list[int], capacity: int, max_samples: int | None) -> int:
 )
 @example(([6, 6, 6], 10), None)
 @example(([34, 34, 34, 34, 34], 100), None)
-@settings(max_examples=300)
+@examples(300)
 def test_bound_is_below_and_best_is_above_the_optimum(
     case: tuple[list[int], int], max_samples: int | None
 ) -> None:

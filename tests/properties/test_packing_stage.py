@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -26,6 +26,7 @@ from energon_lite.balance import CostModel
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.lengths import write_lengths
 
+from ..conftest import examples
 from ..helpers import Ranks, assert_same, number_of, text_set
 
 SIZES = {"a": 17, "b": 5}
@@ -141,7 +142,7 @@ def expected_tokens(encoder: Encoder) -> Counter[int]:
     return found
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(encoder=encoders(), batch_size=st.integers(1, 3), num_streams=st.integers(1, 5))
 def test_pass_has_each_token_that_its_policy_keeps_once(
     root, encoder, batch_size, num_streams
@@ -159,7 +160,7 @@ def test_pass_has_each_token_that_its_policy_keeps_once(
     assert found == expected_tokens(encoder)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     encoder=encoders(),
     batch_size=st.integers(1, 3),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -37,6 +37,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 
+from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 NUM_SAMPLES = 60
@@ -123,7 +124,7 @@ def blend_of(*paths: Path, **keys: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- conservation
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20),
     limit=st.sampled_from(["tokens", "function", "samples", "both"]),
@@ -396,7 +397,7 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, arguments, nu
     assert_same(found, {slot: expected[slot] for slot in found})
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     batch_size=st.none() | st.integers(1, 30),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -41,6 +41,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.token_blending import TokenBlendDataset
 
+from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 AGAIN = "given again"
@@ -219,7 +220,7 @@ def test_group_that_fails_to_be_told_is_left_out_and_counted() -> None:
 sizes = st.integers(0, 30)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes, sizes, sizes, st.integers(1, 7), st.integers(1, 5), st.integers(1, 3),
     st.sampled_from(["keep", "drop", "pad"]), st.randoms(use_true_random=False),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -36,6 +36,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.activity import leaves
 
+from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 NUM_SAMPLES = 60
@@ -108,7 +109,7 @@ def tokens_of(batches: list[PackedBatch]) -> Counter[int]:
 # --------------------------------------------------------------------------------- conservation
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 16), min_size=1, max_size=20),
     algorithm=st.sampled_from(ALGORITHMS),

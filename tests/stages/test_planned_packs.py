@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import (
@@ -33,6 +33,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 from energon_lite.packing.planned import pack_planned
 
+from ..conftest import examples
 from ..helpers import ignore, number_of, text_set, through_json
 
 NUM_SAMPLES = 600
@@ -134,7 +135,7 @@ def test_each_sample_comes_once_and_packs_are_full(
     assert len(dataset) == len(packs) == sum(1 for _ in get_savable_loader(dataset))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(1, 12), max_size=60),
     num_groups=st.integers(1, 3),

@@ -8,11 +8,13 @@ import itertools
 import tarfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.tar import TarError, iter_tar, parse_sample, split_name
+
+from ..conftest import examples
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -45,7 +47,7 @@ def build(path, members, tar_format) -> bool:
 
 
 @pytest.mark.parametrize("tar_format", FORMATS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=st.lists(member, min_size=1, max_size=12))
 def test_members_are_those_that_tarfile_finds(tmp_path, tar_format, members):
     path = tmp_path / "a.tar"
@@ -96,7 +98,7 @@ def test_members_larger_than_the_read_window_are_passed_over(tmp_path):
     ]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 9 * 512), seed=st.integers(0, 3))
 def test_a_truncated_tar_is_refused_or_a_prefix(tmp_path, cut, seed):
     path = tmp_path / "a.tar"
@@ -115,7 +117,7 @@ def test_a_truncated_tar_is_refused_or_a_prefix(tmp_path, cut, seed):
     assert len(found) == len(whole) or whole[len(found)][1] > cut
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 511), value=st.integers(0, 255))
 def test_a_header_with_a_changed_byte_is_refused(tmp_path, at, value):
     path = tmp_path / "a.tar"

@@ -7,11 +7,13 @@ import tarfile
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.storage.tar import TarError, sample_members
 from energon_lite.storage.tar_blocks import block_members
+
+from ..conftest import examples
 
 PARTS = ["txt", "jpg", "seg.png", "json"]
 TIMES = [0, 1700000000, 1700000000.25, 1.5]
@@ -69,7 +71,7 @@ def test_members_are_those_of_the_exact_reader(described: Any, tar_format: int) 
     assert [len(found) for found in quick] == [len(parts) for parts in described]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(samples, formats, st.data())
 def test_wrong_ranges_and_damaged_bytes_give_the_errors_of_the_exact_reader(
     described: Any, tar_format: int, draw: Any

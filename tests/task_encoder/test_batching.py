@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.samples import (
@@ -28,6 +28,8 @@ from energon_lite.task_encoder import (
     generic_concat,
     homogeneous_concat_mix,
 )
+
+from ..conftest import examples
 
 SOURCE = SourceInfo("set", 0, "a.tar", ("k.txt",))
 SERVICE: dict[str, Any] = {
@@ -50,7 +52,7 @@ def filled(shape: tuple[int, ...], number: int) -> torch.Tensor:
     return torch.arange(1, size + 1).reshape(shape) + 1000 * number
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shapes_of_one_rank(min_dims=0))
 def test_pad_stack_keeps_every_tensor_and_is_zero_elsewhere(shapes: list[tuple[int, ...]]) -> None:
     tensors = [filled(shape, i) for i, shape in enumerate(shapes)]
@@ -63,7 +65,7 @@ def test_pad_stack_keeps_every_tensor_and_is_zero_elsewhere(shapes: list[tuple[i
         assert int((row != 0).sum()) == tensor.numel()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shapes_of_one_rank())
 def test_concat_pad_keeps_every_row_in_order(shapes: list[tuple[int, ...]]) -> None:
     tensors = [filled(shape, i) for i, shape in enumerate(shapes)]
