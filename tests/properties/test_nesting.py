@@ -220,6 +220,22 @@ def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any") -> Tree:
     return ("map", draw(st.sampled_from(names)), draw(below(kinds)))
 
 
+def begins_anew(tree: Tree, is_repeated: bool = False) -> bool:
+    """Whether something endless is cut off and repeated: how far it came is not known then."""
+    kind, *rest = tree
+    if kind == "source":
+        return False
+    if kind == "concat":
+        return any(begins_anew(child, is_repeated) for child in rest[0])
+    if kind in ("blend", "mix"):
+        children = [child for _, child in rest[-1]]
+        if is_repeated and rest[0] == "first" and any(map(is_endless, children)):
+            return True
+        is_repeated = is_repeated or rest[0] in ("forever", "all_once")
+        return any(begins_anew(child, is_repeated) for child in children)
+    return begins_anew(rest[-1], is_repeated or kind == "repeat")
+
+
 def is_short(tree: Tree) -> bool:
     """Whether a pass is soon read: repeats of repeats may have tens of thousands of items."""
     dataset = build(tree)
@@ -255,7 +271,7 @@ def gives_something(tree: Tree, num_streams: Sequence[int]) -> bool:
 @examples(25)
 @given(trees())
 def test_any_tree_keeps_all_laws(tree: Tree) -> None:
-    assume(gives_something(tree, (1, 3)) and is_short(tree))
+    assume(not begins_anew(tree) and gives_something(tree, (1, 3)) and is_short(tree))
     event(tree[0])
     check_dataset(build(tree), num_streams=(1, 3), max_items=12)
 
