@@ -13,6 +13,7 @@ import pytest
 from energon_lite import (
     DefaultTaskEncoder,
     ModalitySplit,
+    SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
@@ -180,6 +181,22 @@ def test_run_goes_on_on_other_ranks_and_workers(root: Path, workers: int) -> Non
 def test_world_size_that_does_not_divide_the_streams_is_refused(root: Path) -> None:
     with pytest.raises(ValueError, match="num_streams"):
         get_savable_loader(batched(root, Encoder(), 0, 3))
+
+
+def test_regression_batch_that_fails_whole_is_passed_over(root: Path) -> None:
+    """`batch` was called with no samples."""
+
+    class NoTexts(Encoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            if not has_image(number_of(sample)):
+                raise SkipSample
+            return sample
+
+    expected = [number for number in range(NUM_SAMPLES) if has_image(number)]
+    streams = streams_of(batched(root, NoTexts()))
+    assert all(batch for own in streams for batch in own)
+    assert sorted(n for own in streams for batch in own for n in batch) == expected
 
 
 def test_sources_and_dicts_are_groups(root: Path) -> None:
