@@ -230,9 +230,9 @@ class FunctionRun:
         self.failures = 0
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
-        """Calls the function; gives `LEFT_OUT` if it skipped or failed."""
+        """Calls the function; returns `LEFT_OUT` if it skipped or failed."""
         try:
-            result = self.spec.call(key, argument)
+            result = self.spec.call(key, _own(argument))
         except Exception as error:
             self.left_out(error, key, argument)
             return LEFT_OUT
@@ -242,7 +242,7 @@ class FunctionRun:
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs the generator function; ends early where it skips or fails."""
         try:
-            for own_key, item in self.spec.expand(key, argument):
+            for own_key, item in self.spec.expand(key, _own(argument)):
                 self.failures = 0
                 yield own_key, item
         except Exception as error:
@@ -296,6 +296,11 @@ def _bad_result(spec: UserFunction, result: Any) -> Exception:
         f"{spec.where} returns a generator but is no generator function itself; "
         "write the hook with `yield`, so that its items can be numbered"
     )
+
+
+def _own(argument: Any) -> Any:
+    """Returns a copy of a list: a function may sort it or take entries out of it."""
+    return argument.copy() if type(argument) is list else argument
 
 
 def _stamped(item: Any, key: RestoreKey) -> Any:

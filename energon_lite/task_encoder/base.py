@@ -147,6 +147,11 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             that as well.
     """
 
+    # Also of a subclass whose `__init__` does not call this one.
+    _encoded_sample_type: type[Any] | None = None
+    _raw_batch_type: type[Any] | None = None
+    _batch_type: type[Any] | None = None
+
     def __init__(
         self,
         *,
@@ -155,7 +160,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         batch_type: type[T_batch] | None = None,
     ) -> None:
         self._encoded_sample_type = encoded_sample_type
-        self._raw_batch_type: type[Any] | None = raw_batch_type or batch_type
+        self._raw_batch_type = raw_batch_type or batch_type
         self._batch_type = batch_type
 
     @stateless

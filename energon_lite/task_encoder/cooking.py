@@ -12,35 +12,21 @@ from energon_lite.core.stacking import SERVICE_FIELDS
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NEED_CACHE = "__cooker_need_cache__"
-_NEED_PRIMARY = "__cooker_need_primary__"
-
 
 @dataclasses.dataclass(frozen=True)
 class Cooker(Generic[T]):
     """A function that makes a sample of a `CrudeSample`, and the datasets that it is for.
 
     Attributes:
-        cook: Called as `cook(crude_sample, **aux)`, where aux are the auxiliary data sources of
-            the dataset, with `cache` and `primary` where the `cooker` decorator asks for them.
+        cook: Called as `cook(crude_sample)`.
         has_subflavors: The dataset must have these subflavors; None for any dataset.
     """
 
     cook: Callable[..., T]
     has_subflavors: Mapping[str, Any] | None = None
 
-    @property
-    def need_cache(self) -> bool:
-        """Whether the function wants the cache pool as `cache`."""
-        return bool(getattr(self.cook, _NEED_CACHE, False))
-
-    @property
-    def need_primary(self) -> bool:
-        """Whether the function wants the primary file store as `primary`."""
-        return bool(getattr(self.cook, _NEED_PRIMARY, False))
-
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Tells whether the cooker is for a dataset with these subflavors."""
+        """Returns whether the cooker is for a dataset with these subflavors."""
         if self.has_subflavors is None:
             return True
         given = subflavors or {}
@@ -60,20 +46,25 @@ def cooker(
 
 
 def cooker(fn: Any = None, *, need_cache: bool = False, need_primary: bool = False) -> Any:
-    """Says what a cook function wants to be given; used bare or with arguments.
+    """Marks a cook function; used bare or with arguments, all of which must be False.
 
     Args:
         fn: The function.
-        need_cache: Pass the cache pool as `cache`.
-        need_primary: Pass the primary file store as `primary`.
+        need_cache: Energon's cache pools are not in this version.
+        need_primary: nor are its file stores.
+
+    Raises:
+        NotImplementedError: The function asks for a cache or a file store.
     """
-
-    def decorate(function: F) -> F:
-        setattr(function, _NEED_CACHE, need_cache)
-        setattr(function, _NEED_PRIMARY, need_primary)
-        return function
-
-    return decorate if fn is None else decorate(fn)
+    wanted = [name for name, is_set in (("cache", need_cache), ("primary", need_primary)) if is_set]
+    if wanted:
+        raise NotImplementedError(
+            f"@cooker(need_{wanted[0]}=True): this version has no cache pools and no file stores. "
+            f"Cook without the argument {wanted[0]!r}: put the files that the function reads into "
+            "the sample's own tar, where they are entries of the crude sample, or open them "
+            "yourself in encode_sample or postencode_sample"
+        )
+    return (lambda function: function) if fn is None else fn
 
 
 def basic_sample_keys(

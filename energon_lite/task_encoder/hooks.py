@@ -82,11 +82,6 @@ class Hooks:
         if not isinstance(factory, CrudeWebdataset):
             return source
         cooker = find_cooker(self.encoder.cookers, factory.subflavors, str(factory.path))
-        if cooker.need_cache or cooker.need_primary:
-            raise ValueError(
-                f"{factory.path}: cooker {cooker.cook.__name__} asks for a cache or the primary "
-                "file store, which this version does not have"
-            )
         return MapDataset(source, self.hook("cook", CookFunction(self.encoder, cooker)))
 
     def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:

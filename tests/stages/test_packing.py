@@ -440,6 +440,32 @@ class Chosen(DefaultTaskEncoder):
         return TextSample.derive_from(samples[0], text="|".join(s.text for s in samples))
 
 
+class Popping(Chosen):
+    """Packs chosen by a function that empties the list that it gets."""
+
+    def select_samples_to_pack(self, samples: list[TextSample]) -> Any:
+        samples.sort(key=lambda sample: (len(sample.text), sample.__key__))
+        packs = []
+        while len(samples) > 3:
+            packs.append([samples.pop(), samples.pop(0)])
+            del samples[0]
+        return packs
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
+        packed = super().pack_selected_samples(samples)
+        samples.reverse()
+        samples.pop()
+        return packed
+
+    @stateless
+    def batch(self, samples: list[TextSample]) -> Any:
+        texts = []
+        while samples:
+            texts.append(samples.pop().text)
+        return {"texts": texts}
+
+
 @pytest.mark.parametrize(
     "encoder",
     [
@@ -449,13 +475,14 @@ class Chosen(DefaultTaskEncoder):
         lambda: Packs(group_by=by_last_digit, layout="thd"),
         Noisy,
         Chosen,
+        Popping,
     ],
-    ids=["packs", "split", "window", "groups", "noisy", "chosen"],
+    ids=["packs", "split", "window", "groups", "noisy", "chosen", "popping"],
 )
 @pytest.mark.parametrize("num_streams", [1, 4])
 def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, num_streams) -> None:
     arguments: dict[str, Any] = {"batch_size": 2}
-    if encoder is Chosen:
+    if encoder in (Chosen, Popping):
         arguments["packing_buffer_size"] = 10
 
     def make(config: WorkerConfig) -> SavableDataset[Any]:
@@ -605,6 +632,13 @@ def test_end_of_data_with_a_half_full_buffer_gives_all_samples(root) -> None:
     for size in (1, 7, 32, 1000):
         batches, _ = one_pass(root, Pairs(), batch_size=None, packing_buffer_size=size)
         assert sorted(key for pack in batches for key in pack["keys"]) == list(range(NUM_SAMPLES))
+
+
+def test_function_that_changes_its_list_packs_the_samples_that_it_names(root) -> None:
+    packs, loader = one_pass(root, Popping(), batch_size=1, packing_buffer_size=9)
+    found = [text for pack in packs for text in pack["texts"][0].split("|")]
+    taken = [text.split()[1] for text in found]
+    assert len(set(taken)) == len(taken) == NUM_SAMPLES - loader.num_skipped["texts/train"]
 
 
 class Picky(Pairs):

@@ -48,21 +48,16 @@ def test_missing_cookers_are_reported_with_the_dataset_and_its_subflavors() -> N
         find_cooker([Cooker(cook, {"a": 2})], {"a": 1}, "set")
 
 
-def test_decorator_says_what_the_function_needs() -> None:
-    @cooker(need_cache=True)
-    def with_cache(sample: CrudeSample, cache: Any) -> None: ...
+@pytest.mark.parametrize("need", ["need_cache", "need_primary"])
+def test_function_that_asks_for_what_is_not_there_is_refused_when_decorated(need: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"@cooker\({need}=True\).*own tar"):
 
-    @cooker(need_primary=True)
-    def with_primary(sample: CrudeSample, primary: Any) -> None: ...
+        @cooker(**{need: True})
+        def with_more(sample: CrudeSample, **more: Any) -> None: ...
 
-    @cooker
-    def bare(sample: CrudeSample) -> None: ...
 
-    needs = [
-        (Cooker(function).need_cache, Cooker(function).need_primary)
-        for function in (with_cache, with_primary, bare, cook)
-    ]
-    assert needs == [(True, False), (False, True), (False, False), (False, False)]
+def test_decorator_leaves_other_functions_as_they_are() -> None:
+    assert cooker(cook) is cooker()(cook) is cooker(need_cache=False)(cook) is cook
 
 
 def test_basic_sample_keys_are_the_service_fields_that_are_there() -> None:

@@ -450,6 +450,20 @@ def test_skips_before_a_generator_are_counted_once_though_the_run_is_resumed_ins
     assert loader.num_skipped == {"texts/train": 20}
 
 
+class WithoutInit(DefaultTaskEncoder):
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=sample.text + self.suffix)
+
+
+def test_encoder_whose_init_does_not_call_that_of_its_base_works(texts) -> None:
+    (batch,) = first(loader_of(texts, WithoutInit("!"), batch_size=3), 1)
+    assert all(text.endswith("!") for text in batch.text)
+
+
 # ------------------------------------------------------------------------------------------ groups
 
 
