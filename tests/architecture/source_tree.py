@@ -94,5 +94,6 @@ def repository_files() -> Iterator[Path]:
         folders = path.relative_to(REPO).parts[:-1]
         hidden = any(f.startswith(".") and f != ".ci" for f in folders)
         built = any(f in _NOT_OURS or f.endswith(".egg-info") for f in folders)
-        if path.is_file() and not hidden and not built:
+        # Of a worktree `.git` is a file.
+        if path.is_file() and path.name != ".git" and not hidden and not built:
             yield path
