@@ -138,6 +138,15 @@ def test_a_dry_run_says_what_it_would_write(root):
     assert not is_prepared(root)
 
 
+def test_only_the_tars_that_are_named_are_prepared(root):
+    typed = [*TYPED, "--split-ratio", "1,0,0"]
+    assert run("prepare", root, "shard-000{2..1}.tar", "*0.tar", *typed).exit_code == 0
+    assert list(read_info(root).shard_counts) == [f"shard-000{i}.tar" for i in (2, 1, 0)]
+    result = run("prepare", root, "other/*.tar", *typed, "--force-overwrite")
+    assert result.exit_code == 1
+    assert "other/*.tar matches no .tar file" in result.stderr
+
+
 def test_shuffled_tars_are_all_in_the_split(root):
     assert run("prepare", root, *TYPED, "--shuffle-tars").exit_code == 0
     assert json.loads(run("info", root, "--json").stdout)["splits"]["train"]["shards"] == 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,12 +23,19 @@ from energon_lite.prepare import Progress as PrepareProgress
 from energon_lite.prepare import prepare_dataset
 from energon_lite.prepare.config import CRUDE, fields_of, sample_type_names
 from energon_lite.prepare.indexing import first_parts
-from energon_lite.prepare.shards import find_shards, local_root
+from energon_lite.prepare.shards import Shard, find_shards, local_root
 from energon_lite.prepare.splits import parse_ratio
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META, is_prepared
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 
+Tars = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TARS]...",
+        help="Tars below the folder: names, brace patterns, globs (quote them).  [default: all]",
+    ),
+]
 SplitRatio = Annotated[str | None, typer.Option(help="Shares of train,val,test, such as 8,1,1.")]
 SplitPatterns = Annotated[
     list[str] | None,
@@ -61,6 +68,7 @@ NonInteractive = Annotated[bool, typer.Option("--non-interactive", help="Never a
 
 def prepare(
     path: DatasetPath,
+    tars: Tars = None,
     split_ratio: SplitRatio = None,
     split_parts: SplitPatterns = None,
     sample_type: SampleType = None,
@@ -92,7 +100,8 @@ def prepare(
             if not skip_dataset_yaml and not (path / META / dataset_yaml_name).is_file():
                 sample_type = sample_type or _ask_sample_type(can_ask)
             if sample_type not in (None, CRUDE) and not fields:
-                fields = _ask_fields(path, str(sample_type), exclude, can_ask)
+                shards = functools.partial(find_shards, path, exclude, tars or None)
+                fields = _ask_fields(shards, str(sample_type), can_ask)
         with progress_bar(progress) as bar:
             report = prepare_dataset(
                 path,
@@ -108,6 +117,7 @@ def prepare(
                 force_overwrite=force_overwrite,
                 dry_run=dry_run,
                 progress=_indexing_bar(bar),
+                paths=tars or None,
             )
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else prepared_text(report))
 
@@ -182,12 +192,14 @@ def _ask_sample_type(can_ask: bool) -> str:
         typer.echo(f"{answer!r} is not in the list", err=True)
 
 
-def _ask_fields(path: Path, sample_type: str, exclude: str | None, can_ask: bool) -> dict[str, str]:
+def _ask_fields(
+    shards: Callable[[], list[Shard]], sample_type: str, can_ask: bool
+) -> dict[str, str]:
     specs = fields_of(sample_type)
     if not can_ask:
         names = ", ".join(spec.name for spec in specs if spec.is_required)
         raise _missing("--field-map", f"the parts for the fields of {sample_type} ({names})")
-    parts = first_parts(find_shards(path, exclude)[0].path)
+    parts = first_parts(shards()[0].path)
     typer.echo(f"Parts of the first sample: {', '.join(parts)}. Also possible: json[a][0], jpg,png")
     fields: dict[str, str] = {}
     for spec in specs:

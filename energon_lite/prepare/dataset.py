@@ -24,12 +24,12 @@ from energon_lite.prepare.plan import (
     Plan,
     Request,
     SplitParts,
-    SplitRatio,
     make_plan,
     plan_again,
 )
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.prepare.shards import Shard, local_root
+from energon_lite.prepare.splits import Ratio
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -48,6 +48,8 @@ FORMAT_VERSION = "7.4.1"
 PARTIAL = "prepare.partial"
 INDEX_UUID = "index.uuid"
 _ERRORS_SHOWN = 10
+
+Watch = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
 class Progress(NamedTuple):
@@ -110,7 +112,7 @@ class PrepareReport:
 def prepare_dataset(
     path: str | os.PathLike[str],
     *,
-    split_ratio: SplitRatio | None = None,
+    split_ratio: Ratio | None = None,
     split_parts: SplitParts | None = None,
     sample_type: str | None = None,
     field_map: Mapping[str, str] | None = None,
@@ -123,29 +125,32 @@ def prepare_dataset(
     force_overwrite: bool = False,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
-    paths: Iterable[Path | str] | None = None,
+    paths: Iterable[str | os.PathLike[str]] | None = None,
 ) -> PrepareReport:
     """Indexes the tars of a folder and writes its `.nv-meta`.
 
-    A run that was interrupted goes on where it stood when it is started again.
+    A run that was interrupted resumes when it is started again.
 
     Args:
         path: the folder; all `.tar` files in it and below belong to the dataset.
-        split_ratio: shares of train, val and test, such as `"8,1,1"`.
+        split_ratio: shares of train, val and test, such as `"8,1,1"`; or shares by name, such as
+            `{"train": 0.9, "dev": 0.1}`.
         split_parts: regular expressions by split part, matched from the start of a shard's
             relative path after brace expansion; wins over `split_ratio`.
         sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
         field_map: for each field of the sample type the part that it is taken from.
         split_config: file name in `.nv-meta`.
         dataset_config: file name in `.nv-meta`.
-        exclude: regular expression; a tar whose relative path holds a match is left out.
+        exclude: regular expression; a tar whose relative path holds a match is skipped.
         num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
         shuffle_seed: shuffles the shards before they are split by ratio.
         tar_index_only: only indexes a prepared dataset again, and corrects its counts.
         force_overwrite: prepares again, and replaces existing configs.
         dry_run: reads and checks everything, writes nothing.
         progress: called after each shard.
-        paths: only these tars, instead of all; no matter with `tar_index_only`.
+        paths: only these tars, in this order, instead of all: names relative to the folder, brace
+            patterns such as `"parts/data-{000..127}.tar"`, globs. With `tar_index_only` they matter
+            only where the folder is not prepared: then indexes are all that is written.
 
     Raises:
         ValueError: The options contradict each other, or do not fit the shards.
@@ -153,15 +158,32 @@ def prepare_dataset(
         DatasetFormatError: Tars cannot be used; names file, key and members.
         RuntimeError: A worker process died, or another run prepares the folder at this time.
     """
-    root = local_root(path)
     request = Request(
         split_ratio, split_parts, sample_type, field_map, split_config, dataset_config,
         exclude, shuffle_seed, force_overwrite, paths,
     )  # fmt: skip
+    return prepare_as(
+        path, request, num_workers=num_workers, tar_index_only=tar_index_only, dry_run=dry_run,
+        progress=progress,
+    )  # fmt: skip
+
+
+def prepare_as(
+    path: str | os.PathLike[str],
+    request: Request,
+    *,
+    num_workers: int | None = None,
+    tar_index_only: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    watch: Watch | None = None,
+) -> PrepareReport:
+    """Does what `prepare_dataset` says; `watch` wraps the iterator over the shards, if given."""
+    root = local_root(path)
     plan = plan_again(root, request) if tar_index_only else make_plan(root, request)
     workers = default_workers() if num_workers is None else num_workers
     with _dry_folder() if dry_run else _partial_folder(plan) as folder:
-        results = _read(plan, folder, workers, progress)
+        results = _read(plan, folder, workers, progress, watch)
         if not dry_run:
             _commit(plan, folder, results)
     return _report(plan, results, dry_run)
@@ -201,7 +223,11 @@ def _partial_folder(plan: Plan) -> Iterator[Path]:
 
 
 def _read(
-    plan: Plan, folder: Path, num_workers: int, progress: Callable[[Progress], None] | None
+    plan: Plan,
+    folder: Path,
+    num_workers: int,
+    progress: Callable[[Progress], None] | None,
+    watch: Watch | None,
 ) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
     total = sum(shard.path.stat().st_size for shard in plan.shards)
@@ -212,6 +238,8 @@ def _read(
     try:
         tasks = [(shard, folder) for shard in plan.shards]
         found = ordered_results(index_shard, tasks, num_workers)
+        if watch is not None:
+            found = watch(found, len(tasks))
         for number, result in enumerate(found):
             if isinstance(result, Exception):
                 errors.append(result)
@@ -270,7 +298,7 @@ def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> Prepar
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
     files = [INDEX_SQLITE, INDEX_UUID, *plan.texts]
-    if plan.old_counts != counts:
+    if plan.writes_info(counts):
         files.append(INFO_JSON)
     return PrepareReport(
         path=plan.root,
@@ -291,7 +319,7 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
     had_yaml = (meta / INFO_YAML).is_file()
-    if plan.old_counts is None:
+    if plan.splits is not None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)
     for result in results:
@@ -300,5 +328,5 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
     for name, text in plan.texts.items():
         write_atomically(meta / name, text.encode())
-    if plan.old_counts != counts:
+    if plan.writes_info(counts):
         write_info(plan.root, DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from energon_lite.prepare.dataset import prepare_dataset
+from energon_lite.prepare.dataset import prepare_as
+from energon_lite.prepare.plan import Request
 
-_RATIO_PARTS = ("train", "val", "test")
+logger = logging.getLogger(__name__)
+
+
+def _as_it_is(shards: Iterator[Any], total: int) -> Iterator[Any]:
+    del total
+    return shards
 
 
 def prepare_like_energon(
@@ -20,7 +26,7 @@ def prepare_like_energon(
     split_parts_patterns: Sequence[tuple[str, str]] | None = None,
     split_config: str = "split.yaml",
     shuffle_seed: int | None = 42,
-    progress_fn: Callable[[Any, int], Any] | None = None,
+    progress_fn: Callable[[Iterator[Any], int], Iterator[Any]] = _as_it_is,
     workers: int = 32,
     tar_index_only: bool = False,
     media_filter: None = None,
@@ -29,16 +35,19 @@ def prepare_like_energon(
 ) -> set[str]:
     """Prepares the tars `paths` below `parent_path`, but writes no `dataset.yaml`.
 
+    As in Energon a folder that is prepared is prepared again, a split part may be empty, and a
+    shard may be in several; a warning in the log says so.
+
     Args:
         parent_path: the folder.
-        paths: the tars, relative to the folder.
-        split_parts_ratio: (part, share) for train, val and test.
-        split_parts_patterns: (part, regular expression on relative paths).
+        paths: the tars, relative to the folder: names, brace patterns, globs.
+        split_parts_ratio: (part, share) pairs, in order.
+        split_parts_patterns: (part, regular expression) pairs; they win over the ratio.
         split_config: name of the split file in `.nv-meta`.
         shuffle_seed: shuffles the shards before they are split by ratio; None keeps their order.
-        progress_fn: called as `progress_fn(iterator, total)`, gives the iterator.
+        progress_fn: wraps the iterator over the shards: `progress_fn(iterator, total)`.
         workers: processes, at most.
-        tar_index_only: only indexes a prepared dataset again.
+        tar_index_only: only indexes the tars: of a prepared dataset those that it has.
         media_filter: not in this version.
         fix_duplicates: not in this version: the tars are the user's only copy.
         index_sqlite_tmp_path: not used; the database is built beside its place.
@@ -51,34 +60,21 @@ def prepare_like_energon(
     """
     del index_sqlite_tmp_path
     if media_filter is not None:
-        raise ValueError("media_filter: this version writes no media metadata; leave it at None")
+        raise ValueError("media_filter: this version has no media metadata; leave it at None")
     if fix_duplicates:
         raise ValueError(
             "fix_duplicates: tars are never rewritten in place; write them again with unique keys"
         )
-    total = [Path(path) for path in paths]
-    if progress_fn is not None:
-        # Energon's callers wrap an iterator of shards in a bar; here the shards are known at once.
-        total = list(progress_fn(iter(total), len(total)))
-    report = prepare_dataset(
-        parent_path,
-        paths=total,
-        split_ratio=_ratio(split_parts_ratio) if split_parts_ratio else None,
-        split_parts=list(split_parts_patterns) if split_parts_patterns else None,
+    request = Request(
+        split_ratio=None if tar_index_only else split_parts_ratio,
+        split_parts=None if tar_index_only else split_parts_patterns,
         split_config=split_config,
         shuffle_seed=shuffle_seed,
-        num_workers=workers,
-        tar_index_only=tar_index_only,
         force_overwrite=True,
+        paths=paths,
+        on_odd=logger.warning,
+    )
+    report = prepare_as(
+        parent_path, request, num_workers=workers, tar_index_only=tar_index_only, watch=progress_fn
     )
     return set(report.part_names)
-
-
-def _ratio(shares: Sequence[tuple[str, float]]) -> list[float]:
-    unknown = [part for part, _ in shares if part not in _RATIO_PARTS]
-    if unknown:
-        raise ValueError(
-            f"split_parts_ratio names {unknown[0]!r}; by ratio there are train, val and test. "
-            "Use split_parts_patterns for other parts"
-        )
-    return [dict(shares).get(part, 0) for part in _RATIO_PARTS]

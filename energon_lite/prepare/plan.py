@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from energon_lite.prepare.config import check_config, config_text
 from energon_lite.prepare.shards import Shard, find_shards
 from energon_lite.prepare.splits import (
+    Ratio,
     parse_ratio,
     patterns_of,
+    refuse,
     split_by_patterns,
     split_by_ratio,
 )
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import (
+    DEFAULT_DATASET,
+    DEFAULT_SPLIT,
     INFO_JSON,
     META,
     config_path,
@@ -25,41 +29,51 @@ from energon_lite.storage.nvmeta import (
     split_text,
 )
 
-SplitRatio = str | Sequence[float | str | Fraction]
 SplitParts = Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]]
 
 
 class Plan(NamedTuple):
-    """All decisions: what is read, and what is written when that went well."""
+    """All decisions: what is read, and what is written when that went well.
+
+    `splits` is None where those that are there stay, or where only indexes are made.
+    """
 
     root: Path
     shards: list[Shard]
-    splits: dict[str, list[str]] | None  # None: keep what is there
+    splits: dict[str, list[str]] | None
     field_map: FieldMap | None
     texts: dict[str, str]  # files of .nv-meta that users may edit
     old_counts: dict[str, int] | None  # of the info file that stays (tar_index_only)
 
+    def writes_info(self, counts: dict[str, int]) -> bool:
+        """Returns whether the info file is written: it is new, or its counts are other ones."""
+        return self.splits is not None or self.old_counts not in (None, counts)
+
 
 class Request(NamedTuple):
-    """What the caller of `prepare_dataset` asked for, under its argument names."""
+    """What the caller of `prepare_dataset` asked for, under its argument names.
 
-    split_ratio: SplitRatio | None
-    split_parts: SplitParts | None
-    sample_type: str | None
-    field_map: Mapping[str, str] | None
-    split_config: str
-    dataset_config: str
-    exclude: str | None
-    shuffle_seed: int | None
-    force_overwrite: bool
-    paths: Iterable[Path | str] | None
+    `on_odd` is called with what is wrong about a split: it raises, or warns.
+    """
+
+    split_ratio: Ratio | None = None
+    split_parts: SplitParts | None = None
+    sample_type: str | None = None
+    field_map: Mapping[str, str] | None = None
+    split_config: str = DEFAULT_SPLIT
+    dataset_config: str = DEFAULT_DATASET
+    exclude: str | None = None
+    shuffle_seed: int | None = None
+    force_overwrite: bool = False
+    paths: Iterable[str | os.PathLike[str]] | None = None
+    on_odd: Callable[[str], None] = refuse
 
 
 def make_plan(root: Path, request: Request) -> Plan:
     """Decides about a new dataset; errors are those of `prepare_dataset`."""
     field_map = check_config(request.sample_type, request.field_map)
     ratio, patterns = request.split_ratio, request.split_parts
-    shares = parse_ratio(ratio) if ratio is not None else ()
+    shares = parse_ratio(ratio) if ratio is not None else {}
     if not shares and patterns is None:
         raise ValueError(
             "give a split: split_ratio (--split-ratio 8,1,1) or split_parts (--split-parts)"
@@ -72,9 +86,9 @@ def make_plan(root: Path, request: Request) -> Plan:
         )
     names = [shard.name for shard in shards]
     if patterns is not None:
-        splits = split_by_patterns(names, patterns_of(patterns))
+        splits = split_by_patterns(names, patterns_of(patterns), request.on_odd)
     else:
-        splits = split_by_ratio(names, shares, request.shuffle_seed)
+        splits = split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
     texts = {request.split_config: split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
         texts[request.dataset_config] = config_text(request.sample_type, field_map)
@@ -86,6 +100,8 @@ def plan_again(root: Path, request: Request) -> Plan:
     """Decides about making the indexes of a prepared dataset again."""
     if any(request[:4]) or request.exclude:
         raise ValueError("tar_index_only keeps split and sample type; do not give them again")
+    if request.paths is not None and not is_prepared(root):
+        return Plan(root, find_shards(root, None, request.paths), None, None, {}, None)
     counts = read_info(root).shard_counts
     missing = [name for name in counts if not (root / name).is_file()]
     if missing:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.splits import compile_pattern
+from energon_lite.storage.braces import expand
 from energon_lite.storage.nvmeta import META
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_EXCLUDING = r"--exclude '\.tgz$'"
+_EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
+_GLOB = re.compile(r"[*?\[]")
 
 
 class Shard(NamedTuple):
@@ -23,21 +26,24 @@ class Shard(NamedTuple):
 
 
 def find_shards(
-    root: Path, exclude: str | None = None, paths: Iterable[Path | str] | None = None
+    root: Path, exclude: str | None = None, paths: Iterable[str | os.PathLike[str]] | None = None
 ) -> list[Shard]:
-    """Finds the tar files of a dataset, sorted by name.
+    """Finds the tar files of a dataset.
 
     Args:
         root: the dataset's folder; links to folders are followed.
-        exclude: regular expression; a tar whose relative path holds a match is left out.
-        paths: only these tars, relative to `root` or below it.
+        exclude: regular expression; a tar whose relative path holds a match is skipped.
+        paths: only these tars, relative to `root` or below it: names, brace patterns and globs.
+
+    Returns:
+        Each tar once: sorted by name, or in the order of `paths`.
 
     Raises:
-        FileNotFoundError: There is no tar.
+        FileNotFoundError: There is no tar, or a path leads to none.
         DatasetFormatError: A tar is compressed.
         ValueError: `exclude` is no regular expression.
     """
-    names = [_relative(root, path) for path in paths] if paths is not None else _walk(root)
+    names = sorted(_walk(root)) if paths is None else _named(root, paths)
     if exclude is not None:
         pattern = compile_pattern(exclude, "exclude")
         left = [name for name in names if not pattern.search(name)]
@@ -48,15 +54,43 @@ def find_shards(
     if packed:
         raise DatasetFormatError(
             f"{root / packed[0]}: a compressed tar has no random access ({len(packed)} such "
-            f"files). Unpack it (`gunzip -c x.tgz > x.tar`) and remove it, or exclude it with "
-            f"{_EXCLUDING}"
+            f"files). Unpack it (`gunzip -c x.tgz > x.tar`) and remove it, or exclude all such "
+            rf"files with --exclude '{_EXCLUDING}'"
         )
     if not names:
-        raise FileNotFoundError(f"{root}: there is no .tar file in this folder or below it")
-    missing = [name for name in names if not (root / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{root / missing[0]} does not exist")
-    return [Shard(name, root / name) for name in sorted(set(names))]
+        raise FileNotFoundError(
+            f"{root}: there is no .tar file in this folder or below it"
+            if paths is None
+            else f"{root}: no tar was named; give paths below this folder, or None for all"
+        )
+    return [Shard(name, root / name) for name in names]
+
+
+def _named(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Expands brace patterns and globs, in order; each name once."""
+    names: dict[str, None] = {}
+    for path in [paths] if isinstance(paths, str) else paths:
+        text = _relative(root, path)
+        try:
+            # What is there under this very name is no pattern.
+            expanded = [text] if (root / text).is_file() else expand(text)
+        except ValueError as error:
+            raise ValueError(f"path {text!r}: {error}") from None
+        for name in expanded:
+            found = [name] if (root / name).is_file() else _globbed(root, name)
+            if not found:
+                of = "" if name == text else f" (of path {text!r})"
+                what = "matches no .tar file" if _GLOB.search(name) else "does not exist"
+                raise FileNotFoundError(f"{root / name} {what}{of}")
+            names.update(dict.fromkeys(found))
+    return list(names)
+
+
+def _globbed(root: Path, pattern: str) -> list[str]:
+    if not _GLOB.search(pattern):
+        return []
+    found = (path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file())
+    return sorted(name for name in found if name.endswith((".tar", *_PACKED)))
 
 
 def local_root(path: str | os.PathLike[str]) -> Path:
@@ -77,12 +111,13 @@ def local_root(path: str | os.PathLike[str]) -> Path:
     return root
 
 
-def _relative(root: Path, path: Path | str) -> str:
-    whole = root / path
+def _relative(root: Path, path: str | os.PathLike[str]) -> str:
+    if not Path(path).is_absolute():
+        return Path(path).as_posix()
     try:
-        return whole.relative_to(root).as_posix()
+        return Path(path).relative_to(root.absolute()).as_posix()
     except ValueError:
-        raise ValueError(f"{whole} is not below the dataset {root}") from None
+        raise ValueError(f"{path} is not below the dataset {root}") from None
 
 
 def _walk(root: Path) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from energon_lite.storage.braces import expand
 
 RATIO_PARTS = ("train", "val", "test")
+
+Share = float | str | Fraction
+Ratio = str | Sequence[Share] | Sequence[tuple[str, Share]] | Mapping[str, Share]
 
 
 def compile_pattern(pattern: str, what: str) -> re.Pattern[str]:
@@ -30,24 +33,25 @@ def _glob_hint(pattern: str) -> str:
     return " It is a regular expression, matched from the start of the shard's relative path"
 
 
-def parse_ratio(ratio: str | Sequence[float | str | Fraction]) -> tuple[Fraction, ...]:
-    """Reads shares of train, val and test (or of train and val); decimals are taken exactly.
+def parse_ratio(ratio: Ratio) -> dict[str, Fraction]:
+    """Reads the share of each split part; decimals are taken exactly.
+
+    Args:
+        ratio: two or three shares, of train, val and test; or shares by name.
 
     Raises:
-        ValueError: They are not two or three numbers of at least 0, one of them above.
+        ValueError: They are not numbers of at least 0, one of them above.
 
     Example:
-        >>> parse_ratio("0.5, 0.3, 0.2") == parse_ratio([5, 3, 2])
-        False
-        >>> [int(share * 10) for share in parse_ratio("0.5, 0.3, 0.2")]
-        [5, 3, 2]
+        >>> {part: int(share * 10) for part, share in parse_ratio("0.5, 0.3, 0.2").items()}
+        {'train': 5, 'val': 3, 'test': 2}
     """
-    texts = ratio.split(",") if isinstance(ratio, str) else [str(share) for share in ratio]
+    named = _named_shares(ratio)
     try:
-        shares = tuple(Fraction(text.strip()) for text in texts)
+        shares = {part: Fraction(str(share).strip()) for part, share in named.items()}
     except (ValueError, ZeroDivisionError):
-        shares = ()
-    if len(shares) not in (2, 3) or min(shares) < 0 or sum(shares) == 0:
+        shares = {}
+    if not shares or min(shares.values()) < 0 or not any(shares.values()):
         raise ValueError(
             f"split ratio {ratio!r}: give three numbers for train,val,test such as 8,1,1 "
             "(0 for a part without shards)"
@@ -55,20 +59,36 @@ def parse_ratio(ratio: str | Sequence[float | str | Fraction]) -> tuple[Fraction
     return shares
 
 
+def _named_shares(ratio: Ratio) -> dict[str, object]:
+    if isinstance(ratio, Mapping):
+        return dict(ratio)
+    shares = ratio.split(",") if isinstance(ratio, str) else list(ratio)
+    if shares and all(isinstance(share, tuple | list) for share in shares):
+        return dict(shares)  # type: ignore[arg-type]  # pairs
+    return dict(zip(RATIO_PARTS, shares, strict=False)) if len(shares) in (2, 3) else {}
+
+
+def refuse(message: str) -> None:
+    """Raises a ValueError: what is odd about a split is an error."""
+    raise ValueError(message)
+
+
 def split_by_ratio(
-    names: Sequence[str], shares: Sequence[Fraction], shuffle_seed: int | None = None
+    names: Sequence[str],
+    shares: Mapping[str, Fraction],
+    shuffle_seed: int | None = None,
+    on_odd: Callable[[str], None] = refuse,
 ) -> dict[str, list[str]]:
-    """Deals shards to train, val and test, in order.
+    """Deals shards to split parts, in order.
 
     The cuts are exact, so no shard is lost; the last share above 0 takes the rest.
 
     Args:
         names: the shards.
-        shares: what `parse_ratio` gave.
+        shares: what `parse_ratio` returned.
         shuffle_seed: shuffles the shards first.
-
-    Raises:
-        ValueError: A share above 0 would get no shard.
+        on_odd: called with what is wrong where a share above 0 gets no shard; by default raises
+            a ValueError.
 
     Example:
         >>> parts = split_by_ratio([str(i) for i in range(10)], parse_ratio("7,2,1"))
@@ -78,34 +98,39 @@ def split_by_ratio(
     order = list(names)
     if shuffle_seed is not None:
         random.Random(shuffle_seed).shuffle(order)
-    total = sum(shares)
+    total = sum(shares.values())
     parts: dict[str, list[str]] = {}
     reached, start = Fraction(0), 0
-    for part, share in zip(RATIO_PARTS, shares, strict=False):
+    for part, share in shares.items():
         reached += share
         stop = int(len(order) * reached / total)
         parts[part] = order[start:stop]
         if share and stop == start:
-            raise ValueError(
-                f"split ratio {','.join(map(str, shares))} leaves {part!r} empty: there are only "
-                f"{len(order)} shards. Set its share to 0, make it larger, or write more shards"
+            on_odd(
+                f"split ratio {','.join(map(str, shares.values()))} leaves {part!r} empty: there "
+                f"are only {len(order)} shards. Set its share to 0, make it larger, or write more "
+                "shards"
             )
         start = stop
     return parts
 
 
 def split_by_patterns(
-    names: Sequence[str], patterns: Iterable[tuple[str, str]]
+    names: Sequence[str],
+    patterns: Iterable[tuple[str, str]],
+    on_odd: Callable[[str], None] = refuse,
 ) -> dict[str, list[str]]:
-    """Gives each split part the shards that its patterns match, in the order of `names`.
+    """Returns the shards that the patterns of each split part match, in the order of `names`.
 
     Args:
         names: the shards, relative to the dataset.
         patterns: (part, pattern); a pattern is brace-expanded, then matched as a regular
             expression from the start of the name. A part may have several.
+        on_odd: called with what is wrong where a pattern matches no shard, or a shard belongs to
+            two parts; by default raises a ValueError.
 
     Raises:
-        ValueError: A pattern matches no shard, or a shard belongs to two parts.
+        ValueError: A pattern is malformed.
     """
     owner: dict[str, str] = {}
     parts: dict[str, list[str]] = {}
@@ -118,13 +143,13 @@ def split_by_patterns(
         regexes = [compile_pattern(one, f"split part {part!r}") for one in expanded]
         matched = [name for name in names if any(regex.match(name) for regex in regexes)]
         if not matched:
-            raise ValueError(
+            on_odd(
                 f"split part {part!r}: pattern {text!r} matches none of the {len(names)} shards "
                 f"(the first is {names[0]!r}).{_glob_hint(text)}"
             )
         for name in matched:
             if owner.setdefault(name, part) != part:
-                raise ValueError(
+                on_odd(
                     f"shard {name!r} matches the patterns of both {owner[name]!r} and {part!r}; "
                     "change one, so that no sample is in two split parts"
                 )

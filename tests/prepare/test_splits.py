@@ -39,7 +39,7 @@ def test_a_ratio_deals_every_shard_once_and_in_order(num_shards, shares):
     assume(sum(shares))
     names = [str(i) for i in range(num_shards)]
     try:
-        parts = split_by_ratio(names, [Fraction(share) for share in shares])
+        parts = split_by_ratio(names, {str(i): Fraction(share) for i, share in enumerate(shares)})
     except ValueError:
         assume(False)  # a part would be empty: refused, see below
     assert [name for part in parts.values() for name in part] == names
@@ -48,9 +48,28 @@ def test_a_ratio_deals_every_shard_once_and_in_order(num_shards, shares):
         assert bool(part) == bool(share)
 
 
+@pytest.mark.parametrize("ratio", [{"dev": 1, "train": 2}, [("dev", 1), ("train", 2.0)]])
+def test_shares_by_name_make_these_parts_in_this_order(ratio):
+    parts = split_by_ratio(["a", "b", "c"], parse_ratio(ratio))
+    assert list(parts.items()) == [("dev", ["a"]), ("train", ["b", "c"])]
+
+
 def test_a_part_that_would_stay_empty_is_refused():
     with pytest.raises(ValueError, match="8,1,1 leaves 'val' empty: there are only 4 shards"):
         counts(4, "8,1,1")
+
+
+def test_odd_splits_are_made_where_the_caller_only_warns():
+    odd = []
+    shares = parse_ratio("1,1")
+    assert split_by_ratio(["a"], shares, on_odd=odd.append) == {"train": [], "val": ["a"]}
+    pairs = [("train", "train/s-[01]"), ("val", "train/s-1"), ("test", "none")]
+    assert split_by_patterns(NAMES, pairs, odd.append) == {
+        "train": NAMES[:2], "val": [NAMES[1]], "test": [],
+    }  # fmt: skip
+    assert [message.split(":")[0][:30] for message in odd] == [
+        "split ratio 1,1 leaves 'train'", "shard 'train/s-1.tar' matches ", "split part 'test'",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ratio", ["8", "8,1,1,1", "a,b,c", "0,0,0", "1,-1,1", "", "1/0,1,1"])
