@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types architecture bench soak clean
+.PHONY: help install demo test trainers check lint types architecture bench soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,24 @@ test: $(INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=8 --dist=worksteal \
 	    --benchmark-disable $(ARGS)
 
+# The real trainers want other versions of some packages than constraints.txt has.
+TRAINERS := .venv-trainers
+TRAINERS_INSTALL := $(TRAINERS)/bin/python -m pip install --disable-pip-version-check --quiet \
+    -c constraints-trainers.txt
+
+$(TRAINERS)/.installed: pyproject.toml constraints-trainers.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "The trainers' packages need Python 3.11 or newer: make trainers PYTHON=python3.12"; \
+	    exit 1; }
+	$(PYTHON) -m venv $(TRAINERS)
+	@echo "Installing the trainers into $(TRAINERS), 2 GB; this takes some minutes the first time"
+	$(TRAINERS_INSTALL) torch==2.13.0 setuptools
+	$(TRAINERS_INSTALL) --no-build-isolation -e '.[trainers]'
+	@touch $@
+
+trainers: $(TRAINERS)/.installed ## Run the tests with the real trainers (Lightning, HF, ...)
+	$(TRAINERS)/bin/python -m pytest tests/trainers $(ARGS)
+
 check: lint types architecture ## ruff, mypy --strict, layers and sizes
 
 lint: $(INSTALLED)
@@ -56,6 +74,6 @@ soak: $(INSTALLED) ## Run every property with a thousand examples
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m hypothesis -n $(JOBS) --maxprocesses=8 \
 	    --dist=worksteal --benchmark-disable -o faulthandler_exit_on_timeout=false $(ARGS)
 
-clean: ## Remove .venv, caches and the demo's data
-	rm -rf $(VENV) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+clean: ## Remove .venv, .venv-trainers, caches and the demo's data
+	rm -rf $(VENV) $(TRAINERS) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

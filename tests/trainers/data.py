@@ -1,0 +1,76 @@
+"""A small data set, its loaders, and a model that notes what it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from energon_lite import (
+    Batch,
+    DefaultTaskEncoder,
+    SavableDataLoader,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+
+NUM_STREAMS = 12  # a multiple of all world sizes here
+
+
+class DictEncoder(DefaultTaskEncoder):
+    """Batches as dicts, as a trainer hands them to `model(**batch)`."""
+
+    @stateless
+    def encode_batch(self, batch: Batch) -> dict[str, Any]:
+        numbers = [float(key) for key in batch.__key__]
+        return {"x": torch.tensor(numbers)[:, None] / 100, "keys": list(batch.__key__)}
+
+
+class Model(nn.Module):
+    """One weight; `seen` has the keys of each batch it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.seen: list[list[str]] = []
+        self.validated: list[list[str]] = []
+
+    def forward(self, x: Tensor, keys: list[str]) -> dict[str, Tensor]:
+        (self.seen if self.training else self.validated).append(list(keys))
+        return {"loss": (self.linear(x) - x.flip(0)).square().mean()}
+
+
+def worker_config(num_workers: int = 0, group: Any = None) -> WorkerConfig:
+    config = WorkerConfig.default_worker_config(num_workers, group)
+    config.num_streams = NUM_STREAMS
+    return config
+
+
+def train_loader(
+    folder: Path, config: WorkerConfig | None = None, *, batch_size: int = 2, **settings: Any
+) -> SavableDataLoader[dict[str, Any]]:
+    config = config or worker_config()
+    settings = {"shuffle_buffer_size": 10, "task_encoder": DictEncoder(), **settings}
+    return get_savable_loader(
+        get_train_dataset(folder, batch_size=batch_size, worker_config=config, **settings)
+    )
+
+
+def val_loader(
+    folder: Path, config: WorkerConfig | None = None, *, batch_size: int = 2, **settings: Any
+) -> SavableDataLoader[dict[str, Any]]:
+    config = config or worker_config()
+    settings = {"split_part": "train", "task_encoder": DictEncoder(), **settings}
+    return get_savable_loader(
+        get_val_dataset(folder, batch_size=batch_size, worker_config=config, **settings)
+    )
+
+
+def in_slot_order(ranks: list[list[list[str]]]) -> list[list[str]]:
+    """The batches of all ranks, one step after the other."""
+    return [keys for step in zip(*ranks, strict=True) for keys in step]
