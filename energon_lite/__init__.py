@@ -66,6 +66,12 @@ from energon_lite.prepare.dataset import prepare_dataset
 from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.samplers.split_modality import SplitModalityBatchSampler
 from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
+from energon_lite.sources.dataset_classes import (
+    CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory,
+    StandardWebdatasetFactory,
+)
 from energon_lite.sources.legacy import (
     CaptioningWebdataset,
     ImageClassificationWebdataset,
@@ -79,13 +85,7 @@ from energon_lite.sources.legacy import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
-from energon_lite.sources.webdataset import (
-    BaseCoreDatasetFactory,
-    BaseWebdatasetFactory,
-    CrudeWebdataset,
-    DefaultDecoderWebdatasetFactory,
-    StandardWebdatasetFactory,
-)
+from energon_lite.sources.webdataset import BaseCoreDatasetFactory, BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.blending import BlendDataset, MixBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
@@ -128,6 +128,7 @@ __all__ = [
     "DatasetLoaderInterface",
     "DecodingError",
     "DefaultDecoderWebdatasetFactory",
+    "DefaultGenericWebdatasetFactory",
     "DefaultTaskEncoder",
     "EmptyDatasetError",
     "EpochizeDataset",

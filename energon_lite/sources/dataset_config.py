@@ -11,9 +11,10 @@ from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
-from energon_lite.sources import legacy, webdataset
+from energon_lite.sources import dataset_classes, legacy, webdataset
+from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
 from energon_lite.sources.makers import FileFunction
-from energon_lite.sources.webdataset import BaseWebdatasetFactory, StandardWebdatasetFactory
+from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
 
@@ -21,7 +22,7 @@ from energon_lite.storage.yaml import YamlMap, check_keys
 _OWN_MODULES = ("energon_lite", "megatron.energon")
 _DATASET_CLASSES: dict[str, type[BaseWebdatasetFactory[Any]]] = {
     name: value
-    for module in (webdataset, legacy)
+    for module in (webdataset, dataset_classes, legacy)
     for name, value in vars(module).items()
     if isinstance(value, type)
     and issubclass(value, BaseWebdatasetFactory)
@@ -150,7 +151,15 @@ def _named_class(
                 f"{where}{key}: {module}.{name} would have to be imported. Import {module} "
                 "yourself first, or pass trust=True if you trust this dataset's authors"
             )
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            if name in own:  # Energon takes its own class of that name, too
+                return own[name]
+            raise DatasetFormatError(
+                f"{where}{key}: module {module} cannot be imported ({error}). Install it, put its "
+                "folder on PYTHONPATH, or correct __module__"
+            ) from error
     found = getattr(sys.modules[module], name, None)
     if not isinstance(found, type):
         raise DatasetFormatError(f"{where}{key}: module {module} has no class {name!r}")
@@ -158,12 +167,11 @@ def _named_class(
 
 
 def _file_function(root: Path, text: str, name: str, where: str, trust: bool) -> FileFunction:
-    file, _, function = text.partition(":")
     if not trust:
         raise DatasetFormatError(
             f"{where}, {name}: {text!r} is code that lies in the dataset. Pass trust=True if you "
             "trust its authors, or write a field_map"
         )
-    found = FileFunction(root / META / file, function or name)
+    found = FileFunction.of(root, text, name)
     found.load()
     return found

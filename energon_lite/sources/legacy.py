@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_lite.core import samples
 from energon_lite.core.samples import Sample
-from energon_lite.sources.webdataset import DefaultDecoderWebdatasetFactory
+from energon_lite.sources.dataset_classes import DefaultDecoderWebdatasetFactory
 
 
 class _LegacyWebdataset(DefaultDecoderWebdatasetFactory[Sample]):
@@ -18,7 +18,7 @@ class _LegacyWebdataset(DefaultDecoderWebdatasetFactory[Sample]):
         name = type(self).__name__
         warnings.warn(
             f"{name} is deprecated; write `sample_type: {{__module__: energon_lite, "
-            f"__class__: {self.__sample_type__.__name__}}}` in dataset.yaml",
+            f"__class__: {name.removesuffix('Webdataset')}Sample}}` in dataset.yaml",
             FutureWarning,
             stacklevel=2,
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.activity import current_activity
-from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample
 from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
 from energon_lite.core.state import RestoreKey
 from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.nvmeta import META
 
 
 class ServiceFields(NamedTuple):
@@ -71,10 +73,17 @@ class FieldMapMaker:
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample."""
         if self.direct is None:
-            parts = self._access(parts)
-        elif len(parts) < len(self.direct):
+            return self.of_parts(parts, service)
+        if len(parts) < len(self.direct):
             # Some part is missing; this raises the error that names it.
             self._access({p: parts[field] for p, field in self.direct.items() if field in parts})
+        return self._made(parts, service)
+
+    def of_parts(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
+        """Makes one sample of parts under their own names, whatever the map."""
+        return self._made(self._access(parts), service)
+
+    def _made(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         fields = service.by_name()
         fields.update(parts)  # a field map may name __key__ too
         return self.sample_type(**fields)
@@ -119,6 +128,56 @@ class CrudeMaker:
         return CrudeSample(**service.by_name(), __shard__=service.sources[0].shard_name, **parts)
 
 
+class OwnMaker:
+    """Makes samples by the `load_sample` of a dataset class of the user's.
+
+    Args:
+        load_sample: makes a sample of a dict of undecoded parts and service fields.
+        is_wanted: whether the sample of a key is used.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        load_sample: Callable[[dict[str, Any]], Any],
+        is_wanted: Callable[[str], bool],
+        seed: int,
+    ) -> None:
+        self.load_sample = load_sample
+        self.is_wanted = is_wanted
+        self.seed = seed
+
+    def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Any:
+        """Makes one sample; service fields that it does not set are set here.
+
+        Raises:
+            SkipSample: The sample's key is not wanted.
+            FatalSampleError: It is no sample.
+        """
+        if not self.is_wanted(service.key):
+            raise SkipSample
+        current_activity().enter("load_sample", self.seed, service.restore_key)
+        fields = service.by_name()
+        shard = service.sources[0].shard_name
+        raw = {name: fields[name] for name in ("__key__", "__restore_key__", "__sources__")}
+        sample = self.load_sample({**raw, "__shard__": shard, **parts})
+        if isinstance(sample, dict):
+            sample.update(__restore_key__=service.restore_key)
+            return CrudeSample({**fields, **sample})
+        if not isinstance(sample, Sample):
+            raise FatalSampleError.from_sample_key(
+                service.key,
+                f"load_sample returned a {type(sample).__name__}; return a Sample, or a dict for "
+                "cookers",
+            )
+        sample.__restore_key__ = service.restore_key
+        for name in ("__subflavors__", "__sources__"):
+            if getattr(sample, name) is None:
+                setattr(sample, name, fields[name])
+        sample.__loss_weight__ = service.loss_weight
+        return sample
+
+
 class FileFunction:
     """A function of a Python file that lies beside a dataset; loaded on first use.
 
@@ -131,6 +190,18 @@ class FileFunction:
         self.path = path
         self.name = name
         self._function: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def of(cls, root: str | PathLike[str], text: str, default: str) -> FileFunction:
+        """Returns the function that `file.py:function` names, of a file in `.nv-meta`.
+
+        Args:
+            root: the dataset's folder.
+            text: what names it.
+            default: the function, where only the file is named.
+        """
+        file, _, name = text.partition(":")
+        return cls(Path(root) / META / file, name or default)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the function behind: another process loads the file itself."""

@@ -1,8 +1,7 @@
-"""Prepared WebDataset folders as sources: Energon's dataset classes, under its names.
+"""Prepared WebDataset folders as sources: what all of Energon's dataset classes share.
 
-A factory knows which folder, which split and how samples are made of parts; `build` makes the
-source. Users subclass `DefaultDecoderWebdatasetFactory` and set `__sample_type__`, or write
-`dataset.yaml` and never see a factory.
+A factory knows which folder and which split; `build` makes the source. How samples are made of
+parts is for the classes in `sources.dataset_classes`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from math import inf
 from os import PathLike
@@ -18,36 +17,39 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.prepare.energon_api import prepare_like_energon
 from energon_lite.sources.excluded import excluded_positions
-from energon_lite.sources.makers import CrudeMaker, FieldMapMaker, LoaderMaker, PartFilter
+from energon_lite.sources.makers import OwnMaker, PartFilter
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import nvmeta
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.field_access import FieldMap, check_fields
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
 
 T_sample = TypeVar("T_sample")
 
 _TRAIN_PARALLEL = 16
-_DECODER = SampleDecoder()
 
 
 class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
     """Anything that a source can be built of."""
 
+    __sample_type__: ClassVar[type[Any] | None] = None
     paths: list[Path]
     subflavors: dict[str, Any]
 
     @abstractmethod
     def build(
-        self, *, shuffle_buffer_size: int = 0, repeat: bool = False, block: int = 1
+        self,
+        worker_rotation_offset: int = 0,
+        *,
+        shuffle_buffer_size: int = 0,
+        repeat: bool = False,
+        block: int = 1,
     ) -> SavableDataset[T_sample]:
         """Makes the dataset."""
 
@@ -70,8 +72,9 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         max_samples_per_sequence: longest slice of samples that stay together; by default the mean
             size of a shard.
         split_config: name of the split file in `.nv-meta`.
+        part_filter: which parts are read, as names or as a function; all by default.
         subflavors: tags; they go over those of `dataset.yaml`.
-        decoder: how parts become values; None leaves bytes.
+        decoder: for the classes that decode: how parts become values; None leaves bytes.
         name: id of the source in states and keys; by default folder name and split part.
         subset: (first, last + 1) of the split part's samples, of which only those are used, or a
             function that gives it for their number; excluded samples count here.
@@ -94,14 +97,16 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         shuffle_over_epochs: int | None = 1,
         parallel_shard_iters: int | None = None,
         max_samples_per_sequence: int | None = None,
+        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None = None,
         split_config: str | None = None,
+        part_filter: Callable[[str], bool] | Collection[str] | None = None,
         subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = None,
         name: str | None = None,
-        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None = None,
         loss_weight: float = 1.0,
         max_open: int = MAX_OPEN,
     ) -> None:
+        del decoder
         self.path = Path(path)
         self.paths = [self.path]
         self.split_part = split_part
@@ -109,7 +114,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.worker_config = worker_config
         self.seed = worker_config.seed_offset if worker_config else 0
         self.subflavors = dict(subflavors or {})
-        self.decoder = decoder
+        self._wants = PartFilter(part_filter)
         self.name = name or f"{self.path.resolve().name}/{split_part}"
         self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)
         default_parallel = _TRAIN_PARALLEL if training else 1
@@ -163,16 +168,32 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             )
         return first, last
 
-    @abstractmethod
+    def load_sample(self, raw_data: dict[str, Any]) -> T_sample:
+        """Makes a sample of its parts; a class of the user's may do it in its own way.
+
+        Args:
+            raw_data: the parts that are read, as bytes, with `__key__`, `__shard__`,
+                `__restore_key__` and `__sources__`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load_sample")
+
+    def sample_filter(self, key: str) -> bool:
+        """Whether the sample of a key is used; the others are skipped."""
+        del key
+        return True
+
     def sample_loader(self) -> SampleLoader:
-        """Makes what turns tar bytes into samples."""
+        """Makes what turns tar bytes into samples: here by `load_sample`."""
+        make = OwnMaker(self.load_sample, self.sample_filter, self.seed)
+        return SampleLoader(self.path, self._wants, None, make, self.subflavors)
 
     def sample_settings(self) -> dict[str, JSON]:
-        """Gives what decides how samples are made of parts, for the comparison with checkpoints."""
-        return {}
+        """Returns what decides how samples are made of parts, for comparison with checkpoints."""
+        return {"decoder": None, "dataset_class": type(self).__qualname__}
 
     def build(
         self,
+        worker_rotation_offset: int = 0,
         *,
         shuffle_buffer_size: int = 0,
         repeat: bool = False,
@@ -182,6 +203,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         """Makes the source.
 
         Args:
+            worker_rotation_offset: of Energon; no stream begins with a certain worker here.
             shuffle_buffer_size: samples of a stream's shuffle window; 0 and 1 for none.
             repeat: whether epoch follows epoch for ever.
             block: samples that file order deals to a stream at a time.
@@ -190,6 +212,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         Raises:
             EmptyDatasetError: `repetitions` leave no sample.
         """
+        del worker_rotation_offset
         if shuffle_buffer_size < 0:
             raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
         multiplier = self.shuffle_over_epochs if self.training else None
@@ -255,8 +278,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             settings["repetitions"] = str(repetitions)
         if self.loss_weight != 1:
             settings["loss_weight"] = self.loss_weight
-        settings["subflavors"] = _plain(self.subflavors)
-        settings["decoder"] = None if self.decoder is None else _plain(self.decoder.config())
+        settings["subflavors"] = plain(self.subflavors)
         settings.update(self.sample_settings())
         return settings
 
@@ -267,108 +289,6 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
                 f"{self.path}: {repetitions} repetitions of {len(self)} samples are none at all"
             )
         return num_samples
-
-
-class StandardWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
-    """Typed samples by a field map, or by a function of the user.
-
-    Args:
-        path: the folder.
-        sample_type: class of the samples.
-        field_map: which part, or JSON entry, goes into which field.
-        sample_loader: makes a dict of fields of a dict of decoded parts.
-        part_filter: which parts are read, as names or as a function; goes with `sample_loader`.
-        kwargs: as in `BaseWebdatasetFactory`.
-    """
-
-    def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        sample_type: type[Sample],
-        field_map: Mapping[str, str] | None = None,
-        sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        part_filter: Callable[[str], bool] | Collection[str] | None = None,
-        decoder: SampleDecoder | None = _DECODER,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(path, decoder=decoder, **kwargs)
-        where = f"dataset of {sample_type.__name__}"
-        if (field_map is None) == (sample_loader is None):
-            raise DatasetFormatError(
-                f"{where} needs exactly one of field_map and sample_loader, "
-                f"and has {'both' if field_map else 'neither'}"
-            )
-        if sample_loader is not None and part_filter is None:
-            raise DatasetFormatError(
-                f"{where}: sample_loader needs part_filter, the parts that it reads"
-            )
-        if field_map is not None and part_filter is not None:
-            raise DatasetFormatError(
-                f"{where}: part_filter goes with sample_loader only; field_map names its parts"
-            )
-        self.sample_type = sample_type
-        self._field_map = None if field_map is None else _plain(field_map)
-        self._maker: FieldMapMaker | LoaderMaker
-        if field_map is not None:
-            fields = FieldMap.parse(field_map, "field_map")
-            check_fields(fields, sample_type, "field_map")
-            self._maker = FieldMapMaker(sample_type, fields)
-            self._wants = PartFilter(fields.parts)
-        else:
-            assert sample_loader is not None
-            self._maker = LoaderMaker(sample_type, sample_loader, self.seed)
-            self._wants = PartFilter(part_filter)
-
-    def sample_loader(self) -> SampleLoader:
-        """Makes what turns tar bytes into samples."""
-        return SampleLoader(self.path, self._wants, self.decoder, self._maker, self.subflavors)
-
-    def sample_settings(self) -> dict[str, JSON]:
-        """Gives sample type and field map; a `sample_loader` cannot be compared."""
-        return {"sample_type": self.sample_type.__name__, "field_map": self._field_map}
-
-
-class DefaultDecoderWebdatasetFactory(StandardWebdatasetFactory[T_sample]):
-    """A base for the user's dataset classes: set `__sample_type__` and name it in dataset.yaml."""
-
-    __sample_type__: ClassVar[type[Sample]]
-
-    def __init__(self, path: str | PathLike[str], **kwargs: Any) -> None:
-        sample_type = kwargs.pop("sample_type", None) or getattr(self, "__sample_type__", None)
-        if sample_type is None:
-            raise TypeError(f"{type(self).__name__} must set __sample_type__ to its sample class")
-        super().__init__(path, sample_type=sample_type, **kwargs)
-
-
-class CrudeWebdataset(BaseWebdatasetFactory[CrudeSample]):
-    """Untyped samples, dicts of decoded parts, for cookers.
-
-    Args:
-        path: the folder.
-        part_filter: which parts are read, as names or as a function; all by default.
-        kwargs: as in `BaseWebdatasetFactory`.
-    """
-
-    def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        part_filter: Callable[[str], bool] | Sequence[str] | None = None,
-        decoder: SampleDecoder | None = _DECODER,
-        **kwargs: Any,
-    ) -> None:
-        if "sample_loader" in kwargs or "field_map" in kwargs:
-            raise ValueError(
-                f"{path}: a crude dataset has no sample_loader or field_map; "
-                "cook its samples in the task encoder, or name a sample_type"
-            )
-        super().__init__(path, decoder=decoder, **kwargs)
-        self._wants = PartFilter(part_filter)
-
-    def sample_loader(self) -> SampleLoader:
-        """Makes what turns tar bytes into crude samples."""
-        return SampleLoader(self.path, self._wants, self.decoder, CrudeMaker(), self.subflavors)
 
 
 def _at_least_one(name: str, value: int | None, default: int) -> int:
@@ -394,7 +314,7 @@ def _checked_multiplier(value: int | None) -> int | None:
     )
 
 
-def _plain(value: Any) -> JSON:
-    """Gives a value as JSON; what JSON does not know, as its text."""
-    plain: JSON = json.loads(json.dumps(value, default=str))
-    return plain
+def plain(value: Any) -> JSON:
+    """Returns a value as JSON; what JSON does not know, as its text."""
+    found: JSON = json.loads(json.dumps(value, default=str))
+    return found

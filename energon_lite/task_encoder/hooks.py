@@ -13,7 +13,8 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.metadataset.opening import warn_outdated
 from energon_lite.packing.settings import Packing
-from energon_lite.sources.webdataset import BaseWebdatasetFactory, CrudeWebdataset
+from energon_lite.sources.dataset_classes import CrudeWebdataset
+from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.mapping import MapDataset
