@@ -49,13 +49,13 @@ def test_saving_ten_sources_and_eight_streams(
     loader = get_savable_loader(
         get_train_dataset(few_texts.root, batch_size=32, worker_config=config)
     )
-    loader._snapshots = {s: blend_snapshot(12_345 + s) for s in range(NUM_STREAMS)}
+    loader._run._snapshots = {s: blend_snapshot(12_345 + s) for s in range(NUM_STREAMS)}
     state = loader.save_state_rank()
     assert len(state["streams"]) == NUM_STREAMS
     assert all(
         len(stream["inner"][0]["inner"]) == NUM_SOURCES for stream in state["streams"].values()
     )
-    assert loader._torch_loader is None, "no worker was started"
+    assert loader._run._torch_loader is None, "no worker was started"
 
     number = 200
     saving: list[float] = []

@@ -11,8 +11,9 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_activity
@@ -81,8 +82,12 @@ class SourceFacts(NamedTuple):
     loss_weight: float = 1.0
 
 
-class SavableDataset(ABC, Generic[T_co]):
-    """What the samples are; iterating changes nothing in it."""
+class SavableDataset(IterableDataset[T_co], ABC):
+    """What the samples are; iterating changes nothing in it.
+
+    It is an `IterableDataset` for what asks, such as trainers. It is run by `get_loader`; torch's
+    own `DataLoader` reads it as a whole, so with `batch_size=None` and at most one worker process.
+    """
 
     worker_config: WorkerConfig | None = None
 
@@ -185,7 +190,22 @@ class SavableDataset(ABC, Generic[T_co]):
         return count_rank_items(self, self.worker_config)
 
     def __iter__(self) -> Iterator[T_co]:
-        """Iterates the whole dataset as one stream, without a loader."""
+        """Iterates the whole dataset as one stream, without a loader.
+
+        Raises:
+            RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.dataset is self and worker.num_workers > 1:
+            raise RuntimeError(
+                f"Each of {worker.num_workers} worker processes of this torch DataLoader would "
+                f"give the whole {type(self).__name__}. Use energon_lite.get_loader(dataset) (or "
+                "get_savable_loader), with WorkerConfig(num_workers=...), which is a torch "
+                "DataLoader, too."
+            )
+        return self._as_one_stream()
+
+    def _as_one_stream(self) -> Iterator[T_co]:
         run = StreamRun(self, Stream(0, 1))
         given = 0
         while self.pass_length is None or given < self.pass_length:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
@@ -26,6 +26,7 @@ def get_loader(
     fail_on_timeout: bool = False,
     max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     skip_log: str | PathLike[str] | None = None,
+    state_timeout_sec: float = 300,
 ) -> SavableDataLoader[T]:
     """Makes a loader. It is the same as that of `get_savable_loader`: any state can be saved.
 
@@ -41,32 +42,43 @@ def get_loader(
         max_skip_rate: failing samples, per sample, that a stream may have over a longer time; 1
             for any number.
         skip_log: a JSONL file to which every sample left out is written; `{rank}` is replaced.
+        state_timeout_sec: how long a rank waits for the others to save or restore a state of all
+            ranks, before that is an error.
 
     Raises:
+        TypeError: `dataset` is not one.
         ValueError: An argument is out of range.
     """
-    if cache_pool is not None:
-        raise ValueError("cache_pool: this version has no cache pools; leave it at None")
     return SavableDataLoader(
         dataset,
         worker_config=worker_config,
         prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
         fail_on_timeout=fail_on_timeout,
         max_skip_rate=max_skip_rate,
         skip_log=skip_log,
+        state_timeout_sec=state_timeout_sec,
     )
 
 
 def get_savable_loader(
     dataset: SavableDataset[T],
     *,
+    worker_config: WorkerConfig | None = None,
     checkpoint_every_sec: float = 60,
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
     gc_collect_every_n_steps: int = 10,
-    **kwargs: Any,
+    prefetch_factor: int = 2,
+    cache_pool: None = None,
+    watchdog_timeout_seconds: float | None = 60,
+    watchdog_initial_timeout_seconds: float | None = None,
+    fail_on_timeout: bool = False,
+    max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
+    skip_log: str | PathLike[str] | None = None,
+    state_timeout_sec: float = 300,
 ) -> SavableDataLoader[T]:
     """Makes a loader whose state can be saved at any moment.
 
@@ -76,8 +88,29 @@ def get_savable_loader(
         checkpoint_every_min_n_samples: likewise.
         n_checkpoints: likewise.
         gc_collect_every_n_steps: likewise; nothing here leaves reference cycles behind.
-        kwargs: as in `get_loader`.
+        worker_config: as in `get_loader`, like all that follow.
+        prefetch_factor: as there.
+        cache_pool: as there.
+        watchdog_timeout_seconds: as there.
+        watchdog_initial_timeout_seconds: as there.
+        fail_on_timeout: as there.
+        max_skip_rate: as there.
+        skip_log: as there.
+        state_timeout_sec: as there.
     """
-    del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
-    del gc_collect_every_n_steps
-    return get_loader(dataset, **kwargs)
+    return SavableDataLoader(
+        dataset,
+        worker_config=worker_config,
+        checkpoint_every_sec=checkpoint_every_sec,
+        checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
+        n_checkpoints=n_checkpoints,
+        gc_collect_every_n_steps=gc_collect_every_n_steps,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        max_skip_rate=max_skip_rate,
+        skip_log=skip_log,
+        state_timeout_sec=state_timeout_sec,
+    )

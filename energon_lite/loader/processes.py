@@ -12,9 +12,32 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.turns import Delivery, Turns
 
 
-def _as_it_is(delivery: Any) -> Any:
+def as_delivered(delivery: Any) -> Any:
     """Collates nothing: torch's default would turn restore keys into lists."""
     return delivery
+
+
+def torch_settings(
+    num_workers: int, config: WorkerConfig, prefetch_factor: int, timeout_sec: float
+) -> dict[str, Any]:
+    """Returns the arguments of a `torch.utils.data.DataLoader` that runs worker processes.
+
+    Args:
+        num_workers: how many there are.
+        config: start method.
+        prefetch_factor: batches that each computes ahead.
+        timeout_sec: longest wait for a batch; 0 for any.
+    """
+    if num_workers == 0:
+        return {"num_workers": 0}
+    return {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor,
+        "persistent_workers": True,
+        "pin_memory": torch.cuda.is_available(),
+        "multiprocessing_context": config.start_method,
+        "timeout": timeout_sec,
+    }
 
 
 def worker_loader(
@@ -34,14 +57,9 @@ def worker_loader(
     return DataLoader(
         turns,
         batch_size=None,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
-        persistent_workers=True,
-        pin_memory=torch.cuda.is_available(),
-        multiprocessing_context=config.start_method,
-        collate_fn=_as_it_is,
+        collate_fn=as_delivered,
         generator=generator,
-        timeout=timeout_sec,
+        **torch_settings(num_workers, config, prefetch_factor, timeout_sec),
     )
 
 

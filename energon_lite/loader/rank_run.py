@@ -1,0 +1,282 @@
+"""The run of one rank: its place, its worker processes, and the batches that they deliver."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch.utils.data import DataLoader
+
+from energon_lite.core.activity import SkipRecord
+from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import FORMAT, VERSION, Snapshot
+from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
+from energon_lite.loader.ranks import check_steps
+from energon_lite.loader.resume import Place, resume
+from energon_lite.loader.stats import Counter, lost_samples
+from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
+from energon_lite.loader.watchdog import Watchdog
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class RunSettings(NamedTuple):
+    """What decides how a rank runs, and no content.
+
+    Attributes:
+        prefetch_factor: batches that each worker process computes ahead.
+        timeout_sec: longest wait for a batch; 0 for any.
+        max_skip_rate: failures per sample that a stream may have.
+        skip_log: file of the samples that were skipped.
+    """
+
+    prefetch_factor: int
+    timeout_sec: float
+    max_skip_rate: float
+    skip_log: Path | None
+
+
+class RankRun(Generic[T]):
+    """Runs the passes of one rank from a place, and knows at any moment where it stands.
+
+    Args:
+        dataset: the pipeline.
+        config: the place of the rank, and how its worker processes are made.
+        settings: how it runs.
+        watchdog: watches the waits for a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        config: WorkerConfig,
+        settings: RunSettings,
+        watchdog: Watchdog,
+    ) -> None:
+        slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
+        check_steps(dataset, slots)
+        self.dataset = dataset
+        self.dataset_config = dataset.config()
+        self.place = Place(PassStart(slots))
+        self.counter = Counter(dataset)
+        self._config = config
+        self._settings = settings
+        self._watchdog = watchdog
+        self._has_begun = False
+        self._snapshots: dict[int, Snapshot] = {}
+        self._torch_loader: DataLoader[Delivery] | None = None
+        self._turns: Turns | None = None
+        self._deliveries: Iterator[Delivery] | None = None
+        self._end_workers: weakref.finalize[..., Any] | None = None
+
+    def go_to(self, place: Place) -> None:
+        """Stops the worker processes; the next batch is that of `place`."""
+        self.stop_workers()
+        self._has_begun = False
+        self._snapshots = {}
+        self.place = place
+        self.counter = Counter(self.dataset, place.stats, self.num_run_items)
+
+    @property
+    def num_run_items(self) -> int:
+        """How many items all ranks have given, in step with this one, in all passes."""
+        place = self.place
+        slots = place.start.slots
+        here = slots.base + place.count * slots.world_size
+        if self.dataset.endless:
+            return here
+        length = self.dataset.num_items(Stream(0, 1))
+        return place.start.pass_index * length + (length if place.ended else min(here, length))
+
+    def begin(self) -> None:
+        """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
+        place, length = self.place, self.dataset.pass_length
+        if self.dataset.training and length is not None and place.items_in_pass >= length:
+            place.items_in_pass = 0  # the last `for` was left with its last item
+        if place.ended or (self._has_begun and not self.dataset.training):
+            self._begin_pass()
+
+    def batches(self) -> Iterator[T]:
+        """Yields what is left of the pass or virtual epoch."""
+        length = self.dataset.pass_length
+        # A virtual epoch that begins where the data ends goes on with the next pass over them.
+        may_go_on = self.dataset.training and length is not None
+        while length is None or self.place.items_in_pass < length:
+            if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
+                self._deliveries = self._start_deliveries()
+            since = perf_counter()
+            with self._watchdog:
+                delivery = self._next_delivery(self._deliveries)
+            if delivery is None and may_go_on and self.place.items_in_pass == 0:
+                may_go_on = False
+                self._begin_pass()
+            elif delivery is None:
+                self.place.ended = True
+                break
+            else:
+                self.place.items_in_pass += 1
+                waited = perf_counter() - since
+                self.counter.add(delivery.costs.rows, delivery.skipped, waited)
+                yield delivery.item
+        if not self.dataset.training:
+            self.place.ended = True
+        self.place.items_in_pass = 0
+
+    def _next_delivery(self, deliveries: Iterator[Delivery]) -> Delivery | None:
+        """Returns the next batch that is this rank's to give; None at the end of the pass."""
+        self._has_begun = True
+        place, slots = self.place, self.place.start.slots
+        try:
+            for delivery in deliveries:
+                item, slot, stream, snapshot, skipped, costs = delivery
+                if item is Mark.PAD:
+                    continue
+                if snapshot is not None:
+                    self._snapshots[stream] = snapshot
+                if place.given and place.is_given(slot):
+                    continue
+                if skipped:
+                    self._count(skipped, slot)
+                if item is Mark.END:
+                    self.counter.add(costs.rows, skipped)
+                if item is not Mark.END:
+                    place.count = slots.turn_of(slot) + 1
+                    return delivery
+        except BaseException as error:
+            dead = dead_workers(deliveries)
+            # What was computed ahead is lost with the workers; the state stands where it stood.
+            self.stop_workers()
+            if dead and isinstance(error, Exception):
+                raise RuntimeError(
+                    f"Worker process {dead} of rank {slots.rank} died after batch "
+                    f"{place.count - 1} of the rank (a kill by signal 9 is often a lack of "
+                    "memory). Nothing is lost: iterate the loader again to go on with the next "
+                    "batch, or resume from a saved state."
+                ) from error
+            raise
+        return None
+
+    def _begin_pass(self) -> None:
+        """Goes to the start of the next pass, with the same worker processes."""
+        place = self.place
+        self.place = Place(place.start.after(self.dataset.training), skipped=place.skipped)
+        self._snapshots = {}
+        self._has_begun = False
+        if self._torch_loader is not None:
+            self._deliveries = iter(self._torch_loader)
+        elif self._turns is not None:
+            self._deliveries = iter(self._turns)
+
+    def _start_deliveries(self) -> Iterator[Delivery]:
+        start = self._place_to_start_from()
+        settings, config = self._settings, self._config
+        self._turns = Turns(self.dataset, start, settings.max_skip_rate)
+        # A worker without a stream would only ever deliver marks.
+        num_workers = min(config.num_workers, start.slots.num_turns)
+        self._say_what_it_costs(start.slots)
+        if num_workers == 0:
+            return iter(self._turns)
+        self._torch_loader = worker_loader(
+            self._turns, num_workers, config, settings.prefetch_factor, settings.timeout_sec
+        )
+        deliveries: Any = iter(self._torch_loader)
+        self._end_workers = weakref.finalize(self, end_workers, deliveries, os.getpid())
+        return deliveries  # type: ignore[no-any-return]
+
+    def _place_to_start_from(self) -> PassStart:
+        """Returns where workers begin: where the run stood when they were last stopped."""
+        place = self.place
+        if place.count or self._snapshots:
+            self.place = resumed = self.resumed([json.loads(json.dumps(self.state()))])
+            resumed.items_in_pass = place.items_in_pass
+        return self.place.start
+
+    def _say_what_it_costs(self, slots: RankSlots) -> None:
+        if slots.stride > 1:
+            free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
+            near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
+            logger.warning(
+                "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
+                "would cost nothing extra; better, make num_streams a multiple of every world size "
+                "that you may use.",
+                slots.world_size,
+                slots.num_streams,
+                slots.stride,
+                near,
+            )
+
+    def stop_workers(self) -> None:
+        """Ends the worker processes, if there are any; the place stays."""
+        if self._end_workers is not None:
+            self._end_workers()
+        self._end_workers = None
+        self._deliveries = None
+        self._torch_loader = None
+        self._turns = None
+
+    def _count(self, records: list[SkipRecord], slot: int) -> None:
+        skipped = self.place.skipped
+        for source, number in lost_samples(records).items():
+            skipped[source] = skipped.get(source, 0) + number
+        if self._settings.skip_log is not None:
+            with self._settings.skip_log.open("a", encoding="utf-8") as file:
+                for record in records:
+                    file.write(json.dumps({**record._asdict(), "slot": slot}) + "\n")
+
+    def resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> Place:
+        """Returns the place of this rank that saved states describe.
+
+        Raises:
+            StateError: They do not fit each other or this pipeline.
+        """
+        config = self._config
+        place = resume(
+            states,
+            rank=config.rank,
+            world_size=config.world_size,
+            num_streams=config.num_streams,
+            config=self.dataset_config,
+            endless=self.dataset.endless,
+            fresh=lambda num_streams: StreamRun(self.dataset, Stream(0, num_streams)).snapshot(),
+            migrate=migrate,
+        )
+        check_steps(self.dataset, place.start.slots, StateError)
+        return place
+
+    def state(self) -> dict[str, Any]:
+        """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
+        place = self.place
+        slots = place.start.slots
+        snapshots = {
+            stream: start.snapshot
+            for stream, start in place.start.streams.items()
+            if start.snapshot is not None
+        }
+        snapshots.update(self._snapshots)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_streams": slots.num_streams,
+            "rank": slots.rank,
+            "world_size": slots.world_size,
+            "pass": place.start.pass_index,
+            "base": slots.base,
+            "count": place.count,
+            "ended": place.ended,
+            "given": [region.to_json() for region in place.given],
+            "items_in_pass": place.items_in_pass,
+            "skipped": dict(place.skipped),
+            "stats": self.counter.to_json(self.num_run_items),
+            "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
+            "config": self.dataset_config,
+        }

@@ -1,0 +1,50 @@
+"""Functions run by the rank processes of a real `torch.distributed` group, on gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+LIMIT_SEC = 100
+
+
+def in_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> list[Any]:
+    """What `function(rank, *args)` returned in a forked process for each rank, by rank."""
+    folder.mkdir(exist_ok=True, parents=True)
+    fork = multiprocessing.get_context("fork")
+    processes = [
+        fork.Process(target=_run, args=(function, rank, world_size, folder, args), daemon=False)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT_SEC)
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
+        process.kill()
+    assert not late, f"{len(late)} of {world_size} ranks hang"
+    found = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(world_size)]
+    for rank, (result, failure) in enumerate(found):
+        assert failure is None, f"rank {rank}, which gave {result}, failed:\n{failure}"
+    return [result for result, _ in found]
+
+
+def _run(function: Any, rank: int, world_size: int, folder: Path, args: tuple[Any, ...]) -> None:
+    result = failure = None
+    try:
+        meeting = f"file://{folder / 'meeting'}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+        result = function(rank, *args)
+        dist.barrier()
+    except BaseException:
+        failure = traceback.format_exc()
+    (folder / f"rank-{rank}").write_bytes(pickle.dumps((result, failure)))
+    if failure is None:
+        dist.destroy_process_group()
