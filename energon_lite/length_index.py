@@ -22,6 +22,7 @@ from energon_lite.metadataset.reading import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.storage.lengths import TOKENS, Int64Array, lengths_path, read_facts, read_lengths
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import split_part_names
 from energon_lite.storage.partial_lengths import PartialLengths
 from energon_lite.task_encoder.fingerprint import LengthFunction, fingerprint
@@ -74,7 +75,7 @@ def measure_lengths(
     name: str = DEFAULT_NAME,
     split_parts: Sequence[str] | None = None,
     num_workers: int | None = None,
-    trust: bool = False,
+    trust: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[LengthReport]:
     """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it tells.
@@ -118,9 +119,9 @@ def measure_lengths(
     return reports
 
 
-def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool) -> Iterator[Leaf]:
+def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:
     """Gives every split part to be measured, whole and once."""
-    names = split_names(path) if is_metadataset(path) else split_part_names(Path(path))
+    names = split_names(path) if is_metadataset(path) else split_part_names(local_path(path))
     for part in split_parts or ():
         if part not in names:
             raise DatasetFormatError(f"{path}: no split part {part!r}; it has {', '.join(names)}")

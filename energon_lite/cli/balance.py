@@ -28,7 +28,7 @@ def balance(
         float, typer.Option(min=0, help="Cost of a pair of tokens of one sample.")
     ] = DEFAULT_COST.token_squared,
     split_part: Annotated[str, typer.Option(help="Split of the metadataset or folder.")] = "train",
-    trust: Trust = False,
+    trust: Trust = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the report into this file.")
     ] = None,

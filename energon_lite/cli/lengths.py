@@ -38,7 +38,7 @@ def lengths(
         str | None, typer.Option(help="Parts to measure, such as train,val.  [default: all]")
     ] = None,
     num_workers: NumWorkers = None,
-    trust: Trust = False,
+    trust: Trust = None,
     as_json: AsJson = False,
     progress: ShowProgress = None,
 ) -> None:

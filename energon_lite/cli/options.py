@@ -20,7 +20,13 @@ from rich.progress import (
 )
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
-Trust = Annotated[bool, typer.Option(help="Run code that the dataset names (sample_loader.py).")]
+Trust = Annotated[
+    bool | None,
+    typer.Option(
+        "--trust/--no-trust",
+        help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 ShowProgress = Annotated[
     bool | None,

@@ -35,7 +35,7 @@ def plan(
         str, typer.Option(help="Of samples longer than a pack: drop, truncate, split, alone, error")
     ] = "drop",
     repeat: Annotated[bool, typer.Option(help="Whether epoch follows epoch for ever.")] = True,
-    trust: Trust = False,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Says what a training run will give: samples, epochs and bytes of each source."""

@@ -45,7 +45,7 @@ def lint(
     dataset_config: DatasetConfig = None,
     num_workers: NumWorkers = None,
     decode: Annotated[bool, typer.Option(help="Whether to decode the samples.")] = True,
-    trust: Trust = False,
+    trust: Trust = None,
     as_json: AsJson = False,
     progress: ShowProgress = None,
 ) -> None:

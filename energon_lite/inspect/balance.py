@@ -88,7 +88,7 @@ def balance_report(
     window: int = 64,
     buffer_size: int = 256,
     cost: CostModel = DEFAULT_COST,
-    trust: bool = False,
+    trust: bool | None = None,
     seed_offset: int = 0,
 ) -> BalanceReport:
     """Packs what each rank would draw, by a stored length index, and compares orders of the packs.
@@ -162,7 +162,7 @@ def _rows(
 
 
 def _opened(
-    path: Any, split_part: str, name: str, config: WorkerConfig, trust: bool
+    path: Any, split_part: str, name: str, config: WorkerConfig, trust: bool | None
 ) -> tuple[SavableDataset[Any], list[Int64Array]]:
     """Gives the run over sources that read nothing, and the lengths of each source."""
     node = open_node(path, split_part, {"trust": trust})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import (
     DatasetInfo,
     read_dataset_config,
@@ -40,7 +41,7 @@ def dataset_info(
         FileNotFoundError: The folder is not prepared.
         DatasetFormatError: A file of `.nv-meta` is not as it must be.
     """
-    root = Path(path)
+    root = local_path(path)
     info = read_info(root)
     return {
         "name": root.resolve().name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,10 @@ from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import (
+    DEFAULT_DATASET,
+    DEFAULT_SPLIT,
     INFO_JSON,
     INFO_YAML,
     META,
@@ -87,7 +91,7 @@ def lint_dataset(
     dataset_config: str | None = None,
     num_workers: int | None = None,
     decode: bool = True,
-    trust: bool = False,
+    trust: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> LintReport:
     """Reads a whole dataset and lists what is wrong with it.
@@ -108,11 +112,12 @@ def lint_dataset(
         DatasetFormatError: `.info.json` cannot be read, or a split part does not exist.
         RuntimeError: A worker process died.
     """
-    root = Path(path)
+    root = local_path(path)
     info = read_info(root)
     report = LintReport(root)
     workers = default_workers() if num_workers is None else num_workers
     _check_info(root, info, report)
+    _check_doubles(root, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report)
     _check_shards(root, info, workers, report, progress)
     names = _check_splits(root, info, split_config, report)
     if split_parts is not None:
@@ -145,6 +150,16 @@ def _check_info(root: Path, info: DatasetInfo, report: LintReport) -> None:
     if not isinstance(value, dict) or value.get("shard_counts") != info.shard_counts:
         message = f"differs from {INFO_JSON}, which is what counts; prepare again or delete it"
         report.warnings.append(LintProblem(str(old), message))
+
+
+def _check_doubles(root: Path, configs: Iterable[str], report: LintReport) -> None:
+    """Lists keys that are twice in a file, of which only the last one counts."""
+    for name in (INFO_JSON, *configs):
+        path, doubles = root / META / name, list[str]()
+        # What cannot be read is reported where it is used.
+        with contextlib.suppress(DatasetFormatError, FileNotFoundError):
+            load_yaml(path, doubles.append)
+        report.warnings += [LintProblem(str(path), f"{text}; the last counts") for text in doubles]
 
 
 class _ShardTask(NamedTuple):
@@ -320,7 +335,7 @@ class _DecodeTask(NamedTuple):
     part: str
     split_config: str | None
     dataset_config: str | None
-    trust: bool
+    trust: bool | None
     start: int
 
 

@@ -145,7 +145,7 @@ def plan(
     world_size: int = 1,
     num_streams: int | None = None,
     repeat: bool = True,
-    trust: bool = False,
+    trust: bool | None = None,
     seed_offset: int = 0,
     packing: Packing | None = None,
     **kwargs: Any,

@@ -19,6 +19,7 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.lengths import read_facts, read_lengths
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_OPEN
 
 Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDataset[Any]]
@@ -55,20 +56,21 @@ def open_node(
             f"{', '.join(sorted(allowed))}"
         )
     own = {name: settings.pop(name) for name in sorted(_OF_FOLDER & set(settings))}
+    if not isinstance(path, Mapping):
+        path = local_path(path)
     if is_metadataset(path):
         if own:
             raise ValueError(
                 f"{next(iter(own))}=... goes with the folder of one dataset; in a metadataset, "
                 "write it on the node that it is for"
             )
-        source = path if isinstance(path, Mapping) else Path(path)
-        return read_metadataset(source, split_part)
+        return read_metadataset(path, split_part)
     assert not isinstance(path, Mapping)
     subset = own.get("subset")
     return Leaf(
-        path=Path(path),
+        path=path,
         written=str(path),
-        source_id=own.get("name") or f"{Path(path).resolve().name}/{split_part}",
+        source_id=own.get("name") or f"{path.resolve().name}/{split_part}",
         name=own.get("name"),
         split_part=split_part,
         subflavors={},

@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+from energon_lite.storage.local_paths import local_text
+
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
@@ -57,13 +58,7 @@ class Folder:
             ValueError: It is of another scheme, leads above the root of the file system, or names
                 a variable that is not set.
         """
-        scheme = _SCHEME.match(written)
-        if scheme and scheme[1].lower() != "file":
-            raise ValueError(
-                f"{written!r} is remote ({scheme[1]}://). Remote paths: not in this version; copy "
-                "or mount the data and write its local path"
-            )
-        local = written[scheme.end() :] if scheme else written
+        local = local_text(written)
         text = expanded(local) if expand else local
         if not text:
             raise ValueError(f"{written!r} has no path in it")

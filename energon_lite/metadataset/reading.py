@@ -28,6 +28,7 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.shapes import Place, as_read
 from energon_lite.order.schedules import Schedule, Weight
+from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.yaml import load_yaml
 
 __all__ = ["is_metadataset", "leaves", "read_metadataset", "split_names"]
@@ -80,7 +81,7 @@ class _Around:
 
 def is_metadataset(path: Source) -> bool:
     """Tells whether a path or mapping is a metadataset: by its form only, nothing is read."""
-    return isinstance(path, Mapping) or _is_file_name(Path(path))
+    return isinstance(path, Mapping) or _is_file_name(local_path(path))
 
 
 def split_names(source: Source) -> list[str]:
@@ -121,7 +122,7 @@ def _open_root(source: Source) -> _File:
     if isinstance(source, Mapping):
         content = read_file(as_read(source, _INLINE), _INLINE)
         return _File(_INLINE, content, root_folder(_INLINE), ())
-    name = os.fspath(source)
+    name = local_text(os.fspath(source))
     if not Path(name).is_file():
         what = "is a folder, not a metadataset file" if Path(name).is_dir() else "does not exist"
         raise FileNotFoundError(f"metadataset {name} {what}; check the path")

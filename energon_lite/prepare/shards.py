@@ -11,6 +11,7 @@ from typing import NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.splits import compile_pattern
 from energon_lite.storage.braces import expand
+from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -101,9 +102,7 @@ def local_root(path: str | os.PathLike[str]) -> Path:
         FileNotFoundError: It does not exist.
         NotADirectoryError: It is a file.
     """
-    if "://" in os.fspath(path):
-        raise ValueError(f"{path}: only local folders can be prepared; copy the dataset first")
-    root = Path(path)
+    root = local_path(path)
     if not root.exists():
         raise FileNotFoundError(f"{root} does not exist")
     if not root.is_dir():
@@ -112,10 +111,11 @@ def local_root(path: str | os.PathLike[str]) -> Path:
 
 
 def _relative(root: Path, path: str | os.PathLike[str]) -> str:
-    if not Path(path).is_absolute():
-        return Path(path).as_posix()
+    path = Path(local_text(os.fspath(path)))
+    if not path.is_absolute():
+        return path.as_posix()
     try:
-        return Path(path).relative_to(root.absolute()).as_posix()
+        return path.relative_to(root.absolute()).as_posix()
     except ValueError:
         raise ValueError(f"{path} is not below the dataset {root}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping
 from os import PathLike
@@ -11,10 +12,12 @@ from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
+from energon_lite.core.trust import WAY_OUT, is_trusted
 from energon_lite.sources import dataset_classes, legacy, webdataset
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
 from energon_lite.sources.makers import FileFunction
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
 
@@ -40,7 +43,7 @@ def load_factory(
     path: str | PathLike[str],
     *,
     dataset_config: str | None = None,
-    trust: bool = False,
+    trust: bool | None = None,
     subflavors: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> BaseWebdatasetFactory[Any]:
@@ -50,7 +53,7 @@ def load_factory(
         path: the folder.
         dataset_config: name of the file in `.nv-meta`; `dataset.yaml` by default.
         trust: whether code that the dataset names (its `sample_loader.py`, classes of modules not
-            imported yet) may be run.
+            imported yet) may be run; None: what `ENERGON_LITE_TRUST` says.
         subflavors: tags that go over those of the file.
         kwargs: for the factory; what the file sets wins.
 
@@ -58,7 +61,8 @@ def load_factory(
         FileNotFoundError: The folder is missing or not prepared.
         DatasetFormatError: The file is wrong; names file, line and key.
     """
-    root = Path(path)
+    root = local_path(path)
+    trust = is_trusted(trust)
     if root.suffix in (".yaml", ".yml", ".jsonl") and not root.is_dir():
         raise DatasetFormatError(
             f"{root}: this version reads prepared WebDataset folders; give the path of a folder"
@@ -137,7 +141,7 @@ def _named_class(
     name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
 ) -> type:
     """Finds a class by name; imports a module only if the user trusts the dataset."""
-    if not isinstance(name, str) or not isinstance(module, str):
+    if not isinstance(name, str) or not isinstance(module, str) or not module:
         raise DatasetFormatError(f"{where}{key}: __module__ and __class__ must be text")
     if module.split(".")[0] == "energon_lite" or module.startswith(_OWN_MODULES):
         if name in own:
@@ -146,10 +150,11 @@ def _named_class(
             f"{where}{key}: {module} has no class {name!r}.{did_you_mean(name, own)}"
         )
     if module not in sys.modules:
-        if not trust:
+        is_there = importlib.util.find_spec(module.partition(".")[0]) is not None
+        if is_there and not trust:
             raise DatasetFormatError(
                 f"{where}{key}: {module}.{name} would have to be imported. Import {module} "
-                "yourself first, or pass trust=True if you trust this dataset's authors"
+                f"yourself first; or, if you trust this dataset's authors, {WAY_OUT}"
             )
         try:
             importlib.import_module(module)
@@ -169,8 +174,8 @@ def _named_class(
 def _file_function(root: Path, text: str, name: str, where: str, trust: bool) -> FileFunction:
     if not trust:
         raise DatasetFormatError(
-            f"{where}, {name}: {text!r} is code that lies in the dataset. Pass trust=True if you "
-            "trust its authors, or write a field_map"
+            f"{where}, {name}: {text!r} is code that lies in the dataset. If you trust its "
+            f"authors, {WAY_OUT}; or write a field_map"
         )
     found = FileFunction.of(root, text, name)
     found.load()

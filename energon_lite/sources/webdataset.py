@@ -26,7 +26,7 @@ from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.makers import OwnMaker, PartFilter
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
-from energon_lite.storage import nvmeta
+from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
 
@@ -107,7 +107,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         max_open: int = MAX_OPEN,
     ) -> None:
         del decoder
-        self.path = Path(path)
+        self.path = local_paths.local_path(path)
         self.paths = [self.path]
         self.split_part = split_part
         self.training = training

@@ -70,6 +70,12 @@ def is_prepared(root: Path) -> bool:
     return (root / META / INFO_JSON).is_file() or (root / META / INFO_YAML).is_file()
 
 
+@functools.lru_cache(maxsize=1000)
+def warn_double(message: str) -> None:
+    """Logs, once, that a file of `.nv-meta` has a key twice: as in Energon the last one counts."""
+    logger.warning("%s; the last one counts", message)
+
+
 def _mapping(value: Any, place: str, what: str) -> YamlMap:
     if not isinstance(value, YamlMap):
         raise DatasetFormatError(f"{place}: {what} must be a mapping, not {_shown(value)}")
@@ -92,7 +98,7 @@ def read_info(root: Path) -> DatasetInfo:
     if not path.is_file():
         path = root / META / INFO_YAML
     try:
-        value = load_yaml(path)
+        value = load_yaml(path, warn_double)
     except FileNotFoundError:
         raise FileNotFoundError(_unprepared(root)) from None
     info = _mapping(value, str(path), "the file")
@@ -152,7 +158,7 @@ def config_path(root: Path, name: str) -> Path:
 def _load_config(root: Path, path: Path, way_out: str) -> YamlMap:
     """Reads a config that a prepared folder should have."""
     try:
-        value = load_yaml(path)
+        value = load_yaml(path, warn_double)
     except FileNotFoundError:
         if not is_prepared(root):
             raise FileNotFoundError(_unprepared(root)) from None

@@ -6,7 +6,7 @@ Source: YAML 1.2.2 for the syntax; the scalar rules were found by running Megatr
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,20 @@ def _scalar(text: str) -> Any:
     return text
 
 
+OnDouble = Callable[[str], None]
+
+
+def refuse_double(message: str) -> None:
+    """Raises a DatasetFormatError: a key that is there twice is an error."""
+    raise DatasetFormatError(message)
+
+
 class _Builder:
     """Makes Python values from the nodes of one document."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, on_double: OnDouble) -> None:
         self.file = file
+        self.on_double = on_double
         self.done: dict[int, Any] = {}
         self.open: set[int] = set()
 
@@ -150,7 +159,8 @@ class _Builder:
             line = key_node.start_mark.line + 1
             if key in value.lines:
                 first = value.lines[key]
-                raise self.error(key_node, f"key {key!r} is there twice (first in line {first})")
+                text = f"{self.file}:{line}: key {key!r} is there twice (first in line {first})"
+                self.on_double(text)
             value[key] = self.build(child)
             value.lines[key] = line
         for other in merged:
@@ -168,12 +178,12 @@ class _Builder:
         return found
 
 
-def _parse_json(text: str, name: str) -> Any:
+def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
     def pairs(items: list[tuple[str, Any]]) -> YamlMap:
         value = YamlMap(name)
         for key, item in items:
             if key in value:
-                raise DatasetFormatError(f"{name}: key {key!r} is there twice")
+                on_double(f"{name}: key {key!r} is there twice")
             value[key] = item
         return value
 
@@ -185,7 +195,7 @@ def _parse_json(text: str, name: str) -> Any:
         raise DatasetFormatError(f"{name}:{error.lineno}: no valid JSON: {error.msg}") from None
 
 
-def parse_yaml(text: str, name: str) -> Any:
+def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any:
     """Reads one document of YAML (or JSON, when `name` ends in `.json`).
 
     Mappings become `YamlMap`, keys are always strings, and plain scalars follow Energon's rules:
@@ -195,12 +205,14 @@ def parse_yaml(text: str, name: str) -> Any:
     Args:
         text: the document.
         name: the file's name, for error texts and for `YamlMap.file`.
+        on_double: called with an error text for a key that is there twice; the last value counts
+            if it does not raise, as it does by default.
 
     Raises:
         DatasetFormatError: No valid document, none at all, several, or a key that is there twice.
     """
     if name.endswith(".json"):
-        return _parse_json(text, name)
+        return _parse_json(text, name, on_double)
     loader = _Loader(text)
     try:
         if not loader.check_node():
@@ -219,10 +231,10 @@ def parse_yaml(text: str, name: str) -> Any:
         raise DatasetFormatError(f"{name}: no valid YAML: {error}") from None
     finally:
         loader.dispose()
-    return _Builder(name).build(node)
+    return _Builder(name, on_double).build(node)
 
 
-def load_yaml(path: Path) -> Any:
+def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
     """Reads a YAML or JSON file (by its suffix) as `parse_yaml` does.
 
     Raises:
@@ -233,7 +245,7 @@ def load_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DatasetFormatError(f"{path}: no UTF-8 text (byte {error.start})") from None
-    return parse_yaml(text, str(path))
+    return parse_yaml(text, str(path), on_double)
 
 
 def dump_yaml(value: Any) -> str:

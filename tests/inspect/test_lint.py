@@ -174,3 +174,14 @@ def test_an_old_info_yaml_that_differs_is_a_warning(root):
     errors, warnings, _ = lint(root, decode=False)
     assert errors == []
     assert "differs from .info.json" in warnings[0]
+
+
+def test_keys_that_are_twice_are_warnings_and_the_last_counts(root):
+    split = root / ".nv-meta/split.yaml"
+    split.write_text(split.read_text() + "exclude:\n- shard-0003.tar\n")
+    errors, warnings, report = lint(root)
+    assert errors == []
+    assert re.search(
+        r"split.yaml:\d+: key 'exclude' is there twice .*; the last counts", warnings[0]
+    )
+    assert report.samples == 9

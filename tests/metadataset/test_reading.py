@@ -175,6 +175,16 @@ def test_file_scheme_is_a_local_path(folder: Path) -> None:
     assert only_leaf(inline({"path": "file:///sub/a"})).path == Path("/sub/a")
 
 
+def test_key_that_is_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+        "splits:\n  train: {path: a}\n  train: {path: b}\n"
+    )
+    with pytest.raises(DatasetFormatError, match=r"m.yaml:5: key 'train' is there twice"):
+        read_metadataset(file, "train")
+
+
 @pytest.mark.parametrize("scheme", ["s3", "msc", "rclone", "dss", "gs", "filesystem"])
 def test_remote_path_is_refused(scheme: str) -> None:
     with pytest.raises(DatasetFormatError) as caught:

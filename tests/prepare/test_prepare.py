@@ -287,7 +287,7 @@ def test_a_missing_folder_a_file_a_remote_path_and_a_folder_without_tars_are_ref
         prepare_dataset(tmp_path / "none", **ALL_TRAIN)
     with pytest.raises(FileNotFoundError, match=r"no \.tar file in this folder"):
         prepare_dataset(tmp_path, **ALL_TRAIN)
-    with pytest.raises(ValueError, match="s3://bucket/x: only local folders"):
+    with pytest.raises(ValueError, match="'s3://bucket/x' is remote"):
         prepare_dataset("s3://bucket/x", **ALL_TRAIN)
     write_shards(tmp_path, 1)
     with pytest.raises(NotADirectoryError, match="is a file"):

@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite import DatasetFormatError, get_train_dataset
+from energon_lite import (
+    BaseWebdatasetFactory,
+    CrudeWebdataset,
+    DatasetFormatError,
+    DefaultTaskEncoder,
+    TextSample,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+    load_dataset,
+    prepare_dataset,
+)
+from energon_lite.core import trust
+from energon_lite.inspect import dataset_info, lint_dataset
+from energon_lite.length_index import measure_lengths
 
 from ..helpers import text_set
 
@@ -30,7 +44,8 @@ MISTAKES = {
     "- a\n": "the file must be a mapping",
     "__class__: CrudeWebdatasett\n": "Did you mean 'CrudeWebdataset'",
     TYPE + "sample_loader: code.py\npart_filter: [txt]\n": "code that lies in the dataset",
-    "sample_type: {__module__: not.imported, __class__: X}\n": "would have to be imported",
+    "sample_type: {__module__: wave, __class__: X}\n": "wave.X would have .*LITE_TRUST=1",
+    "sample_type: {__module__: not.there, __class__: X}\n": "not.there cannot be imported .* Install",
 }
 
 
@@ -48,3 +63,103 @@ def test_mistake_of_the_caller_is_not_laid_on_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_samples_per_sequence=0") as caught:
         get_train_dataset(folder, batch_size=2, max_samples_per_sequence=0)
     assert "dataset.yaml" not in str(caught.value)
+
+
+CODE = "def load(parts):\n    return {'text': parts['txt'].upper()}\n"
+LOADED = TYPE + "sample_loader: sample_loader.py:load\npart_filter: [txt]\n"
+
+
+def with_code(tmp_path: Path) -> Path:
+    folder = text_set(tmp_path / "texts", 5)
+    (folder / ".nv-meta/sample_loader.py").write_text(CODE)
+    (folder / ".nv-meta/dataset.yaml").write_text(LOADED)
+    return folder
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_one_variable_trusts_all_datasets_of_a_machine_and_is_logged_once(
+    tmp_path: Path,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = with_code(tmp_path)
+    trust._log_once.cache_clear()
+    monkeypatch.setenv("ENERGON_LITE_TRUST", value)
+    for _ in range(2):
+        sample = next(iter(get_train_dataset(folder, batch_size=None)))
+        assert sample.text.isupper()
+    assert caplog.text.count("ENERGON_LITE_TRUST is set") == 1
+    with pytest.raises(DatasetFormatError, match="code that lies in the dataset"):
+        get_train_dataset(folder, batch_size=None, trust=False)
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "false", "No", "off"])
+def test_no_dataset_is_trusted_by_default_or_by_a_no(
+    tmp_path: Path, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_code(tmp_path)
+    if value is None:
+        monkeypatch.delenv("ENERGON_LITE_TRUST", raising=False)
+    else:
+        monkeypatch.setenv("ENERGON_LITE_TRUST", value)
+    with pytest.raises(DatasetFormatError, match="trust=True, or set ENERGON_LITE_TRUST=1"):
+        get_train_dataset(folder, batch_size=None)
+    assert get_train_dataset(folder, batch_size=None, trust=True)
+
+
+def test_neither_yes_nor_no_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_LITE_TRUST", "maybe")
+    with pytest.raises(ValueError, match="ENERGON_LITE_TRUST='maybe': set it to 1"):
+        get_train_dataset(with_code(tmp_path), batch_size=None)
+
+
+def test_missing_module_of_a_class_that_we_have_is_ours_as_in_energon(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 5)
+    text = MAP.replace("megatron.energon", "gone_module.types")
+    (folder / ".nv-meta/dataset.yaml").write_text(text)
+    assert type(next(iter(get_train_dataset(folder, batch_size=None)))) is TextSample
+
+
+def test_module_that_fails_to_import_is_named_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = text_set(tmp_path / "texts", 5)
+    (tmp_path / "own_types.py").write_text("import gone_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (folder / ".nv-meta/dataset.yaml").write_text(
+        "sample_type: {__module__: own_types, __class__: X}\nfield_map: {text: txt}\n"
+    )
+    message = "dataset.yaml, sample_type: module own_types cannot be imported .*'gone_module'"
+    with pytest.raises(DatasetFormatError, match=message):
+        get_train_dataset(folder, batch_size=None, trust=True)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "msc", "gs", "http", "https", "hdfs"])
+def test_remote_path_has_the_same_answer_everywhere(scheme: str) -> None:
+    remote = f"{scheme}://bucket/data"
+    calls = [
+        lambda: get_train_dataset(remote, batch_size=2),
+        lambda: get_val_dataset(f"{remote}/blend.yaml", batch_size=2),
+        lambda: get_val_datasets(remote, batch_size=2),
+        lambda: load_dataset(f"{remote}/blend.yaml"),
+        lambda: CrudeWebdataset(Path(remote)),
+        lambda: BaseWebdatasetFactory.prepare_dataset(remote, ["a.tar"]),
+        lambda: prepare_dataset(remote, split_ratio="1,0,0"),
+        lambda: measure_lengths(remote, DefaultTaskEncoder()),
+        lambda: dataset_info(remote),
+        lambda: lint_dataset(remote),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"is remote \({scheme}://\). Remote paths: not"):
+            call()
+
+
+def test_file_scheme_is_a_local_path(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 5)
+    assert next(iter(get_train_dataset(f"file://{folder}", batch_size=None)))
+
+
+def test_something_else_than_a_path_is_refused() -> None:
+    with pytest.raises(TypeError, match="5 is a int; give the path of a dataset"):
+        get_train_dataset(5, batch_size=None)

@@ -290,3 +290,29 @@ def test_a_missing_index_is_none_and_a_broken_one_an_error(root):
     assert sample_indices(root, ["a"]) is None
     with IndexDatabase(root) as index:
         assert index.part_sizes() is None
+
+
+# Keys that are there twice
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("split.yaml", "split_parts: {train: [parts/data-01.tar]}\nsplit_parts: {train: [%s]}\n"),
+        ("split.json", '{"split_parts": {"train": ["x"], "train": ["%s"]}}'),
+    ],
+)
+def test_the_last_of_two_keys_counts_with_one_warning_as_in_energon(root, name, text, caplog):
+    nvmeta.warn_double.cache_clear()
+    write_meta(root, name, text % "parts/data-03.tar")
+    for _ in range(2):
+        assert nvmeta.read_split_part(root, INFO, "train").shards == ("parts/data-03.tar",)
+    assert caplog.text.count("is there twice") == 1
+    assert name in caplog.text
+
+
+def test_a_dataset_yaml_and_an_info_file_may_have_a_key_twice(root):
+    write_meta(root, "dataset.yaml", "field_map: {a: b}\nfield_map: {c: d}\n")
+    assert nvmeta.read_dataset_config(root) == {"field_map": {"c": "d"}}
+    write_meta(root, ".info.json", '{"shard_counts": {"a.tar": 1, "a.tar": 2}}')
+    assert nvmeta.read_info(root).shard_counts == {"a.tar": 2}
