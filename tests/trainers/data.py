@@ -19,7 +19,8 @@ from energon_lite import (
     stateless,
 )
 
-NUM_STREAMS = 12  # a multiple of all world sizes here
+NUM_STREAMS = 12  # a multiple of all world sizes
+OF_LOADER = ("state_timeout_sec",)
 
 
 class DictEncoder(DefaultTaskEncoder):
@@ -45,9 +46,11 @@ class Model(nn.Module):
         return {"loss": (self.linear(x) - x.flip(0)).square().mean()}
 
 
-def worker_config(num_workers: int = 0, group: Any = None) -> WorkerConfig:
+def worker_config(
+    num_workers: int = 0, group: Any = None, num_streams: int = NUM_STREAMS
+) -> WorkerConfig:
     config = WorkerConfig.default_worker_config(num_workers, group)
-    config.num_streams = NUM_STREAMS
+    config.num_streams = num_streams
     return config
 
 
@@ -55,10 +58,10 @@ def train_loader(
     folder: Path, config: WorkerConfig | None = None, *, batch_size: int = 2, **settings: Any
 ) -> SavableDataLoader[dict[str, Any]]:
     config = config or worker_config()
+    of_loader = {name: settings.pop(name) for name in OF_LOADER if name in settings}
     settings = {"shuffle_buffer_size": 10, "task_encoder": DictEncoder(), **settings}
-    return get_savable_loader(
-        get_train_dataset(folder, batch_size=batch_size, worker_config=config, **settings)
-    )
+    dataset = get_train_dataset(folder, batch_size=batch_size, worker_config=config, **settings)
+    return get_savable_loader(dataset, **of_loader)
 
 
 def val_loader(
@@ -74,3 +77,7 @@ def val_loader(
 def in_slot_order(ranks: list[list[list[str]]]) -> list[list[str]]:
     """The batches of all ranks, one step after the other."""
     return [keys for step in zip(*ranks, strict=True) for keys in step]
+
+
+def keys_of(batch: dict[str, Any]) -> list[str]:
+    return list(batch["keys"])

@@ -9,15 +9,18 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
+TIMEOUT_SEC = 120.0
+
 
 def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout_sec: float = 120
+    world_size: int, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> list[Any]:
-    """Runs `function(*args)` in a process for each rank; returns what each returned.
+    """Runs `function(*args, **kwargs)` in a process for each rank; returns what each returned.
 
     Raises:
         AssertionError: A rank failed, with its traceback, or the ranks did not end in time.
@@ -29,14 +32,15 @@ def run_ranks(
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=_rank_main, args=(theirs, port, rank, world_size, function, args)
+            target=_rank_main,
+            args=(theirs, port, rank, world_size, partial(function, *args, **kwargs)),
         )
         process.start()
         theirs.close()
         pipes[ours] = rank
         processes.append(process)
     found: dict[int, Any] = {}
-    end = monotonic() + timeout_sec
+    end = monotonic() + TIMEOUT_SEC
     try:
         while pipes:
             ready = wait(list(pipes), max(0.0, end - monotonic()))
@@ -61,8 +65,7 @@ def _rank_main(
     port: int,
     rank: int,
     world_size: int,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
+    function: Callable[[], Any],
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -74,7 +77,7 @@ def _rank_main(
         MASTER_PORT=str(port),
     )
     try:
-        pipe.send((None, function(*args)))
+        pipe.send((None, function()))
     except BaseException:
         pipe.send((traceback.format_exc(), None))
     sys.stdout.flush()
