@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -13,7 +14,7 @@ import numpy as np
 
 from energon_lite.core.activity import Activity, SkipRecord, leaves
 from energon_lite.core.dataset import activity_of
-from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
@@ -31,6 +32,7 @@ from energon_lite.task_encoder.hooks import AnyTaskEncoder, Hooks
 __all__ = ["DEFAULT_NAME", "LengthFunction", "LengthReport", "measure_lengths"]
 
 DEFAULT_NAME = "default"
+logger = logging.getLogger(__name__)
 _SAMPLES_PER_TASK = 1024
 _LISTED = 20
 
@@ -73,12 +75,13 @@ def measure_lengths(
     task_encoder: AnyTaskEncoder,
     *,
     name: str = DEFAULT_NAME,
+    meta_dir: str | PathLike[str] | None = None,
     split_parts: Sequence[str] | None = None,
     num_workers: int | None = None,
     trust: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[LengthReport]:
-    """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it tells.
+    """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it returns.
 
     What an interrupted run measured is not measured again, and nothing is if neither the data nor
     the code of the encoder changed. The result is used by blends (`lengths: NAME`).
@@ -87,7 +90,9 @@ def measure_lengths(
         path: a prepared folder, or a metadataset, of which every dataset is measured.
         task_encoder: has `sample_length`; its hooks up to that are run.
         name: of the index, for example that of a tokenizer.
-        split_parts: of the folder, or splits of the metadataset; by default all.
+        meta_dir: folder for the index, if the dataset is read-only; the index is then called by
+            its absolute path: `lengths="META_DIR/NAME"`. By default it lies in the dataset.
+        split_parts: of the folder, or splits of the metadataset; by default all that have shards.
         num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
         trust: whether code that the dataset names may be run.
         progress: called with what is measured, how many samples are done, of how many.
@@ -95,27 +100,32 @@ def measure_lengths(
     Raises:
         ValueError: The encoder has no `sample_length`, or tells something else than lengths.
         FileNotFoundError: The folder is missing, or not prepared.
+        PermissionError: The place of the index cannot be written to.
         RuntimeError: A worker process died.
     """
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     hooks = Hooks(task_encoder, config)
+    encoder = fingerprint(task_encoder)
     workers = default_workers() if num_workers is None else num_workers
+    if meta_dir is not None:
+        name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []
     for leaf in _parts(path, split_parts, trust):
         opener = LeafOpener(
-            hooks.cooked,
-            num_leaves=1,
-            decoder=task_encoder.decoder,
-            block=_SAMPLES_PER_TASK,
-            settings={"trust": trust},
-            training=False,
-            worker_config=config,
-        )
-        dataset = hooks.measured(opener(leaf, repeat=False))
-        reports.append(
-            _measure_part(dataset, opener.factories[0], name, fingerprint(task_encoder), workers,
-                          progress)
+            hooks.cooked, num_leaves=1, decoder=task_encoder.decoder, block=_SAMPLES_PER_TASK,
+            settings={"trust": trust}, training=False, worker_config=config,
         )  # fmt: skip
+        try:
+            dataset = hooks.measured(opener(leaf, repeat=False))
+        except EmptyDatasetError as error:
+            if split_parts is not None:
+                raise
+            logger.info("%s", error)  # `test: []` is usual
+            continue
+        factory = opener.factories[0]
+        reports.append(_measure_part(dataset, factory, name, encoder, workers, progress))
+    if not reports:
+        raise EmptyDatasetError(f"{path}: no split part has a shard, there is nothing to measure")
     return reports
 
 

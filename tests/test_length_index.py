@@ -27,7 +27,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.cli import app
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, FatalSampleError
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.storage.lengths import lengths_path, read_lengths
 from energon_lite.task_encoder.fingerprint import fingerprint
@@ -110,6 +110,43 @@ def test_nothing_is_measured_twice_unless_data_or_code_changed(root) -> None:
     (report,) = measure_lengths(root, Expanding(), num_workers=0)
     assert report.measured == NUM_SAMPLES
     assert stored(root) == [n * (i % 3) for i, n in enumerate(EXPECTED)]
+
+
+def test_empty_split_parts_are_passed_over_unless_named(root) -> None:
+    split = root / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("exclude:", "  test: []\nexclude:"))
+    (report,) = measure_lengths(root, Letters(), num_workers=0)
+    assert report.split_part == "train"
+    with pytest.raises(EmptyDatasetError, match="no shards in split part 'test'"):
+        measure_lengths(root, Letters(), num_workers=0, split_parts=["test"])
+    split.write_text("split_parts: {train: [], test: []}\n")
+    with pytest.raises(EmptyDatasetError, match="nothing to measure"):
+        measure_lengths(root, Letters(), num_workers=0)
+
+
+def test_index_of_read_only_data_lies_elsewhere_and_is_read_by_its_path(root, tmp_path) -> None:
+    (root / ".nv-meta/energon_lite").write_text("here no folder can be made")
+    with pytest.raises(PermissionError, match=r"--meta-dir DIR .* lengths='DIR/letters'"):
+        measure_lengths(root, Letters(), name="letters", num_workers=0)
+    before = sorted(root.rglob("*"))
+    meta = tmp_path / "meta"
+    (report,) = measure_lengths(root, Letters(), name="letters", meta_dir=meta, num_workers=0)
+    assert sorted(root.rglob("*")) == before
+    assert meta / "letters" in report.file.parents
+    moved = root.rename(tmp_path / "moved")
+    (report,) = measure_lengths(moved, Letters(), name="letters", meta_dir=meta, num_workers=0)
+    assert report.measured == 0
+
+    class Packed(Letters):
+        packing = Packing(capacity=200, lengths=f"{meta}/letters")
+
+        def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
+            return samples[0]
+
+    assert next(iter(get_train_dataset(moved, batch_size=None, task_encoder=Packed())))
+    Packed.packing = Packing(capacity=200, lengths=f"{meta}/other")
+    with pytest.raises(FileNotFoundError, match=f"--name other --meta-dir {meta}"):
+        get_train_dataset(moved, batch_size=None, task_encoder=Packed())
 
 
 def test_resources_have_arrays_of_their_own_and_bad_samples_length_zero(root) -> None:

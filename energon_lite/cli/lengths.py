@@ -34,6 +34,10 @@ def lengths(
         ),
     ],
     name: Annotated[str, typer.Option(help="Of the index, such as a tokenizer's.")] = DEFAULT_NAME,
+    meta_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the index, where the dataset itself is read-only."),
+    ] = None,
     split_parts: Annotated[
         str | None, typer.Option(help="Parts to measure, such as train,val.  [default: all]")
     ] = None,
@@ -48,6 +52,7 @@ def lengths(
             path,
             _encoder(encoder),
             name=name,
+            meta_dir=meta_dir,
             split_parts=split_parts.split(",") if split_parts else None,
             num_workers=num_workers,
             trust=trust,

@@ -33,6 +33,7 @@ from energon_lite.prepare.splits import Ratio
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
+    INDEX_UUID,
     INFO_JSON,
     INFO_YAML,
     META,
@@ -46,7 +47,6 @@ from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWr
 # The version of Energon whose formats these are.
 FORMAT_VERSION = "7.4.1"
 PARTIAL = "prepare.partial"
-INDEX_UUID = "index.uuid"
 _ERRORS_SHOWN = 10
 
 Watch = Callable[[Iterator[Any], int], Iterator[Any]]

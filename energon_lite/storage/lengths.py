@@ -1,22 +1,26 @@
 """The length index: the lengths of every sample of a split part, as memory-mapped arrays.
 
-It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`: `PART.npy` has the tokens,
-`PART.RESOURCE.npy` the lengths in another resource, `PART.json` says of which data they are, and
-who measured them. A sample that was skipped or failed has length 0.
+It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`; or, where NAME is an absolute
+path, in a folder below it named as the dataset's `index.uuid`, so that data may be read-only.
+`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json` says of
+which data they are, and who measured them. A sample that was skipped or failed has length 0.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.nvmeta import META
+from energon_lite.storage.nvmeta import INDEX_UUID, META
 from energon_lite.storage.tar_index import write_atomically
 
 Int64Array = npt.NDArray[np.int64]
@@ -25,15 +29,37 @@ TOKENS = "tokens"
 
 
 def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Path:
-    """Gives where the index `name` of a split part lies.
+    """Returns where the index `name` of a split part lies.
 
     Raises:
         ValueError: The name is none of a folder.
     """
-    if not name or name in (".", "..") or set("/\\") & set(name):
-        raise ValueError(f"{name!r} is no name of a length index; it names a folder, as 'qwen2'")
+    if name.startswith("/"):
+        folder = Path(name) / _identity(root)
+    elif not name or name in (".", "..") or set("/\\") & set(name):
+        raise ValueError(
+            f"{name!r} is no name of a length index; it names a folder, as 'qwen2', or is an "
+            "absolute path, as '/scratch/lengths/qwen2'"
+        )
+    else:
+        folder = root / META / "energon_lite" / "lengths" / name
     suffix = "" if resource == TOKENS else f".{resource}"
-    return root / META / "energon_lite" / "lengths" / name / f"{part}{suffix}.npy"
+    return folder / f"{part}{suffix}.npy"
+
+
+def _identity(root: Path) -> str:
+    """Returns a name for a dataset that it keeps where it is moved."""
+    try:
+        return str(UUID((root / META / INDEX_UUID).read_text(encoding="utf-8").strip()))
+    except (OSError, ValueError):  # prepared by an old version
+        return f"{root.resolve().name}-{zlib.crc32(os.fsencode(root.resolve())):08x}"
+
+
+def writing_command(root: Path, name: str) -> str:
+    """Returns the command that writes an index."""
+    folder, _, last = name.rpartition("/")
+    place = f" --meta-dir {folder}" if folder else ""
+    return f"energon-lite lengths {root} --with module:Class --name {last}{place}"
 
 
 def _facts_path(root: Path, part: str, name: str) -> Path:
@@ -104,7 +130,7 @@ def read_facts(root: Path, part: str, name: str) -> dict[str, Any] | None:
     """Gives what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
     try:
         facts = json.loads(_facts_path(root, part, name).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return facts if isinstance(facts, dict) else None
 
@@ -136,7 +162,7 @@ def read_lengths(
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: there is no length index {name!r} for split part {part!r}; write it with "
-            f"`energon-lite lengths {root} --with module:Class --name {name}`"
+            f"`{writing_command(root, name)}`"
         ) from None
     except (ValueError, OSError, EOFError) as error:
         raise DatasetFormatError(

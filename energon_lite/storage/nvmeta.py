@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"
+INDEX_UUID = "index.uuid"
 DEFAULT_SPLIT = "split.yaml"
 DEFAULT_DATASET = "dataset.yaml"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _UNKNOWN = -1
 class PartialLengths:
     """Lengths of N samples in R resources, in a file that is mapped into memory.
 
-    It goes on with what an interrupted process left, if that was of the same data and encoder.
+    It resumes what an interrupted process left, if that was of the same data and encoder.
 
     Args:
         root: folder of the dataset.
@@ -27,6 +28,9 @@ class PartialLengths:
         resources: names of the R resources.
         data: hash of the data.
         encoder: says who measures.
+
+    Raises:
+        PermissionError: The place of the index cannot be written to.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class PartialLengths:
         path = lengths_path(root, part, name)
         self._path = path.with_name(path.name + ".partial")
         self._facts_path = path.with_name(path.name + ".partial.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_writable(path.parent, root, name)
         shape = (num_samples, len(self._resources))
         facts = {"data": data, "encoder": encoder, "resources": list(resources), "shape": shape}
         text = json.dumps(facts).encode()
@@ -93,3 +97,16 @@ class PartialLengths:
         self._facts_path.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         return path
+
+
+def _make_writable(folder: Path, root: Path, name: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PermissionError(
+            f"{folder} cannot be written to ({error.strerror}): no place for the length index "
+            f"{name!r} of {root}. Write it elsewhere with --meta-dir DIR (meta_dir=...), and "
+            f"read it as lengths='DIR/{name.rpartition('/')[2]}'"
+        ) from None
