@@ -101,29 +101,33 @@ class RankRun(Generic[T]):
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
         place, length = self.place, self.dataset.pass_length
-        if self.dataset.training and length is not None and place.items_in_pass >= length:
-            place.items_in_pass = 0  # the last `for` was left with its last item
-        if place.ended or (self._has_begun and not self.dataset.training):
+        is_over = place.ended
+        if length is not None and place.items_in_pass >= length:
+            if self.dataset.training:
+                place.items_in_pass = 0  # the last `for` was left with its last item
+            else:
+                is_over = True
+        if is_over or (self._has_begun and not self.dataset.training):
             self._begin_pass()
 
     def batches(self) -> Iterator[T]:
         """Yields what is left of the pass or virtual epoch."""
         length = self.dataset.pass_length
-        # A virtual epoch that begins where the data ends goes on with the next pass over them.
-        may_go_on = self.dataset.training and length is not None
+        has_yielded = False
         while length is None or self.place.items_in_pass < length:
             if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
             since = perf_counter()
             with self._watchdog:
                 delivery = self._next_delivery(self._deliveries)
-            if delivery is None and may_go_on and self.place.items_in_pass == 0:
-                may_go_on = False
+            if delivery is None and not has_yielded and self._next_pass_is_due():
+                has_yielded = True  # no second time: the data may be empty
                 self._begin_pass()
             elif delivery is None:
                 self.place.ended = True
                 break
             else:
+                has_yielded = True
                 self.place.items_in_pass += 1
                 waited = perf_counter() - since
                 self.counter.add(delivery.costs.rows, delivery.skipped, waited)
@@ -131,6 +135,24 @@ class RankRun(Generic[T]):
         if not self.dataset.training:
             self.place.ended = True
         self.place.items_in_pass = 0
+
+    def _next_pass_is_due(self) -> bool:
+        """Whether an `iter` that finds nothing left of a pass belongs to the next one.
+
+        So it is where a consumer took as many batches as there are, and never saw the end; and
+        where a virtual epoch begins at the end of the data.
+        """
+        place, slots = self.place, self.place.start.slots
+        if place.count or (self.dataset.training and self.dataset.pass_length is not None):
+            return True
+        # Resumed on another topology: where other ranks have something left, this one waits.
+        for index in range(slots.num_streams):
+            stream = Stream(index, slots.num_streams, place.start.pass_index)
+            first = max(0, -(-(slots.base - index) // slots.num_streams))
+            for batch in range(first, self.dataset.num_items(stream)):
+                if not place.is_given(batch * slots.num_streams + index):
+                    return False
+        return slots.base > 0 or bool(place.given)
 
     def _next_delivery(self, deliveries: Iterator[Delivery]) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of the pass."""

@@ -114,10 +114,10 @@ def test_save_at_every_place_of_a_finite_pass_and_after_it(texts) -> None:
     iterator = iter(loader)
     for at in range(len(passes[0]) + 1):
         resumed = again(make, loader)
-        assert_same([*resumed, "end"], [*passes[0][at:], "end"])
-        assert_same(list(resumed), passes[1])
         if at < len(passes[0]):
+            assert_same(list(resumed), passes[0][at:])
             next(iterator)
+        assert_same(list(resumed), passes[1])
     # After the last batch, but before the loader has seen the end; then after StopIteration.
     assert next(iterator, None) is None
     resumed = again(make, loader)
@@ -167,6 +167,88 @@ def test_saving_does_not_move_the_loader(texts) -> None:
         found.append(batch)
         loader.save_state_global()
     assert_same(found, expected)
+
+
+# -------------------------------------------------------------------- exactly as many as there are
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("make_from", [train, validation])
+def test_consumer_of_exactly_all_batches_gets_no_empty_pass(texts, make_from, num_workers) -> None:
+    settings = {"repeat": False} if make_from is train else {}
+    make = make_from(texts, **settings)
+    one = loader_of(make, num_streams=3)
+    passes = [list(one) for _ in range(4)]
+    loader = loader_of(make, num_workers, num_streams=3)
+    number = len(loader)
+    assert [number] * 4 == list(map(len, passes))
+    for expected in passes:
+        assert_same(list(islice(iter(loader), number)), expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"limit": 4}])
+def test_state_saved_at_the_last_batch_of_a_validation_begins_the_next(texts, settings) -> None:
+    make = validation(texts, **settings)
+    loader = loader_of(make, num_streams=3)
+    expected = list(loader)
+    assert_same(list(islice(iter(loader), len(expected))), expected)
+    assert_same(list(again(make, loader)), expected)
+
+
+# With 3 and 6 streams some ranks share them; 30 samples in batches of 3 are equally many for all.
+@pytest.mark.parametrize("num_streams", [3, 6])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_state_saved_at_the_last_batch_begins_the_next_pass_on_any_topology(
+    texts, num_streams, world_size
+) -> None:
+    make = train(texts, repeat=False, batch_size=1)
+    one = loader_of(make, num_streams=num_streams)
+    passes = [list(one) for _ in range(3)]
+    run = Ranks(make, 2, num_streams=num_streams)
+    assert [len(loader) for loader in run.loaders] == [20, 20]
+    assert_same(list(run.steps(20).values()), passes[0])
+    run.iterators = [iter(loader) for loader in run.loaders]
+    assert_same(list(run.steps(20).values()), passes[1])
+    resumed = Ranks(make, world_size, states=run.save())
+    assert_same(list(resumed.rest().values()), passes[2])
+
+
+def test_rank_with_nothing_left_waits_for_the_others_to_end_a_resumed_pass(texts) -> None:
+    make = train(texts, repeat=False, batch_size=1)
+    one = loader_of(make, num_streams=2)
+    passes = [list(one), list(one)]
+    run = Ranks(make, 2, num_streams=2)
+    given = run.steps(19)
+    resumed = Ranks(make, 4, states=run.save())
+    assert [len(list(iterator)) for iterator in resumed.iterators] == [1, 1, 0, 0]
+    resumed.iterators = [iter(loader) for loader in resumed.loaders]
+    assert len(given) == 38
+    assert_same(list(resumed.rest().values()), passes[1])
+
+
+@pytest.mark.parametrize("length", [3, 7, 14, 20])
+def test_consumer_of_exactly_all_batches_of_virtual_epochs(texts, length) -> None:
+    one = loader_of(train(texts, repeat=False))
+    expected = [batch for _ in range(3) for batch in one]
+    make = train(texts, repeat=False, virtual_epoch_length=length)
+    loader = loader_of(make)
+    found: list[Any] = []
+    while len(found) < 42:
+        # A pass of 14 batches ends an epoch early.
+        number = min(length, 14 - len(found) % 14, length - len(found) % 14 % length)
+        epoch = list(islice(iter(loader), number))
+        assert len(epoch) == number
+        found += epoch
+        loader = again(make, loader)
+    assert_same(found, expected)
+
+
+def test_passes_of_no_data_stay_empty(texts) -> None:
+    make = train(texts, repeat=False, batch_size=50, batch_drop_last=True)
+    loader = loader_of(make)
+    for _ in range(3):
+        assert list(loader) == []
+    assert list(again(make, loader)) == []
 
 
 # ------------------------------------------------------------------------------------ uneven ranks

@@ -17,6 +17,7 @@ import pytest
 from energon_lite import (
     Cooker,
     DefaultTaskEncoder,
+    SampleDecoder,
     SavableDataset,
     SkipSample,
     TextSample,
@@ -537,22 +538,22 @@ class SlowEncoding(DefaultTaskEncoder):
         return sample
 
 
+class SlowDecoder(SampleDecoder):
+    """Takes long for the texts of one source."""
+
+    def decoder_of(self, part: str) -> Any:
+        def decode(raw: bytes) -> str:
+            if raw.startswith(b"text 1"):
+                CLOCK.pass_by(0.005)
+            return raw.decode()
+
+        return decode
+
+
 class SlowDecoding(DefaultTaskEncoder):
     """Texts of one source take long to decode."""
 
-    class decoder:  # noqa: N801
-        @staticmethod
-        def config() -> Any:
-            return "slow"
-
-        @staticmethod
-        def decoder_of(part: str) -> Any:
-            def decode(raw: bytes) -> str:
-                if raw.startswith(b"text 1"):
-                    CLOCK.pass_by(0.005)
-                return raw.decode()
-
-            return decode
+    decoder = SlowDecoder()
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
