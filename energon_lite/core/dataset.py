@@ -277,12 +277,11 @@ def count_rank_items(
     if dataset.pass_length is not None and dataset.training:
         return dataset.pass_length
     slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
-    total = 0
-    for first, index in enumerate(slots.streams()):
-        items = dataset.num_items(Stream(index, slots.num_streams, pass_index))
-        # The rank gives batch k of the stream for k = start, start + stride, ...
-        start = slots.slot(first) // slots.num_streams
-        total += max(0, -(-(items - start) // slots.stride))
+    items = {
+        index: dataset.num_items(Stream(index, slots.num_streams, pass_index))
+        for index in slots.streams()
+    }
+    total = slots.count(items)
     return total if dataset.pass_length is None else min(total, dataset.pass_length)
 
 

@@ -62,13 +62,17 @@ def _flat(value: Any) -> Any:
     return _flat([inner for entry in entries for inner in entry])
 
 
+# First entry of the restore key of a batch that only fills a step of its rank.
+PADDING = "padding"
+
+
 class _LossWeightMixin:
-    """Gives samples and batches a `loss_weight`, unless they have a field of that name."""
+    """Gives samples and batches a `loss_weight` and `valid`, unless they have such a field."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        """Gives `loss_weight`: float32, (n,) for a batch, () for a sample."""
+        """Gives `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
         # No property: a subclass with a field of this name would take it for the field's default.
         if name == "loss_weight":
             weights = getattr(self, "__loss_weight__", None)
@@ -76,6 +80,9 @@ class _LossWeightMixin:
                 keys = self.__key__
                 weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
             return torch.tensor(_flat(weights), dtype=torch.float32)
+        if name == "valid":
+            shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
+            return torch.full(shape, self.__restore_key__[:1] != (PADDING,))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 

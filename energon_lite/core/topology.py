@@ -7,6 +7,7 @@ on rank r of R, slot `base + n * R + r` as its n-th item. Everything here is int
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -64,6 +65,15 @@ class RankSlots(NamedTuple):
     def stride(self) -> int:
         """How many batches of a stream lie between two turns of this rank on it."""
         return self.world_size // gcd(self.num_streams, self.world_size)
+
+    def count(self, num_batches: Mapping[int, int]) -> int:
+        """Counts the batches that the rank gives from here, of streams with so many batches."""
+        total = 0
+        for n, index in enumerate(self.streams()):
+            # The rank gives batch k of the stream for k = start, start + stride, ...
+            start = self.slot(n) // self.num_streams
+            total += max(0, -(-(num_batches[index] - start) // self.stride))
+        return total
 
     def streams(self) -> list[int]:
         """Lists the streams that this rank runs, in the order of their turns."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader.ends import End
 from energon_lite.loader.loader import SavableDataLoader
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ def get_loader(
     max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     skip_log: str | PathLike[str] | None = None,
     state_timeout_sec: float = 300,
+    end: End | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader. It is the same as that of `get_savable_loader`: any state can be saved.
 
@@ -44,6 +46,11 @@ def get_loader(
         skip_log: a JSONL file to which every sample left out is written; `{rank}` is replaced.
         state_timeout_sec: how long a rank waits for the others to save or restore a state of all
             ranks, before that is an error.
+        end: how the ranks end a pass over finite data. "pad": all with the last; the others repeat
+            a batch whose mask `valid` is False and whose loss weights are 0. "drop": all with the
+            first that has no batch left. "uneven": each by itself. By default passes are padded
+            where ranks share a process group, or dropped where a batch has no place for the mask;
+            else they are uneven.
 
     Raises:
         TypeError: `dataset` is not one.
@@ -60,6 +67,7 @@ def get_loader(
         max_skip_rate=max_skip_rate,
         skip_log=skip_log,
         state_timeout_sec=state_timeout_sec,
+        end=end,
     )
 
 
@@ -79,6 +87,7 @@ def get_savable_loader(
     max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     skip_log: str | PathLike[str] | None = None,
     state_timeout_sec: float = 300,
+    end: End | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader whose state can be saved at any moment.
 
@@ -97,6 +106,7 @@ def get_savable_loader(
         max_skip_rate: as there.
         skip_log: as there.
         state_timeout_sec: as there.
+        end: as there.
     """
     return SavableDataLoader(
         dataset,
@@ -113,4 +123,5 @@ def get_savable_loader(
         max_skip_rate=max_skip_rate,
         skip_log=skip_log,
         state_timeout_sec=state_timeout_sec,
+        end=end,
     )

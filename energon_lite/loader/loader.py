@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,11 @@ from torch.utils.data import DataLoader
 from typing_extensions import Self
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
-from energon_lite.core.dataset import SavableDataset, count_rank_items
+from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader.ends import End, PassEnds
 from energon_lite.loader.exchange import Exchange
 from energon_lite.loader.processes import as_delivered, torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
@@ -58,6 +58,7 @@ class SavableDataLoader(DataLoader[T]):
         max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
         skip_log: str | PathLike[str] | None = None,
         state_timeout_sec: float = 300,
+        end: End | None = None,
     ) -> None:
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
@@ -78,7 +79,8 @@ class SavableDataLoader(DataLoader[T]):
             skip_log=Path(str(skip_log).format(rank=config.rank)) if skip_log else None,
         )
         watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
-        self._run = RankRun(dataset, config, settings, watchdog)
+        self._ends = PassEnds(dataset, config, end)
+        self._run = RankRun(dataset, config, settings, watchdog, self._ends)
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
@@ -110,9 +112,13 @@ class SavableDataLoader(DataLoader[T]):
         return run.counter.stats(run.num_run_items, run.place.skipped)
 
     def __len__(self) -> int:
-        """Counts the items of this rank in this pass (an epoch, if endless), before skipping."""
-        config = dataclasses.replace(self.worker_config, num_streams=self.num_streams)
-        return count_rank_items(self._run.dataset, config, self._run.place.start.pass_index)
+        """Counts the batches of this rank in this pass (an epoch, if endless).
+
+        It is worked out before anything is read, so samples that will be skipped or expanded, and
+        packs and buckets without a length index, are estimated; after a whole pass over finite data
+        it is what came.
+        """
+        return self._ends.num_steps(self._run.place)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""

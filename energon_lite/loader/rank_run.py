@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, VERSION, Snapshot
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.ranks import check_steps
 from energon_lite.loader.resume import Place, resume
@@ -54,6 +56,7 @@ class RankRun(Generic[T]):
         config: the place of the rank, and how its worker processes are made.
         settings: how it runs.
         watchdog: watches the waits for a batch.
+        ends: how a pass over finite data ends.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RankRun(Generic[T]):
         config: WorkerConfig,
         settings: RunSettings,
         watchdog: Watchdog,
+        ends: PassEnds,
     ) -> None:
         slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
         check_steps(dataset, slots)
@@ -72,6 +76,8 @@ class RankRun(Generic[T]):
         self._config = config
         self._settings = settings
         self._watchdog = watchdog
+        self._ends = ends
+        self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
         self._torch_loader: DataLoader[Delivery] | None = None
@@ -118,8 +124,9 @@ class RankRun(Generic[T]):
             if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
             since = perf_counter()
-            with self._watchdog:
-                delivery = self._next_delivery(self._deliveries)
+            delivery = self._next_step(self._deliveries)
+            if delivery is None:
+                self._ends.learn(self.place)
             if delivery is None and not has_yielded and self._next_pass_is_due():
                 has_yielded = True  # no second time: the data may be empty
                 self._begin_pass()
@@ -143,10 +150,11 @@ class RankRun(Generic[T]):
         where a virtual epoch begins at the end of the data.
         """
         place, slots = self.place, self.place.start.slots
-        if place.count or (self.dataset.training and self.dataset.pass_length is not None):
+        if place.num_steps or (self.dataset.training and self.dataset.pass_length is not None):
             return True
-        # Resumed on another topology: where other ranks have something left, this one waits.
-        for index in range(slots.num_streams):
+        # Resumed on another topology: where other ranks have something left, this one waits; with
+        # those that end together none has.
+        for index in range(slots.num_streams) if self._even is None else ():
             stream = Stream(index, slots.num_streams, place.start.pass_index)
             first = max(0, -(-(slots.base - index) // slots.num_streams))
             for batch in range(first, self.dataset.num_items(stream)):
@@ -154,26 +162,35 @@ class RankRun(Generic[T]):
                     return False
         return slots.base > 0 or bool(place.given)
 
-    def _next_delivery(self, deliveries: Iterator[Delivery]) -> Delivery | None:
-        """Returns the next batch that is this rank's to give; None at the end of the pass."""
+    def _next_step(self, deliveries: Iterator[Delivery]) -> Delivery | None:
+        """Returns what this rank gives next, in step with the others; None at the end."""
+        place = self.place
+        if not self._has_begun:
+            self._even = self._ends.begin(place)
         self._has_begun = True
+        fetch = partial(self._fetch, deliveries)
+        delivery = fetch() if self._even is None else self._even.next(fetch)
+        if delivery is not None:
+            place.num_steps += 1
+            if not delivery.is_padding:
+                self._pass_by(delivery)
+                place.count = place.start.slots.turn_of(delivery.slot) + 1
+        return delivery
+
+    def _fetch(self, deliveries: Iterator[Delivery]) -> Delivery | None:
+        """Returns the next batch that is this rank's to give; None at the end of its pass."""
         place, slots = self.place, self.place.start.slots
         try:
-            for delivery in deliveries:
-                item, slot, stream, snapshot, skipped, costs = delivery
-                if item is Mark.PAD:
-                    continue
-                if snapshot is not None:
-                    self._snapshots[stream] = snapshot
-                if place.given and place.is_given(slot):
-                    continue
-                if skipped:
-                    self._count(skipped, slot)
-                if item is Mark.END:
-                    self.counter.add(costs.rows, skipped)
-                if item is not Mark.END:
-                    place.count = slots.turn_of(slot) + 1
-                    return delivery
+            with self._watchdog:
+                for delivery in deliveries:
+                    if delivery.item is Mark.PAD:
+                        continue
+                    is_given = bool(place.given) and place.is_given(delivery.slot)
+                    if delivery.item is not Mark.END and not is_given:
+                        return delivery
+                    self._pass_by(delivery, is_given)
+                    if not is_given:
+                        self.counter.add(delivery.costs.rows, delivery.skipped)
         except BaseException as error:
             dead = dead_workers(deliveries)
             # What was computed ahead is lost with the workers; the state stands where it stood.
@@ -187,6 +204,13 @@ class RankRun(Generic[T]):
                 ) from error
             raise
         return None
+
+    def _pass_by(self, delivery: Delivery, is_given: bool = False) -> None:
+        """Goes to where a stream stands after a delivery, and counts what it skipped."""
+        if delivery.snapshot is not None:
+            self._snapshots[delivery.stream] = delivery.snapshot
+        if delivery.skipped and not is_given:
+            self._count(delivery.skipped, delivery.slot)
 
     def _begin_pass(self) -> None:
         """Goes to the start of the next pass, with the same worker processes."""
@@ -242,6 +266,8 @@ class RankRun(Generic[T]):
         if self._end_workers is not None:
             self._end_workers()
         self._end_workers = None
+        if self._even is not None:
+            self._even.forget()
         self._deliveries = None
         self._torch_loader = None
         self._turns = None
@@ -285,6 +311,8 @@ class RankRun(Generic[T]):
             if start.snapshot is not None
         }
         snapshots.update(self._snapshots)
+        # As many as turns, but where turns were passed over, or steps only filled up.
+        steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -294,6 +322,7 @@ class RankRun(Generic[T]):
             "pass": place.start.pass_index,
             "base": slots.base,
             "count": place.count,
+            **steps,
             "ended": place.ended,
             "given": [region.to_json() for region in place.given],
             "items_in_pass": place.items_in_pass,

@@ -42,13 +42,19 @@ class Region:
 
 @dataclass
 class Place:
-    """Where a rank of a running loader stands; what it saves and restores."""
+    """Where a rank of a running loader stands; what it saves and restores.
+
+    Attributes:
+        count: turns since the base that are done.
+        num_steps: batches given since the base, with those that only filled a step up.
+    """
 
     start: PassStart
     ended: bool = False
     given: list[Region] = field(default_factory=list)
     items_in_pass: int = 0
     count: int = 0
+    num_steps: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     stats: SavedStats = field(default_factory=SavedStats)
     edits: list[str] = field(default_factory=list)
@@ -84,6 +90,7 @@ def check_state(state: Any) -> dict[str, Any]:
     num_streams, world_size = state["num_streams"], state["world_size"]
     is_whole = (
         num_streams > 0
+        and type(state.get("steps", 0)) is int
         and state["rank"] < world_size
         and all(_is_region(entry) for entry in state["given"])
         and all(isinstance(number, int) for number in state["skipped"].values())
@@ -293,6 +300,7 @@ def _own_place(state: dict[str, Any]) -> Place:
         given=_regions(state),
         items_in_pass=state["items_in_pass"],
         count=state["count"],
+        num_steps=state.get("steps", state["count"]),
     )
 
 

@@ -61,6 +61,11 @@ class Delivery(NamedTuple):
     skipped: list[SkipRecord]
     costs: Costs
 
+    @property
+    def is_padding(self) -> bool:
+        """Whether the batch belongs to no slot: it only fills a step of its rank up."""
+        return self.slot < 0
+
 
 class StreamStart(NamedTuple):
     """Where a stream goes on: from `snapshot`, with batch `first` as the next to be given."""

@@ -1,0 +1,336 @@
+"""How the ranks of a finite pass end: all after equally many steps, or each with its own data.
+
+Slot m of a pass holds batch m div S of stream m mod S, and streams have different numbers of
+batches; so have ranks. A collective in each step then waits for ever for a rank that has ended.
+Here ranks vote before each step on how many of them have a batch, and so end together.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, get_args
+
+from energon_lite.core.dataset import SavableDataset, StreamRun, count_rank_items
+from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.padding import as_padding, mark_valid
+from energon_lite.loader.resume import Place
+from energon_lite.loader.turns import Costs, Delivery, PassStart
+from energon_lite.loader.votes import CountedVotes, StoreVotes, Vote, Votes, group_store
+
+End = Literal["drop", "pad", "uneven"]
+
+logger = logging.getLogger(__name__)
+
+_HOW_TO_CHOOSE = 'Choose with get_loader(..., end="drop", "pad" or "uneven").'
+
+
+class PassEnds:
+    """How each finite pass of a rank ends.
+
+    Args:
+        dataset: the pipeline.
+        config: the place of the rank.
+        end: "drop" ends all ranks with the first that has no batch left; "pad" with the last, and
+            the others repeat a batch of which no row is valid; "uneven" ends each by itself. None
+            pads where ranks share a process group, or drops where batches have no place for a mask
+            or all ranks must have batches of one modality at a step; else it is uneven.
+
+    Raises:
+        ValueError: `end` is another value, or does not go with the data.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], config: WorkerConfig, end: End | None = None
+    ) -> None:
+        if end is not None and end not in get_args(End):
+            raise ValueError(f"end={end!r} is not one of {', '.join(get_args(End))}, or None")
+        if end is not None and dataset.endless:
+            raise ValueError(
+                f"end={end!r}, but the data never end: ranks always have a batch. Leave `end` out, "
+                "or make the dataset with repeat=False"
+            )
+        if end == "pad" and dataset.steps_are_alike:
+            raise ValueError(
+                'end="pad", but batches of one modality must be the same on all ranks at each '
+                'step, and a batch that is repeated is of another. Use end="drop", or '
+                'ModalitySplit(lengths=..., end="pad"), which fills up steps'
+            )
+        self._dataset = dataset
+        self._config = config
+        self._end = end
+        self._votes: StoreVotes | None = None
+        self._has_logged = False
+        self._counted: tuple[Any, list[int], bool] | None = None
+        self._predicted: dict[Any, int] = {}
+        self._learned: int | None = None
+
+    def chosen(self) -> End:
+        """Returns how the next pass ends."""
+        if self._dataset.endless or (self._config.world_size == 1 and self._end != "pad"):
+            return "uneven"
+        if self._end is None and group_store(self._config) is not None:
+            return "drop" if self._dataset.steps_are_alike else "pad"
+        return self._end or "uneven"
+
+    def begin(self, place: Place) -> EvenPass | None:
+        """Begins a pass, or resumes one; None if the rank ends by itself."""
+        end = self.chosen()
+        if end == "uneven":
+            return None
+        even = EvenPass(self._dataset, place, end, self._end is None)
+        if self._config.world_size == 1:
+            return even
+        self._log(end)
+        shared = group_store(self._config)
+        if shared is None:
+            even.votes = self._count(place)
+        elif self._votes is None:
+            text = json.dumps(self._dataset.config(), sort_keys=True)
+            name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            even.votes = self._votes = StoreVotes(shared[0], name, self._config, shared[1])
+        else:
+            self._votes.begin_pass()
+            even.votes = self._votes
+        return even
+
+    def num_steps(self, place: Place) -> int:
+        """Counts the batches that the rank gives in a pass (an epoch, if endless).
+
+        It is worked out before anything is read, so samples that will be skipped or expanded, and
+        packs and buckets without a length index, are estimated. If the last whole pass had another
+        number, it is that.
+        """
+        if self._learned is not None:
+            return self._learned
+        start = place.start
+        about = (start.slots.num_streams, start.pass_index, self.chosen())
+        if about not in self._predicted:
+            self._predicted = {about: self._predict(start)}
+        return self._predicted[about]
+
+    def learn(self, place: Place) -> None:
+        """Notes how many batches a pass had that has just ended."""
+        if place.start.slots.base == 0 and not place.given:
+            self._learned = None
+            if place.num_steps != self.num_steps(place):
+                self._learned = place.num_steps
+
+    def _predict(self, start: PassStart) -> int:
+        dataset, end = self._dataset, self.chosen()
+        config = dataclasses.replace(self._config, num_streams=start.slots.num_streams)
+        if end == "uneven":
+            return count_rank_items(dataset, config, start.pass_index)
+        limit = dataset.pass_length
+        if limit is not None and dataset.training:
+            return limit
+        num_streams, world_size = start.slots.num_streams, config.world_size
+        counts = [
+            dataset.num_items(Stream(index, num_streams, start.pass_index))
+            for index in range(num_streams)
+        ]
+        ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
+        if dataset.steps_are_alike:
+            turns = [rank_turns(Place(start), slots, counts) for slots in ranks]
+            last = min(max(own, default=-1) for own in turns)
+            steps = sum(turn <= last for turn in set.intersection(*map(set, turns)))
+        else:
+            steps = (min if end == "drop" else max)(s.count(dict(enumerate(counts))) for s in ranks)
+        return steps if limit is None else min(steps, limit)
+
+    def _log(self, end: End) -> None:
+        if self._has_logged or self._end is not None or self._config.rank:
+            return
+        self._has_logged = True
+        what = {
+            "pad": "ranks that have run out repeat a batch, of which `valid` is False and loss "
+            "weights are 0",
+            "drop": "with the first that has no batch left, and what others have left is dropped",
+        }[end]
+        logger.warning(
+            "The %d ranks end each pass at the same step, so that no collective waits for ever: "
+            "%s. %s",
+            self._config.world_size,
+            what,
+            _HOW_TO_CHOOSE,
+        )
+
+    def _count(self, place: Place) -> CountedVotes:
+        """Counts the batches of all ranks by computing all streams; once for similar passes."""
+        slots = place.start.slots
+        about = (slots.num_streams, place.start.pass_index)
+        if self._counted is None or self._counted[0] != about:
+            logger.warning(
+                "The ranks have no process group to agree on the steps of a pass, so each computes "
+                "the batches of all %d before it begins. Call init_process_group before the loader "
+                "is iterated to save that.",
+                slots.world_size,
+            )
+            self._counted = (about, *count_batches(self._dataset, *about))
+        _, counts, can_pad = self._counted
+        turns = [
+            rank_turns(place, slots._replace(rank=rank, first=0), counts)
+            for rank in range(slots.world_size)
+        ]
+        is_aligned = self._dataset.steps_are_alike
+        return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
+
+
+class EvenPass:
+    """One pass of a rank that ends at the same step as that of all others.
+
+    Args:
+        dataset: the pipeline.
+        place: where the pass begins or is resumed.
+        end: "drop" or "pad".
+        is_default: whether nobody asked for that; then padding yields to dropping where a batch has
+            no place for a mask.
+    """
+
+    def __init__(
+        self, dataset: SavableDataset[Any], place: Place, end: End, is_default: bool
+    ) -> None:
+        self.votes: Votes = _OwnVote()
+        self._dataset = dataset
+        self._slots, self._pass_index = place.start.slots, place.start.pass_index
+        self._end = end
+        self._is_default = is_default
+        self._is_aligned = dataset.steps_are_alike
+        # In step with the other ranks, which is to say: steps of this pass, or turns.
+        self._step = place.count if self._is_aligned else place.num_steps
+        self._own: Delivery | None = None
+        self._has_ended = False
+        self._last: Any = None
+
+    def forget(self) -> None:
+        """Forgets a batch that was fetched but not given; it will be fetched again."""
+        self._own = None
+        self._has_ended = False
+
+    def next(self, fetch: Callable[[], Delivery | None]) -> Delivery | None:
+        """Returns the delivery of the next step; None after the last step of all ranks.
+
+        Args:
+            fetch: returns the rank's next delivery, or None at the end of its pass.
+
+        Raises:
+            TypeError: A batch has no place for a mask.
+            RuntimeError: A rank did not vote in time.
+        """
+        while True:
+            if self._own is None and not self._has_ended:
+                self._own = fetch()
+                self._has_ended = self._own is None
+                self._can_pad = self._marked()
+            own, step = self._own, self._step
+            is_due = own is not None and (
+                not self._is_aligned or self._slots.turn_of(own.slot) <= step
+            )
+            sums = self.votes.cast(Vote(is_due, own is not None, self._can_pad), step)
+            num_ranks = self._slots.world_size
+            self._step += 1
+            if self._end == "pad" and sums.can_pad < num_ranks:
+                self._drop_instead()
+            if sums.is_left == 0 or (self._end == "drop" and sums.is_left < num_ranks):
+                return None
+            if is_due:
+                self._own = None
+            if self._end == "pad":
+                return self._padding() if own is None else self._kept(own)
+            if sums.has == num_ranks:
+                return own
+
+    def _marked(self) -> bool:
+        """Marks the batch that was fetched as valid, if padding is wanted and it has a place."""
+        if self._own is None or self._end == "drop":
+            return True
+        can_pad = mark_valid(self._own.item)
+        if not can_pad and not self._is_default:
+            raise TypeError(
+                f'end="pad" marks each batch with a mask `valid`, and a '
+                f"{type(self._own.item).__name__} has no place for it, or has an own field of that "
+                'name. Let encode_batch return a dict or a Batch; or use end="drop"'
+            )
+        return can_pad
+
+    def _drop_instead(self) -> None:
+        self._end = "drop"
+        if self._slots.rank == 0:
+            logger.warning(
+                "Batches have no place for a mask `valid`, so passes are not padded: they end with "
+                "the first rank that has no batch left. %s",
+                _HOW_TO_CHOOSE,
+            )
+
+    def _kept(self, own: Delivery) -> Delivery:
+        """Returns the delivery; keeps a copy of its batch, as the user may change the batch."""
+        self._last = copy.copy(own.item)
+        return own
+
+    def _padding(self) -> Delivery:
+        if self._last is None:
+            self._last = first_batch(self._dataset, self._slots, self._pass_index)
+        return Delivery(as_padding(self._last), -1, -1, None, [], Costs([]))
+
+
+class _OwnVote:
+    """The votes of a run of one rank."""
+
+    def cast(self, vote: Vote, step: int) -> Vote:
+        """Returns the vote."""
+        del step
+        return vote
+
+
+def count_batches(
+    dataset: SavableDataset[Any], num_streams: int, pass_index: int
+) -> tuple[list[int], bool]:
+    """Counts the batches of each stream of a pass by computing them.
+
+    Returns:
+        The counts, and whether all batches have a place for a mask.
+    """
+    counts, can_pad = [], True
+    for index in range(num_streams):
+        run = StreamRun(dataset, Stream(index, num_streams, pass_index), max_skip_rate=1)
+        for item in run:
+            can_pad = mark_valid(item) and can_pad
+            run.activity.take_records()
+            run.activity.take_costs()
+        counts.append(run.num_given)
+    return counts, can_pad
+
+
+def rank_turns(place: Place, slots: RankSlots, counts: list[int]) -> list[int]:
+    """Lists the turns at which a rank has a batch that no rank gave before.
+
+    Args:
+        place: where the pass begins.
+        slots: of the rank.
+        counts: the batches of each stream.
+    """
+    num_streams = slots.num_streams
+    stop = max(counts, default=0) * num_streams
+    turns = range(max(0, -(-(stop - slots.base - slots.rank) // slots.world_size)))
+    found = []
+    for turn in turns:
+        slot = slots.slot(turn)
+        if slot // num_streams < counts[slot % num_streams] and not place.is_given(slot):
+            found.append(turn)
+    return found
+
+
+def first_batch(dataset: SavableDataset[Any], slots: RankSlots, pass_index: int) -> Any:
+    """Computes the first batch of a pass, preferably of the rank's own streams."""
+    for index in dict.fromkeys([*slots.streams(), *range(slots.num_streams)]):
+        with suppress(StopIteration):
+            stream = Stream(index, slots.num_streams, pass_index)
+            item = next(StreamRun(dataset, stream, max_skip_rate=1))
+            mark_valid(item)
+            return item
+    raise RuntimeError("No stream of this pass has a batch, but a rank said that it has one.")
