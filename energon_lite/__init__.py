@@ -102,12 +102,14 @@ from energon_lite.stages.packing.selected import PackedSamplesOutput
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.task_encoder.augment import AugmentTaskEncoder
 from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AugmentTaskEncoder",
     "BaseCoreDatasetFactory",
     "BaseWebdatasetFactory",
     "BasicDataLoader",

@@ -26,8 +26,9 @@ from energon_lite.storage.lengths import TOKENS, Int64Array, lengths_path, read_
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import split_part_names
 from energon_lite.storage.partial_lengths import PartialLengths
-from energon_lite.task_encoder.fingerprint import LengthFunction, fingerprint
-from energon_lite.task_encoder.hooks import AnyTaskEncoder, Hooks
+from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
+from energon_lite.task_encoder.fingerprint import fingerprint
+from energon_lite.task_encoder.hooks import Hooks
 
 __all__ = ["DEFAULT_NAME", "LengthFunction", "LengthReport", "measure_lengths"]
 
@@ -68,6 +69,22 @@ class LengthReport:
     def to_json(self) -> dict[str, Any]:
         """Gives the report as plain values."""
         return {**self.__dict__, "path": str(self.path), "file": str(self.file)}
+
+
+class LengthFunction(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """A task encoder of which only a function of a stored sample is known.
+
+    Args:
+        function: gives a sample's tokens, or a dict of resources.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._length_function = function
+
+    def sample_length(self, sample: Any) -> Any:
+        """Calls the function."""
+        return self._length_function(sample)
 
 
 def measure_lengths(

@@ -9,12 +9,14 @@ from typing import Any
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
-from energon_lite.metadataset.nodes import leaves
+from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.opening import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.flow import limited, virtual_epochs
-from energon_lite.task_encoder.base import DefaultTaskEncoder
-from energon_lite.task_encoder.hooks import AnyTaskEncoder, Batching, Hooks
+from energon_lite.task_encoder.base import AnyTaskEncoder
+from energon_lite.task_encoder.checking import check_sizes, checked_encoder
+from energon_lite.task_encoder.hooks import Batching, Hooks
+from energon_lite.task_encoder.own_builders import own_training, own_validation
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 
@@ -62,22 +64,22 @@ def get_train_dataset(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
-    node = open_node(path, split_part, kwargs)
-    opener = LeafOpener(
-        hooks.cooked,
-        num_leaves=len(leaves(node)),
-        decoder=hooks.decoder(kwargs),
-        shuffle_buffer_size=shuffle_buffer_size or 0,
-        block=batch_size or 1,
-        settings={"max_samples_per_sequence": max_samples_per_sequence, **kwargs},
-        training=True,
-        worker_config=worker_config,
-        multiplier=shuffle_over_epochs_multiplier,
-        is_outdated=hooks.is_outdated,
-    )
+    sizes = {
+        "batch_size": batch_size,
+        "packing_buffer_size": packing_buffer_size,
+        "shuffle_buffer_size": shuffle_buffer_size,
+        "virtual_epoch_length": virtual_epoch_length,
+    }
+    hooks, node, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs, True, shuffle_over_epochs_multiplier,
+        max_samples_per_sequence=max_samples_per_sequence, **sizes,
+    )  # fmt: skip
+    if hooks.encoder.overrides("build_train_datasets"):
+        return own_training(
+            hooks, node, opener, repeat, {**sizes, "batch_drop_last": batch_drop_last}
+        )
     dataset = build_training(node, opener, opener.lengths, repeat)
-    dataset = hooks.encoded(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
+    dataset = hooks.build(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
     return virtual_epochs(dataset, virtual_epoch_length)
 
 
@@ -112,12 +114,15 @@ def get_val_dataset(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
-    node = open_node(path, split_part, kwargs)
-    opener = _validation_opener(hooks, len(leaves(node)), batch_size, worker_config, kwargs)
-    dataset = build_validation(leaves(node), opener)
+    hooks, node, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs,
+        batch_size=batch_size, packing_buffer_size=packing_buffer_size, limit=limit,
+    )  # fmt: skip
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-    return limited(hooks.encoded(dataset, batching), limit)
+    if hooks.encoder.overrides("build_val_datasets"):
+        return own_validation(hooks, node, opener, limit=limit, **batching._asdict())
+    dataset = build_validation(leaves(node), opener)
+    return limited(hooks.build(dataset, batching), limit)
 
 
 def get_val_datasets(
@@ -133,30 +138,45 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
     """Makes one validation dataset for each leaf; see `get_val_dataset`."""
-    hooks = Hooks(task_encoder or DefaultTaskEncoder(), worker_config)
-    node = open_node(path, split_part, kwargs)
-    opener = _validation_opener(hooks, len(leaves(node)), batch_size, worker_config, kwargs)
+    hooks, node, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs,
+        batch_size=batch_size, packing_buffer_size=packing_buffer_size, limit=limit,
+    )  # fmt: skip
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
     found: list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]] = []
     for leaf in leaves(node):
-        dataset = hooks.encoded(opener(leaf, repeat=False), batching)
-        found.append((limited(dataset, limit), opener.factories[-1]))
+        if hooks.encoder.overrides("build_val_datasets"):
+            dataset = own_validation(hooks, leaf, opener, limit=limit, **batching._asdict())
+        else:
+            dataset = limited(hooks.build(opener(leaf, repeat=False), batching), limit)
+        found.append((dataset, opener.factories[-1]))
     return found
 
 
-def _validation_opener(
-    hooks: Hooks,
-    num_leaves: int,
-    batch_size: int | None,
+def _open(
+    path: AnyPath,
+    split_part: str,
+    task_encoder: AnyTaskEncoder | None,
     worker_config: WorkerConfig | None,
     kwargs: dict[str, Any],
-) -> LeafOpener:
-    return LeafOpener(
+    training: bool = False,
+    multiplier: int | None = 1,
+    **sizes: int | None,
+) -> tuple[Hooks, Node, LeafOpener]:
+    """Checks the arguments and reads the path; returns what puts a pipeline together."""
+    hooks = Hooks(checked_encoder(task_encoder), worker_config)
+    check_sizes(**sizes)
+    node = open_node(path, split_part, kwargs)
+    opener = LeafOpener(
         hooks.cooked,
-        num_leaves=num_leaves,
+        num_leaves=len(leaves(node)),
         decoder=hooks.decoder(kwargs),
-        block=batch_size or 1,
-        settings=kwargs,
-        training=False,
+        shuffle_buffer_size=sizes.get("shuffle_buffer_size") or 0,
+        block=sizes["batch_size"] or 1,
+        settings={"max_samples_per_sequence": sizes.get("max_samples_per_sequence"), **kwargs},
+        training=training,
         worker_config=worker_config,
+        multiplier=multiplier,
+        is_outdated=hooks.is_outdated if training else None,
     )
+    return hooks, node, opener

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, Node, leaves
+from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
+from energon_lite.metadataset.nodes import Leaf, Node, leaves
 from energon_lite.metadataset.opening import LeafOpener, open_node
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset, split_names
-from energon_lite.order.schedules import weight_at
-from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
-
-
-class DatasetBlendMode(enum.Enum):
-    """What the numbers of a list of datasets mean."""
-
-    NONE = "none"
-    DATASET_WEIGHT = "dataset_weight"
-    SAMPLE_REPETITIONS = "sample_repetitions"
-
-
-class LoadedDataset(NamedTuple):
-    """One leaf, opened.
-
-    Attributes:
-        dataset: builds the source.
-        weight: its share of the whole blend, at the start of the run; None outside of blends.
-        repetitions: how many times an epoch has it; None outside of epochized blends.
-        aux: always None: auxiliary data are not in this version.
-    """
-
-    dataset: BaseCoreDatasetFactory[Any]
-    weight: float | None = None
-    repetitions: float | None = None
-    aux: None = None
-
-
-class LoadedDatasetList(NamedTuple):
-    """The leaves of a split, in the order of the file."""
-
-    datasets: list[LoadedDataset]
-    blend_mode: DatasetBlendMode
 
 
 class TraversedDatasetReference(NamedTuple):
@@ -101,15 +65,7 @@ class DatasetLoaderInterface(ABC):
             worker_config=worker_config,
             multiplier=shuffle_over_epochs_multiplier,
         )
-        found = [
-            LoadedDataset(opener.open(leaf), weight, repetitions)
-            for leaf, weight, repetitions in _amounts(node, 1.0, 1)
-        ]
-        if isinstance(node, Blend):
-            return LoadedDatasetList(found, DatasetBlendMode.DATASET_WEIGHT)
-        if isinstance(node, BlendEpochized):
-            return LoadedDatasetList(found, DatasetBlendMode.SAMPLE_REPETITIONS)
-        return LoadedDatasetList(found, DatasetBlendMode.NONE)
+        return loaded_datasets(node, opener)
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Lists the leaves of a split, without opening them."""
@@ -221,26 +177,3 @@ def _uncooked(source: SavableDataset[Any], factory: Any) -> SavableDataset[Any]:
 
 def _source(path: AnyPath) -> Path | Mapping[str, Any]:
     return path if isinstance(path, Mapping) else Path(path)
-
-
-def _amounts(
-    node: Node, weight: float, repetitions: Fraction | int
-) -> Iterator[tuple[Leaf, float | None, float | None]]:
-    """Gives each leaf with its share of the blend, or its repetitions."""
-    if isinstance(node, Leaf):
-        yield node, None, None
-    elif isinstance(node, Blend):
-        start = np.zeros(1, dtype=np.int64)
-        own = [float(weight_at(member.weight, start)[0]) for member in node.members]
-        for member, part in zip(node.members, own, strict=True):
-            share = weight * part / (sum(own) or 1.0)
-            for leaf, inner, _ in _amounts(member.node, share, 1):
-                yield leaf, share if inner is None else inner, None
-    elif isinstance(node, BlendEpochized):
-        for entry in node.members:
-            times = repetitions * entry.repetitions
-            for leaf, _, inner in _amounts(entry.node, 1.0, times):
-                yield leaf, None, float(times) if inner is None else inner
-    else:
-        for below in node.members:
-            yield from _amounts(below, weight, repetitions)

@@ -133,7 +133,6 @@ class LeafOpener:
         """Makes the dataset of one leaf."""
         with located(leaf.place):
             factory = self.open(leaf)
-            self.factories.append(factory)
             source = factory.build(
                 shuffle_buffer_size=self._window,
                 repeat=repeat,
@@ -144,7 +143,7 @@ class LeafOpener:
 
     def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
         """Opens the folder of a leaf."""
-        return load_factory(
+        factory = load_factory(
             leaf.path,
             dataset_config=leaf.dataset_config,
             split_config=leaf.split_config,
@@ -160,6 +159,8 @@ class LeafOpener:
             ),
             **self._settings,
         )
+        self.factories.append(factory)
+        return factory
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
         """Gives the tokens of a leaf's samples from the stored index `name`."""

@@ -11,10 +11,12 @@ from energon_lite.core.stacking import (
     homogeneous_concat_mix,
 )
 from energon_lite.core.user_function import stateless
+from energon_lite.task_encoder.augment import AugmentTaskEncoder
 from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 
 __all__ = [
+    "AugmentTaskEncoder",
     "Batch",
     "Cooker",
     "DefaultTaskEncoder",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+import inspect
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.buckets.modality import ModalitySplit
 from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import current_batch_index, current_sample_index
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.packing.settings import Packing
@@ -17,6 +18,7 @@ from energon_lite.stages.packing.pack_samples import pack_samples, slice_sample
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 from energon_lite.stages.packing.selected import PackedSamplesOutput
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
 
 T_sample = TypeVar("T_sample")
@@ -25,7 +27,7 @@ T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
 
 
-class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """What a task does to its samples. Override the hooks that you need.
 
     Any hook may raise `SkipSample`. `encode_sample`, `preencode_sample`, `batch` and `encode_batch`
@@ -136,6 +138,22 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Whether a hook does more than the default."""
         return getattr(type(self), hook) is not getattr(TaskEncoder, hook)
 
+    @property
+    def has_own_encode_sample(self) -> bool:
+        """Whether the user wrote an `encode_sample`, beside that of `DefaultTaskEncoder`."""
+        return type(self).encode_sample is not TaskEncoder.encode_sample
+
+
+AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
+
+# The methods that a pipeline calls on samples and batches, and the settings beside them.
+HOOKS = frozenset(
+    name
+    for name, value in vars(TaskEncoder).items()
+    if inspect.isfunction(value) and not name.startswith("_") and name != "overrides"
+)
+SETTINGS = frozenset({"cookers", "decoder", "packing", "batching"})
+
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """Passes samples on as they are, or as instances of the given types, by field names.
@@ -188,6 +206,11 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             return types[hook] is not None
         return super().overrides(hook)
 
+    @property
+    def has_own_encode_sample(self) -> bool:
+        """Whether the user wrote an `encode_sample`."""
+        return type(self).encode_sample is not DefaultTaskEncoder.encode_sample
+
 
 def as_type(value: Any, target: type[Any] | None) -> Any:
     """Makes a `target` of the fields of `value`; the value itself for None, or if it is one.
@@ -232,25 +255,3 @@ def _names_of(target: type[Any]) -> tuple[str, ...]:
     if hasattr(target, "_fields"):
         return tuple(target._fields)
     raise TypeError(f"{target.__name__} must be a dataclass, a NamedTuple or dict")
-
-
-class CookFunction:
-    """A cooker bound to its task encoder, as a function of one crude sample."""
-
-    __stateless__ = True
-
-    def __init__(self, encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker[Any]) -> None:
-        self.encoder = encoder
-        self.cooker = cooker
-        self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
-        self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The user's function, for messages."""
-        return self.cooker.cook
-
-    def __call__(self, sample: CrudeSample) -> Sample:
-        """Cooks one sample."""
-        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, {})
-        return cooked

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_lite.buckets.modality import ModalitySplit
 from energon_lite.buckets.settings import Buckets
 from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.metadataset.opening import warn_outdated
 from energon_lite.packing.settings import Packing
-from energon_lite.sources.dataset_classes import CrudeWebdataset
-from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.mapping import MapDataset
@@ -24,19 +25,19 @@ from energon_lite.stages.packing.dataset import PackingDataset
 from energon_lite.stages.planned.lists import PlannedLists
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.task_encoder.base import CookFunction, DefaultTaskEncoder, TaskEncoder
-from energon_lite.task_encoder.cooking import find_cooker
+from energon_lite.task_encoder.cooking import Cooker, find_cooker
 from energon_lite.task_encoder.fingerprint import is_outdated
 
-AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
+if TYPE_CHECKING:
+    from energon_lite.task_encoder.base import AnyTaskEncoder
 
 
 class Batching(NamedTuple):
     """How samples become batches, as the user asked for it."""
 
     batch_size: int | None
-    drop_last: bool
-    packing_buffer_size: int | None
+    batch_drop_last: bool = False
+    packing_buffer_size: int | None = None
 
 
 class Hooks:
@@ -77,12 +78,25 @@ class Hooks:
                     warn_outdated(source.reader.root, lists.measured.index)
 
     def cooked(
-        self, source: SavableDataset[Any], factory: BaseWebdatasetFactory[Any]
+        self, source: SavableDataset[Any], factory: BaseCoreDatasetFactory[Any]
     ) -> SavableDataset[Any]:
         """Puts the cooker of a crude source over it."""
-        if not isinstance(factory, CrudeWebdataset):
+        if not issubclass(factory.__sample_type__ or Sample, CrudeSample):
             return source
-        cooker = find_cooker(self.encoder.cookers, factory.subflavors, str(factory.path))
+        return self.encoder.build_cook_crude_sample(
+            source,
+            worker_config=self.config,
+            subflavors=factory.subflavors,
+            get_primary_aux=_no_file_store,
+            aux={},
+        )
+
+    def cook(
+        self, source: SavableDataset[Any], subflavors: Mapping[str, Any]
+    ) -> SavableDataset[Any]:
+        """Puts the first cooker that fits subflavors over crude samples."""
+        names = ", ".join(facts.name for facts in source.sources())
+        cooker = find_cooker(self.encoder.cookers, subflavors, names)
         return MapDataset(source, self.hook("cook", CookFunction(self.encoder, cooker)))
 
     def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
@@ -102,14 +116,32 @@ class Hooks:
                 dataset = MapDataset(dataset, self.hook(name))
         return MeasureDataset(dataset, self.hook("sample_length"))
 
-    def encoded(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
-        """Puts the hooks from `encode_sample` to `encode_batch` over cooked samples."""
+    def build(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
+        """Puts all hooks over cooked samples, by the builders of the task encoder."""
+        encoder = self.encoder
+        built = encoder.build_batch(
+            encoder.build_encode_sample(dataset, worker_config=self.config),
+            worker_config=self.config,
+            **batching._asdict(),
+        )
+        self._check_index(built)
+        # Samples as they come from their source have their loss weight.
+        return built if built is dataset else LossWeightDataset(built)
+
+    def encoded(self, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+        """Puts the hooks before packing or batching over cooked samples."""
+        for name in _encoding_hooks(self.encoder):
+            if name != "postencode_sample":
+                dataset = MapDataset(dataset, self.hook(name))
+        return dataset
+
+    def batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
+        """Puts packing and batching, with the hooks from there on, over encoded samples."""
         encoder = self.encoder
         packs = self._packs(batching)
         self._check_batching(packs)
-        for name in _encoding_hooks(encoder):
-            if not (packs and name == "postencode_sample"):
-                dataset = MapDataset(dataset, self.hook(name))
+        if encoder.overrides("postencode_sample") and not packs:
+            dataset = MapDataset(dataset, self.hook("postencode_sample"))
         # Where samples are packed or batched by their length, that measures them.
         is_measured = encoder.packing is not None or encoder.batching is not None
         if encoder.overrides("sample_length") and not is_measured:
@@ -126,11 +158,7 @@ class Hooks:
             )
         if packs:
             dataset = self._packed(dataset, batching)
-        batched = self._batched(dataset, batching)
-        self._check_index(batched)
-        # Samples as they come from their source have their loss weight.
-        is_own = batched is dataset and not _encoding_hooks(encoder) and not packs
-        return batched if is_own else LossWeightDataset(batched)
+        return self._batched(dataset, batching)
 
     def _packs(self, batching: Batching) -> bool:
         """Tells whether samples are packed, and checks that what it needs is there."""
@@ -233,7 +261,7 @@ class Hooks:
             self.hook("batch"),
             sample_length=self.hook("sample_length"),
             batch_size=batching.batch_size,
-            drop_last=batching.drop_last,
+            drop_last=batching.batch_drop_last,
         )
 
     def _split(
@@ -249,7 +277,7 @@ class Hooks:
                 f"{type(self.encoder).__name__}.encode_batch is a generator; with ModalitySplit a "
                 "batch must stay one batch, or ranks come out of step"
             )
-        if batching.drop_last:
+        if batching.batch_drop_last:
             if split.end == "pad":
                 raise ValueError('batch_drop_last=True contradicts end="pad"; give one')
             split = replace(split, end="drop")
@@ -283,6 +311,32 @@ class Hooks:
         return self.encoder.decoder if auto_decode else None
 
 
+class CookFunction:
+    """A cooker bound to its task encoder, as a function of one crude sample."""
+
+    __stateless__ = True
+
+    def __init__(self, encoder: AnyTaskEncoder, cooker: Cooker[Any]) -> None:
+        self.encoder = encoder
+        self.cooker = cooker
+        self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
+        self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The user's function, for messages."""
+        return self.cooker.cook
+
+    def __call__(self, sample: CrudeSample) -> Sample:
+        """Cooks one sample."""
+        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, {})
+        return cooked
+
+
+def _no_file_store() -> Any:
+    raise NotImplementedError("this version has no file stores: there is no primary one")
+
+
 def _has_index(dataset: Any) -> bool:
     """Whether all blends by tokens know their lengths from an index."""
     own = getattr(dataset, "lengths", True) is not None
@@ -293,7 +347,7 @@ def _encoding_hooks(encoder: AnyTaskEncoder) -> list[str]:
     """Lists the per-sample hooks that do something, in their order."""
     hooks = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
     if len(hooks) == 2:
-        if type(encoder).encode_sample is not DefaultTaskEncoder.encode_sample:
+        if encoder.has_own_encode_sample:
             raise ValueError(
                 f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
                 "first part of encode_sample as preencode_sample and the rest as postencode_sample"

@@ -1,0 +1,175 @@
+"""Energon's builders of a pipeline, as methods that a task encoder may override and call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, cast
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.metadataset.loaded import DatasetBlendMode, LoadedDataset
+from energon_lite.stages.blending import BlendDataset
+from energon_lite.stages.flow import limited, virtual_epochs
+from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_items
+from energon_lite.task_encoder.hooks import Batching, Hooks
+
+if TYPE_CHECKING:
+    from energon_lite.task_encoder.base import AnyTaskEncoder
+
+AnyDataset = SavableDataset[Any]
+
+
+class PipelineBuilders:
+    """What puts a pipeline together, step by step. Overriding one changes its step only.
+
+    `build_train_datasets` and `build_val_datasets` are called only where they are overridden: they
+    get a list of datasets, which is less than a metadataset can say. The other builders are always
+    called.
+    """
+
+    def build_train_datasets(
+        self,
+        *,
+        datasets: Sequence[LoadedDataset],
+        worker_config: WorkerConfig | None,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        virtual_epoch_length: int = 0,
+        shuffle_buffer_size: int | None = None,
+        blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
+        repeat: bool = True,
+    ) -> AnyDataset:
+        """Makes the training dataset of opened datasets: blended, encoded, batched.
+
+        Args:
+            datasets: the datasets, each with its weight or repetitions.
+            worker_config: this process's place in the run.
+            batch_size: as in `get_train_dataset`.
+            batch_drop_last: as in `get_train_dataset`.
+            packing_buffer_size: as in `get_train_dataset`.
+            virtual_epoch_length: as in `get_train_dataset`.
+            shuffle_buffer_size: as in `get_train_dataset`.
+            blend_mode: what the numbers of the datasets mean.
+            repeat: whether epoch follows epoch.
+
+        Raises:
+            ValueError: `repeat=False`, and the datasets are blended by weights.
+        """
+        hooks = self._hooks(worker_config)
+        is_epoch = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        is_concat = blend_mode is DatasetBlendMode.NONE and len(datasets) > 1
+        if blend_mode is DatasetBlendMode.DATASET_WEIGHT and not repeat:
+            raise ValueError("repeat=False: a blend by weights goes on for ever; use epochs of it")
+        made = []
+        for loaded in datasets:
+            settings: dict[str, Any] = {
+                "shuffle_buffer_size": shuffle_buffer_size or 0,
+                "repeat": repeat and not is_epoch and not is_concat,
+                "block": batch_size or 1,
+            }
+            if is_epoch and loaded.repetitions not in (None, 1):
+                # Through its text: 0.1 means one tenth, not the nearest binary number.
+                settings["repetitions"] = Fraction(str(loaded.repetitions))
+            made.append(hooks.cooked(loaded.dataset.build(**settings), loaded.dataset))
+        if is_epoch:
+            # By its share of the epoch each member comes to its end with the others.
+            dataset: AnyDataset = BlendDataset(*((d, float(total_items(d))) for d in made))
+        elif blend_mode is DatasetBlendMode.DATASET_WEIGHT:
+            weights = [1.0 if d.weight is None else float(d.weight) for d in datasets]
+            dataset = BlendDataset(*zip(made, weights, strict=True), until="forever")
+        else:
+            dataset = ConcatDataset(*made) if is_concat else made[0]
+        if repeat and not dataset.endless:
+            dataset = RepeatDataset(dataset)
+        dataset = hooks.build(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
+        return virtual_epochs(dataset, virtual_epoch_length)
+
+    def build_val_datasets(
+        self,
+        *,
+        datasets: Sequence[LoadedDataset],
+        worker_config: WorkerConfig | None,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        limit: int | None = None,
+    ) -> AnyDataset:
+        """Makes the validation dataset of opened datasets: one after the other, each once.
+
+        Args:
+            datasets: the datasets; their weights and repetitions do not count.
+            worker_config: this process's place in the run.
+            batch_size: as in `get_val_dataset`.
+            batch_drop_last: as in `get_val_dataset`.
+            packing_buffer_size: as in `get_val_dataset`.
+            limit: as in `get_val_dataset`.
+        """
+        hooks = self._hooks(worker_config)
+        made = [
+            hooks.cooked(loaded.dataset.build(block=batch_size or 1), loaded.dataset)
+            for loaded in datasets
+        ]
+        dataset = made[0] if len(made) == 1 else ConcatDataset(*made)
+        batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+        return limited(hooks.build(dataset, batching), limit)
+
+    def build_cook_crude_sample(
+        self,
+        dataset: AnyDataset,
+        *,
+        worker_config: WorkerConfig | None,
+        subflavors: Mapping[str, Any],
+        get_primary_aux: Callable[[], Any],
+        aux: Mapping[str, Any] | None = None,
+    ) -> AnyDataset:
+        """Puts the first cooker that fits over crude samples.
+
+        Args:
+            dataset: the crude samples of one source.
+            worker_config: seed and error handlers.
+            subflavors: of the source.
+            get_primary_aux: not called: file stores are not in this version.
+            aux: always empty: auxiliary data are not in this version.
+
+        Raises:
+            ValueError: No cooker fits.
+        """
+        del get_primary_aux, aux
+        return self._hooks(worker_config).cook(dataset, subflavors)
+
+    def build_encode_sample(
+        self, dataset: AnyDataset, *, worker_config: WorkerConfig | None
+    ) -> AnyDataset:
+        """Puts `encode_sample` or `preencode_sample` over cooked samples.
+
+        Args:
+            dataset: the samples.
+            worker_config: seed and error handlers.
+        """
+        return self._hooks(worker_config).encoded(dataset)
+
+    def build_batch(
+        self,
+        dataset: AnyDataset,
+        *,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        worker_config: WorkerConfig | None,
+    ) -> AnyDataset:
+        """Puts packing, batching and the hooks from `postencode_sample` on over encoded samples.
+
+        Args:
+            dataset: the samples.
+            batch_size: as in `get_train_dataset`.
+            batch_drop_last: as in `get_train_dataset`.
+            packing_buffer_size: as in `get_train_dataset`.
+            worker_config: seed and error handlers.
+        """
+        batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+        return self._hooks(worker_config).batched(dataset, batching)
+
+    def _hooks(self, worker_config: WorkerConfig | None) -> Hooks:
+        return Hooks(cast("AnyTaskEncoder", self), worker_config)
