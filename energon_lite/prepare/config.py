@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.storage.field_access import FieldMap, check_fields
+from energon_lite.storage.sqlite import count_samples_with, has_sample_with
 from energon_lite.storage.yaml import dump_yaml
 
 CRUDE = "CrudeWebdataset"
@@ -106,6 +108,31 @@ def check_parts(field_map: FieldMap, parts: Collection[str], root: str) -> None:
                 f"{root}: field {name!r} is mapped to {','.join(map(str, ways))!r}, but no sample "
                 f"has a part {' or '.join(map(repr, wanted))}.{did_you_mean(wanted[0], parts)}"
             )
+
+
+def check_samples(field_map: FieldMap, index: Path, num_samples: int, root: str) -> None:
+    """Checks that the data has a sample that can be made: one with a part for each field.
+
+    Args:
+        field_map: the fields and their parts.
+        index: the index database of the data.
+        num_samples: samples in it.
+        root: the dataset, for the error text.
+
+    Raises:
+        DatasetFormatError: Counts the samples that have the parts of each field.
+    """
+    groups = {name: [way.part for way in ways] for name, ways in field_map.paths.items()}
+    if has_sample_with(index, list(groups.values())):
+        return
+    counts = "; ".join(
+        f"{name!r} ({' or '.join(parts)}) is in {count_samples_with(index, parts):,}"
+        for name, parts in groups.items()
+    )
+    raise DatasetFormatError(
+        f"{root}: none of {num_samples:,} samples has the parts of all fields: {counts}. Files of "
+        "a sample have the same name up to the first dot and follow each other in the tar"
+    )
 
 
 def config_text(sample_type: str, field_map: FieldMap | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare.config import check_parts
+from energon_lite.prepare.config import check_parts, check_samples
 from energon_lite.prepare.indexing import ShardResult, index_shard
 from energon_lite.prepare.plan import (
     Plan,
@@ -28,6 +29,7 @@ from energon_lite.prepare.plan import (
     plan_again,
 )
 from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.prepare.renaming import rename_samples
 from energon_lite.prepare.shards import Shard, local_root
 from energon_lite.prepare.splits import Ratio
 from energon_lite.storage.nvmeta import (
@@ -48,6 +50,7 @@ from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWr
 FORMAT_VERSION = "7.4.1"
 PARTIAL = "prepare.partial"
 _ERRORS_SHOWN = 10
+logger = logging.getLogger(__name__)
 
 Watch = Callable[[Iterator[Any], int], Iterator[Any]]
 
@@ -122,6 +125,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     shuffle_seed: int | None = None,
     tar_index_only: bool = False,
+    fix_duplicates: bool = False,
     force_overwrite: bool = False,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -145,6 +149,8 @@ def prepare_dataset(
         num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
         shuffle_seed: shuffles the shards before they are split by ratio.
         tar_index_only: only indexes a prepared dataset again, and corrects its counts.
+        fix_duplicates: where tars have samples of the same key, writes all tars again with
+            `<tar>/<name>` as the names of members. Each tar is replaced when its copy is complete.
         force_overwrite: prepares again, and replaces existing configs.
         dry_run: reads and checks everything, writes nothing.
         progress: called after each shard.
@@ -163,8 +169,8 @@ def prepare_dataset(
         exclude, shuffle_seed, force_overwrite, paths,
     )  # fmt: skip
     return prepare_as(
-        path, request, num_workers=num_workers, tar_index_only=tar_index_only, dry_run=dry_run,
-        progress=progress,
+        path, request, num_workers=num_workers, tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates, dry_run=dry_run, progress=progress,
     )  # fmt: skip
 
 
@@ -174,6 +180,7 @@ def prepare_as(
     *,
     num_workers: int | None = None,
     tar_index_only: bool = False,
+    fix_duplicates: bool = False,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
     watch: Watch | None = None,
@@ -183,7 +190,13 @@ def prepare_as(
     plan = plan_again(root, request) if tar_index_only else make_plan(root, request)
     workers = default_workers() if num_workers is None else num_workers
     with _dry_folder() if dry_run else _partial_folder(plan) as folder:
-        results = _read(plan, folder, workers, progress, watch)
+        try:
+            results = _read(plan, folder, workers, progress, watch)
+        except _SharedKeys:
+            if dry_run or not fix_duplicates:
+                raise
+            _rename(plan, workers)
+            results = _read(plan, folder, workers, progress, watch)
         if not dry_run:
             _commit(plan, folder, results)
     return _report(plan, results, dry_run)
@@ -261,25 +274,45 @@ def _read(
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
         check_parts(plan.field_map, parts, str(plan.root))
+        check_samples(plan.field_map, folder / INDEX_SQLITE, samples, str(plan.root))
     return results
 
 
-def _duplicate(plan: Plan, error: DuplicateKeyError, shard: Shard) -> DatasetFormatError:
+class _SharedKeys(DatasetFormatError):
+    """Nothing is wrong with the tars, but that some of them have samples of the same key."""
+
+
+def _duplicate(plan: Plan, error: DuplicateKeyError, shard: Shard) -> _SharedKeys:
     first = plan.shards[error.tar_file_id]
-    return DatasetFormatError(
+    return _SharedKeys(
         f"{shard.path}: sample key {error.key!r} is also in {first.path}; a key must be unique in "
-        "the dataset. Write the tars again with other names, or exclude one (--exclude)"
+        "the dataset. Let --fix-duplicates (fix_duplicates=True) write the tars again with their "
+        "names before the keys, or exclude one (--exclude)"
     )
+
+
+def _rename(plan: Plan, num_workers: int) -> None:
+    """Writes the tars again, with sample keys that begin with the name of the tar."""
+    if plan.splits is not None:  # what an earlier run wrote is wrong from here on
+        for name in (INFO_JSON, INFO_YAML):
+            (plan.root / META / name).unlink(missing_ok=True)
+    found = list(ordered_results(rename_samples, plan.shards, num_workers))
+    errors = [result for result in found if isinstance(result, Exception)]
+    if errors:
+        raise _combined(errors, len(plan.shards))
+    renamed = sum(bool(result) for result in found)
+    logger.warning("%s: %d tars were written again with unique sample keys", plan.root, renamed)
 
 
 def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
+    kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
     lines = [str(error) for error in errors[:_ERRORS_SHOWN]]
     if len(errors) > _ERRORS_SHOWN:
         lines.append(f"and {len(errors) - _ERRORS_SHOWN} more")
     text = "\n  ".join(lines)
-    return DatasetFormatError(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
+    return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 
 def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> PrepareReport:

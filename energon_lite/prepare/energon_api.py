@@ -49,7 +49,7 @@ def prepare_like_energon(
         workers: processes, at most.
         tar_index_only: only indexes the tars: of a prepared dataset those that it has.
         media_filter: not in this version.
-        fix_duplicates: not in this version: the tars are the user's only copy.
+        fix_duplicates: writes tars that share sample keys again, with `<tar>/<name>` as names.
         index_sqlite_tmp_path: not used; the database is built beside its place.
 
     Returns:
@@ -61,10 +61,6 @@ def prepare_like_energon(
     del index_sqlite_tmp_path
     if media_filter is not None:
         raise ValueError("media_filter: this version has no media metadata; leave it at None")
-    if fix_duplicates:
-        raise ValueError(
-            "fix_duplicates: tars are never rewritten in place; write them again with unique keys"
-        )
     request = Request(
         split_ratio=None if tar_index_only else split_parts_ratio,
         split_parts=None if tar_index_only else split_parts_patterns,
@@ -75,6 +71,7 @@ def prepare_like_energon(
         on_odd=logger.warning,
     )
     report = prepare_as(
-        parent_path, request, num_workers=workers, tar_index_only=tar_index_only, watch=progress_fn
-    )
+        parent_path, request, num_workers=workers, tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates, watch=progress_fn,
+    )  # fmt: skip
     return set(report.part_names)

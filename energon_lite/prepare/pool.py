@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 _MAX_WORKERS = 16
 _PARENT_POLL_SEC = 0.2
+_NOTE_SEC = 60
+_STUCK_SEC = 3600
+
+logger = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,7 +44,7 @@ def _watch_parent(parent: int) -> None:
 def ordered_results(
     function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int
 ) -> Iterator[Result | Exception]:
-    """Calls a function on each task, and gives what it returned, or its ValueError or OSError.
+    """Calls a function on each task, and yields what it returned, or its ValueError or OSError.
 
     Args:
         function: a function of a module.
@@ -47,7 +52,7 @@ def ordered_results(
         num_workers: processes; with 0 or 1 this one does the work.
 
     Raises:
-        RuntimeError: A worker process died.
+        RuntimeError: A worker process died, or none finished a task for an hour.
     """
     if num_workers <= 1 or len(tasks) <= 1:
         for task in tasks:
@@ -58,6 +63,7 @@ def ordered_results(
         return
     # Forked workers start at once and need no importable main module.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(
         min(num_workers, len(tasks)),
         multiprocessing.get_context(method),
@@ -65,7 +71,16 @@ def ordered_results(
         initargs=(os.getpid(),),
     )
     try:
-        for future in [executor.submit(function, task) for task in tasks]:
+        futures = [executor.submit(function, task) for task in tasks]
+        for index, future in enumerate(futures):
+            if not _wait(futures[index:]):
+                for worker in set(multiprocessing.active_children()) - others:
+                    worker.kill()
+                raise RuntimeError(
+                    f"no worker process finished a task for {_STUCK_SEC} s; they are stopped. "
+                    f"The first open task: {tasks[index]!s:.300}. Check that its files can be "
+                    "read, and run the same command again"
+                )
             try:
                 yield future.result()
             except (ValueError, OSError) as error:
@@ -77,3 +92,19 @@ def ordered_results(
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _wait(futures: Sequence[Future[Result]]) -> bool:
+    """Waits for the first of the futures; returns False where all of them stand still."""
+    waited, num_done = 0, 0
+    while not futures[0].done():
+        wait(futures[:1], timeout=_NOTE_SEC)
+        waited += _NOTE_SEC
+        done = sum(future.done() for future in futures)
+        if done > num_done:
+            waited, num_done = 0, done
+        elif waited >= _STUCK_SEC:
+            return False
+        elif not futures[0].done():
+            logger.warning("no task was finished for %d seconds; still waiting", waited)
+    return True

@@ -6,7 +6,8 @@ Training reads `.tar.idx` instead; this file is for joins and for access by key.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
@@ -287,6 +288,33 @@ class IndexDatabase:
             "GROUP BY part_name ORDER BY min(rowid)"
         )
         return {name: (count, size) for name, count, size in rows}
+
+
+def has_sample_with(index: Path, groups: Sequence[Collection[str]]) -> bool:
+    """Returns whether a sample has a part of each group, by an index that `IndexWriter` wrote."""
+    having = " AND ".join(f"max(part_name IN ({_marks(group)}))" for group in groups)
+    query = (
+        "SELECT 1 FROM sample_parts GROUP BY tar_file_id, sample_index "
+        f"HAVING {having or 'true'} LIMIT 1"
+    )
+    parts = [part for group in groups for part in group]
+    with closing(_open_read_only(index)) as connection:
+        return connection.execute(query, parts).fetchone() is not None
+
+
+def count_samples_with(index: Path, group: Collection[str]) -> int:
+    """Counts the samples that have a part of a group."""
+    query = (
+        "SELECT count(*) FROM (SELECT DISTINCT tar_file_id, sample_index FROM sample_parts "
+        f"WHERE part_name IN ({_marks(group)}))"
+    )
+    with closing(_open_read_only(index)) as connection:
+        count: int = connection.execute(query, list(group)).fetchone()[0]
+    return count
+
+
+def _marks(values: Collection[str]) -> str:
+    return ",".join("?" * len(values))
 
 
 def sample_indices(root: Path, keys: Iterable[str]) -> dict[str, tuple[int, int]] | None:

@@ -5,8 +5,10 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import tarfile
@@ -19,9 +21,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare import prepare_dataset
+from energon_lite.prepare import pool, prepare_dataset, renaming
 from energon_lite.prepare.config import sample_type_names
 from energon_lite.prepare.pool import ordered_results
+from energon_lite.prepare.renaming import rename_samples
+from energon_lite.prepare.shards import Shard
 from energon_lite.storage.nvmeta import (
     is_prepared,
     read_dataset_config,
@@ -397,6 +401,21 @@ def test_a_field_map_that_the_data_cannot_fill_is_refused(root):
     assert prepare_dataset(root, **typed, field_map={"text": "jpg,txt"}).resumed_shards == 4
 
 
+def test_a_field_map_that_no_single_sample_can_fill_is_refused_with_counts(tmp_path):
+    members = [(f"{i}.jpg", b"x") for i in range(3)] + [(f"{i}-cap.txt", b"x") for i in range(2)]
+    write_tar(tmp_path / "a.tar", members)
+    options = {
+        "sample_type": "CaptioningSample",
+        "field_map": {"image": "png,jpg", "caption": "txt"},
+    }
+    message = r"none of 5 samples .*: 'image' \(png or jpg\) is in 3; 'caption' \(txt\) is in 2\."
+    with pytest.raises(DatasetFormatError, match=message):
+        prepare_dataset(tmp_path, **ALL_TRAIN, **options)
+    assert not is_prepared(tmp_path)
+    write_tar(tmp_path / "b.tar", [("x.txt", b"x"), ("x.jpg", b"x")])
+    assert prepare_dataset(tmp_path, **ALL_TRAIN, **options).samples == 6
+
+
 def test_a_tar_without_an_end_mark_gives_a_warning(root):
     break_tar(root, data=lambda data: data[: 10 * 1024])
     (warning,) = prepare_dataset(root, **ALL_TRAIN).warnings
@@ -451,7 +470,7 @@ def test_indexes_only_need_a_prepared_dataset(root):
 KILLED = """
 import sys, time
 from multiprocessing import active_children
-from energon_lite.prepare import prepare_dataset
+from energon_lite.prepare import pool, prepare_dataset, renaming
 
 def tell(progress):
     print(progress.shards, *[child.pid for child in active_children()], flush=True)
@@ -561,6 +580,95 @@ def test_errors_of_data_are_results_and_bugs_are_raised(num_workers):
     assert next(results) == 1
     with pytest.raises(KeyError, match="a bug"):
         next(results)
+
+
+def never_end_at_two(number: int) -> int:
+    if number == 2:
+        time.sleep(600)
+    return number
+
+
+@pytest.mark.processes
+def test_a_worker_that_stands_still_ends_the_run_with_an_error(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "_NOTE_SEC", 0.1)
+    monkeypatch.setattr(pool, "_STUCK_SEC", 0.3)
+    results = ordered_results(never_end_at_two, range(10), num_workers=2)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(
+        RuntimeError, match=r"no worker process finished .* [Ff]irst open task: 2\."
+    ):
+        next(results)
+    assert "still waiting" in caplog.text
+
+
+# Samples of the same key
+
+
+def write_equal_keys(root: Path, tar_format=tarfile.GNU_FORMAT) -> None:
+    for folder in ("a", "b"):
+        (root / folder).mkdir(parents=True)
+        with tarfile.open(root / folder / "0.tar", "w", format=tar_format) as tar:
+            for name in ("./1.txt", "d/", "d/" + "long" * 40 + ".txt", "__meta__/x.txt", "é.txt"):
+                member = tarfile.TarInfo(name)
+                member.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+                content = b"" if name.endswith("/") else f"{folder} {name}".encode()
+                member.size, member.mtime, member.mode = len(content), 1234, 0o640
+                tar.addfile(member, io.BytesIO(content))
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int, int]]:
+    with tarfile.open(path) as tar:
+        return {
+            member.name: (tar.extractfile(member).read(), member.mtime, member.mode)
+            for member in tar
+            if member.isfile()
+        }
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_that_share_keys_are_written_again_only_on_wish(tmp_path, tar_format):
+    write_equal_keys(tmp_path, tar_format)
+    (tmp_path / "a/0.tar").chmod(0o640)
+    before = {name: contents(tmp_path / name) for name in ("a/0.tar", "b/0.tar")}
+    for options in ({}, {"dry_run": True, "fix_duplicates": True}):
+        with pytest.raises(DatasetFormatError, match=r"'\./1' is also in .* Let --fix-duplicates"):
+            prepare_dataset(tmp_path, **ALL_TRAIN, **options)
+    assert {name: contents(tmp_path / name) for name in before} == before
+    report = prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
+    assert (report.samples, report.shards) == (6, 2)
+    for name, old in before.items():
+        assert contents(tmp_path / name) == {
+            key if key.startswith("__") else f"{name}/{key.removeprefix('./')}": value
+            for key, value in old.items()
+        }
+    assert sample_indices(tmp_path, ["b/0.tar/é"]) == {"b/0.tar/é": (1, 2)}
+    assert stat.S_IMODE((tmp_path / "a/0.tar").stat().st_mode) == 0o640
+    assert not list(tmp_path.rglob("*.renamed"))
+
+
+def test_a_renaming_that_was_killed_is_continued(tmp_path):
+    write_equal_keys(tmp_path)
+    rename_samples(Shard("b/0.tar", tmp_path / "b/0.tar"))
+    names = contents(tmp_path / "b/0.tar")
+    assert prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True).samples == 6
+    assert contents(tmp_path / "b/0.tar") == names
+    assert rename_samples(Shard("b/0.tar", tmp_path / "b/0.tar")) == 0
+
+
+def test_tars_without_shared_keys_are_not_touched(root):
+    before = {path: path.read_bytes() for path in root.rglob("*.tar")}
+    prepare_dataset(root, **ALL_TRAIN, fix_duplicates=True)
+    assert {path: path.read_bytes() for path in root.rglob("*.tar")} == before
+
+
+def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):
+    write_equal_keys(tmp_path)
+    before = (tmp_path / "a/0.tar").read_bytes()
+    monkeypatch.setattr(renaming, "_copy", lambda path, target, prefix: shutil.copy(path, target))
+    with pytest.raises(DatasetFormatError, match="its copy has other samples; it stays as it is"):
+        prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
+    assert (tmp_path / "a/0.tar").read_bytes() == before
+    assert not list(tmp_path.rglob("*.renamed"))
 
 
 # Tars by others
