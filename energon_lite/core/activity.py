@@ -17,6 +17,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.global_generators import StreamGenerators
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
@@ -107,6 +108,8 @@ class Activity:
         self.seed = 0
         self.hook = ""
         self.rng: Generator | None = None
+        # Where hooks may draw from the global generators.
+        self.generators: StreamGenerators | None = None
         self.records: list[SkipRecord] = []
         self.touched: list[str] = []
         self._costs: dict[str, Cost] = {}

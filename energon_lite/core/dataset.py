@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -18,8 +18,10 @@ from typing_extensions import Self
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_activity
 from energon_lite.core.errors import StateError
+from energon_lite.core.global_generators import StreamGenerators, checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.core.user_function import UserFunction
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -171,6 +173,12 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return {names[0]: num_items} if len(names) == 1 else {}
 
     @property
+    def functions(self) -> tuple[UserFunction, ...]:
+        """The functions of the user that this dataset calls, and those below it."""
+        own = [value for value in vars(self).values() if isinstance(value, UserFunction)]
+        return (*own, *(function for child in self.children for function in child.functions))
+
+    @property
     def samples_are_known(self) -> bool:
         """Whether it is known how many samples an item is made of; it is not of packs."""
         return all(child.samples_are_known for child in self.children)
@@ -285,6 +293,18 @@ def count_rank_items(
     return total if dataset.pass_length is None else min(total, dataset.pass_length)
 
 
+def generators_of(
+    dataset: SavableDataset[Any], stream: Stream, drawn: Sequence[str] = ()
+) -> StreamGenerators | None:
+    """Returns what a stream's hooks may draw from, and drew from; None if all are `@stateless`."""
+    unmarked = [f for f in dataset.functions if not f.is_stateless]
+    if not unmarked:
+        return None
+    seed = dataset.worker_config.seed_offset if dataset.worker_config else 0
+    # A generator hook is run again on a resume, and so is what makes its input.
+    return StreamGenerators(seed, stream, drawn, any(f.is_generator for f in unmarked))
+
+
 @contextmanager
 def activity_of(activity: Activity) -> Iterator[None]:
     """Makes `activity` the thread's current one for a `with` block."""
@@ -298,7 +318,8 @@ def activity_of(activity: Activity) -> Iterator[None]:
 class StreamRun(Iterator[T]):
     """Drives one stream of a pipeline: numbers its items and collects what it left out.
 
-    State: number of items given, and how far failures stand above their rate.
+    State: number of items given, how far failures stand above their rate, and which global
+    generators hooks draw from.
     """
 
     def __init__(
@@ -309,6 +330,7 @@ class StreamRun(Iterator[T]):
     ) -> None:
         self.stream = stream
         self.activity = Activity(stream, max_skip_rate)
+        self.activity.generators = generators_of(dataset, stream)
         self.num_given = 0
         self._dataset = dataset
         self._cursor = dataset.cursor(stream)
@@ -324,7 +346,11 @@ class StreamRun(Iterator[T]):
         activity.batch_index = self.num_given * self.stream.num_streams + self.stream.index
         before = set_activity(activity)
         try:
-            item = next(self._cursor)
+            if activity.generators is None:
+                item = next(self._cursor)
+            else:
+                with activity.generators:
+                    item = next(self._cursor)
         finally:
             set_activity(before)
         activity.gave_item()
@@ -337,6 +363,8 @@ class StreamRun(Iterator[T]):
         if self.activity.fill:
             fields["failures"] = self.activity.fill
             fields["last_failure"] = self.activity.last_draw
+        if self.activity.generators is not None and self.activity.generators.names:
+            fields["generators"] = self.activity.generators.names
         return Snapshot("stream", fields, (self._cursor.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -350,9 +378,13 @@ class StreamRun(Iterator[T]):
         activity = Activity(self.stream, self.activity.max_skip_rate)
         num_draws = snapshot.count("draws")
         cursor = self._dataset.cursor(self.stream)
-        with activity_of(activity):
+        drawn = checked_names(snapshot.fields.get("generators", ()))
+        activity.generators = generators_of(self._dataset, self.stream, drawn)
+        with activity_of(activity), activity.generators or nullcontext():
             activity.batch_index = num_given * self.stream.num_streams + self.stream.index
             cursor.restore(snapshot.inner[0])
+        # What was made again here may have drawn, too.
+        activity.generators = generators_of(self._dataset, self.stream, drawn)
         # What is left out while samples are made again was counted when it was left out first.
         activity.take_records()
         activity.take_costs()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.turns import Delivery, Turns
 
@@ -53,7 +54,7 @@ def worker_loader(
         timeout_sec: longest wait for a batch; 0 for any.
     """
     generator = torch.Generator()  # its own: the user's global one is left alone
-    generator.manual_seed(config.seed_offset)
+    generator.manual_seed(key_of("workers", config.seed_offset, config.rank) & (2**63 - 1))
     return DataLoader(
         turns,
         batch_size=None,

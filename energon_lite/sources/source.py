@@ -85,7 +85,9 @@ class WebdatasetSource(SavableDataset[T]):
         self._settings = settings
         self._training = training
         self._num_bytes = num_bytes
-        self._function = UserFunction(loader.__call__, name="load", config=worker_config)
+        self._function = UserFunction(
+            loader.__call__, name="load", config=worker_config, is_stateless=True
+        )
 
     @property
     def name(self) -> str:

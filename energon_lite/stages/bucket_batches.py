@@ -73,6 +73,7 @@ class BucketLists(Collected):
         self.seed = seed
         self.length_function = dataset.function
         self.grouping = Grouping(buckets.group_by, seed, self.worker_config)
+        self.group_function = self.grouping.function
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
         """Gives a fresh cursor."""

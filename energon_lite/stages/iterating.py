@@ -164,7 +164,7 @@ class _Inputs(Iterator[Any]):
         self.key = self._inner.key
         self.num_read += 1
         self.num_outputs = 0
-        current_activity().enter(self._function.name, self._function.seed, self.key)
+        self._function.enter(self.key)
         return self.item
 
 
@@ -209,7 +209,7 @@ class _PassCursor(Cursor[T]):
         inputs, function = self._inputs, self._function
         while True:
             # What the function drew for its last input goes on where it was.
-            activity.enter(function.name, function.seed, inputs.key)
+            function.enter(inputs.key, inputs.num_outputs)
             activity.rng = self._rng
             try:
                 if self._items is None:

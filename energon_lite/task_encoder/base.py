@@ -33,8 +33,9 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
     Any hook may raise `SkipSample`. `encode_sample`, `preencode_sample`, `batch` and `encode_batch`
     may be generator functions and give any number of items. Mark a hook `@stateless` if its result
     depends on its input only: then its items can be made again, which `restore_sample` and batches
-    by group need. A hook that uses randomness takes it from `sample_rng()`, or is marked
-    `@stateless(restore_seeds=True)`; else a resumed run differs.
+    by group need. A marked hook takes random numbers from `sample_rng()`, or is marked
+    `@stateless(restore_seeds=True)`. Hooks that are not marked may draw from the global generators:
+    these are seeded for them, so that streams differ and a resumed run draws the same.
 
     Attributes:
         cookers: make typed samples of crude ones; the first that matches a dataset is used.

@@ -101,6 +101,25 @@ def twice(sample: TextSample) -> Iterator[TextSample]:
     yield sample
 
 
+def drawing(sample: TextSample) -> TextSample:
+    noise = f"{torch.rand(()).item()} {np.random.randn()} {random.gauss(0, 1)}"
+    return TextSample.derive_from(sample, text=f"{sample.text} {noise}")
+
+
+def drawing_seldom(sample: TextSample) -> TextSample:
+    return drawing(sample) if number_of(sample) % 7 == 3 else sample
+
+
+def drawing_twice(sample: TextSample) -> Iterator[TextSample]:
+    first = random.random()
+    for _ in range(number_of(sample) % 3):
+        yield TextSample.derive_from(sample, text=f"{sample.text} {first} {np.random.rand()}")
+
+
+def drawn_list(samples: list[TextSample]) -> dict[str, Any]:
+    return {"texts": [sample.text for sample in samples], "order": torch.randperm(9).tolist()}
+
+
 @stateless
 def listed(samples: list[TextSample]) -> dict[str, Any]:
     return {"texts": [sample.text for sample in samples], "__restore_key__": ()}
@@ -128,6 +147,11 @@ MAP_CASES: list[Case] = [
     lambda root: MapDataset(texts(root), stage(twice)),
     lambda root: MapDataset(MapDataset(texts(root), stage(twice)), stage(twice)),
     *(lambda root, name=name: train(root, name, repeat=False)(QUIET) for name in ENCODERS),
+    lambda root: MapDataset(texts(root, repeat=True), stage(drawing)),
+    lambda root: MapDataset(texts(root), stage(drawing_seldom)),
+    lambda root: MapDataset(MapDataset(texts(root), stage(drawing_seldom)), stage(drawing_twice)),
+    lambda root: BatchDataset(MapDataset(texts(root), stage(drawing)), 4, stage(drawn_list)),
+    lambda root: BatchDataset(MapDataset(texts(root), stage(twice)), 4, stage(drawn_list)),
     lambda root: train(root, "skipping")(QUIET),
     lambda root: train(root, "expanding batches", batch_size=4)(QUIET),
     lambda root: validation(root, "expanding")(QUIET),
@@ -267,6 +291,14 @@ def at_random(sample: TextSample) -> bool:
     return random.random() < 0.5
 
 
+def drawing_pairs(samples: Iterator[TextSample]) -> Iterator[TextSample]:
+    for sample in samples:
+        noise = random.random()
+        for _ in range(2):
+            text = f"{sample.text} {noise} {np.random.rand()}"
+            yield TextSample.derive_from(sample, text=text)
+
+
 def whole(dataset: SavableDataset[Any]) -> IterMapDataset[Any]:
     return IterMapDataset(MapDataset(dataset, stage(numbered)), pairs_swapped)
 
@@ -281,6 +313,7 @@ ITER_CASES: list[Case] = [
     lambda root: iterated(BatchDataset(texts(root), 2, stage(listed)), iter, False),
     lambda root: iterated(texts(root), noisy, True),
     lambda root: iterated(texts(root), noisy, False),
+    lambda root: iterated(MapDataset(texts(root), stage(drawing)), drawing_pairs, False),
     lambda root: iterated(texts(root), picky, True),
     lambda root: iterated(texts(root), picky, False),
     lambda root: iterated(texts(root), first_four, False),

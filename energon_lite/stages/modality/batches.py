@@ -69,6 +69,7 @@ class ModalityLists(Collected):
         self.length_function: UserFunction = dataset.function
         group_by = "source" if split.follows_from_source else split.group_by
         self.grouping = Grouping(group_by, seed, self.worker_config)
+        self.group_function = self.grouping.function
         check_sources(self.dataset, split, self.groups)
 
     @property

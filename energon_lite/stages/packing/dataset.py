@@ -201,7 +201,9 @@ class PackMembers(WrapperDataset[list[Any]]):
                 "by their length; expand samples in preencode_sample"
             )
         self.encoder = encoder
-        self.cut = UserFunction(_Cut(slicer), name="slice_sample", config=self.worker_config)
+        self.cut = UserFunction(
+            _Cut(slicer), name="slice_sample", config=self.worker_config, is_stateless=True
+        )
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
         """Gives a fresh cursor."""

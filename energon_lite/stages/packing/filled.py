@@ -95,6 +95,7 @@ class FilledPacks(Collected):
         super().__init__(dataset, "Packs")
         self.packing = packing
         self.grouping = Grouping(packing.group_by, seed, self.worker_config)
+        self.group_function = self.grouping.function
         # Compiles it, if it was never used here, before there are worker processes.
         new_packer(packing)
         packers.compile_all()

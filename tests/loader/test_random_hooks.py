@@ -1,0 +1,236 @@
+"""Hooks that draw from global generators: streams differ, and a resumed run draws what it would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    Packing,
+    TextSample,
+    WorkerConfig,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.core import global_generators
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.global_generators import GlobalStates, seed_generators, seeded
+
+from ..helpers import Ranks, assert_same, number_of, text_set
+
+
+def noise() -> list[float]:
+    drawn = [torch.rand(()).item(), torch.randn(()).item()]
+    drawn += [np.random.rand(), np.random.randn(), float(np.random.randint(1 << 30))]
+    return [*drawn, random.random(), random.gauss(0, 1)]
+
+
+class Unmarked(DefaultTaskEncoder):
+    """As in most code: nothing is marked, and everything draws."""
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=f"{noise()}")
+
+    def batch(self, samples: list[TextSample]) -> dict[str, Any]:
+        return {"texts": [sample.text for sample in samples], "noise": noise()}
+
+    def encode_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "more": noise()}
+
+
+class Seldom(Unmarked):
+    """Draws for few samples, from one generator or another."""
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        number = number_of(sample)
+        draw = {3: random.random, 5: np.random.rand, 7: torch.rand(1).item}.get(number % 11, str)
+        return TextSample.derive_from(sample, text=f"{number} {draw()}")
+
+    def encode_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+class Expanding(Unmarked):
+    """A generator hook that keeps what it drew."""
+
+    def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:  # type: ignore[override]
+        first = random.random()
+        for _ in range(number_of(sample) % 4):
+            yield TextSample.derive_from(sample, text=f"{first} {torch.rand(()).item()}")
+
+
+class PackedUnmarked(DefaultTaskEncoder):
+    """Buffers need marked hooks; what is above them may draw."""
+
+    packing = Packing(capacity=40, buffer_size=7)
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=f"{noise()}")
+
+    def sample_length(self, sample: TextSample) -> int:
+        return 3 + number_of(sample) % 17
+
+    def pack_selected_samples(self, samples: list[TextSample]) -> dict[str, Any]:  # type: ignore[override]
+        return {"texts": [sample.text for sample in samples], "noise": noise()}
+
+    def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"packs": samples, "noise": noise()}
+
+
+ENCODERS = (Unmarked, Seldom, Expanding, PackedUnmarked)
+
+
+class Making:
+    """A maker of pipelines, for any place in the run."""
+
+    def __init__(self, path: Path, encoder: type[DefaultTaskEncoder], **settings: Any) -> None:
+        self.path = path
+        self.encoder = encoder
+        self.settings = {"batch_size": 3, "shuffle_buffer_size": 8, **settings}
+
+    def __call__(self, config: WorkerConfig) -> SavableDataset[Any]:
+        more = {"max_samples_per_sequence": 5, **self.settings}
+        return get_train_dataset(
+            self.path, worker_config=config, task_encoder=self.encoder(), **more
+        )
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("random") / "texts", 50)
+
+
+def numbers_in(slots: dict[int, Any]) -> list[float]:
+    """All that was drawn."""
+    return [number for item in slots.values() for number in [*item["noise"], *item.get("more", ())]]
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_no_two_batches_of_any_rank_and_stream_draw_the_same(texts: Path, encoder: Any) -> None:
+    slots = Ranks(Making(texts, encoder), 2, num_streams=4).slots(24)
+    numbers = numbers_in(slots)
+    assert len(numbers) >= 24 * 7
+    assert len(set(numbers)) == len(numbers)
+    # Nor does one batch draw the same from two generators.
+    uniform = [n for item in slots.values() for n in (item["noise"][0], item["noise"][2])]
+    assert len({round(number, 6) for number in uniform}) == len(uniform)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@settings(max_examples=8, deadline=None)
+@given(
+    num_streams=st.sampled_from([1, 2, 4, 6]),
+    world_sizes=st.tuples(*[st.integers(1, 4)] * 3),
+    steps=st.tuples(st.integers(0, 5), st.integers(1, 5)),
+    seed=st.integers(0, 3),
+)
+def test_resumed_run_draws_what_the_unbroken_one_draws(
+    texts: Path, encoder: Any, num_streams: int, world_sizes: Any, steps: Any, seed: int
+) -> None:
+    make = Making(texts, encoder)
+    whole = Ranks(make, 1, num_streams=num_streams, seed=seed).slots(60)
+    run = Ranks(make, world_sizes[0], num_streams=num_streams, seed=seed)
+    found = run.steps(steps[0])
+    for world_size, number in zip(world_sizes[1:], (steps[1], 5), strict=True):
+        run = Ranks(make, world_size, states=run.save(), seed=seed)
+        found.update(run.steps(number))
+    assert_same(dict(sorted(found.items())), {m: whole[m] for m in sorted(found)})
+
+
+@pytest.mark.parametrize("encoder", ENCODERS[:3])
+def test_finite_passes_draw_anew_and_resume_inside(texts: Path, encoder: Any) -> None:
+    make = Making(texts, encoder, repeat=False)
+    unbroken = Ranks(make, 1, num_streams=2)
+    passes = [unbroken.rest()]
+    unbroken.iterators = [iter(loader) for loader in unbroken.loaders]
+    state_after = Ranks(make, 1, num_streams=2)
+    start = state_after.steps(4)
+    resumed = Ranks(make, 2, states=state_after.save())
+    assert_same(dict(sorted({**start, **resumed.rest()}.items())), passes[0])
+    passes.append(unbroken.rest())
+    numbers = numbers_in(passes[0]) + numbers_in(passes[1])
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_draw_what_one_process_draws(texts: Path, num_workers: int) -> None:
+    """With one worker, two streams take turns in a process."""
+    make = Making(texts, Unmarked)
+    whole = Ranks(make, 1, num_streams=2).slots(10)
+    run = Ranks(make, 1, num_workers, num_streams=2)
+    found = run.steps(4)
+    found.update(Ranks(make, 1, num_workers, states=run.save()).steps(6))
+    assert_same(found, whole)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_generators_of_the_users_own_process_stay_as_they_are(texts: Path, encoder: Any) -> None:
+    seed_generators(5)
+    expected = [noise() for _ in range(12)]
+    seed_generators(5)
+    run = Ranks(Making(texts, encoder), 1, num_streams=2)
+    found = []
+    for _ in range(12):  # each draws an odd number of normal numbers, which come in pairs
+        found.append(noise())
+        run.steps(1)
+    run.loaders[0].restore_state_global(run.save())
+    assert found == expected
+
+
+def test_numpys_other_generators_stay_as_they_are(texts: Path) -> None:
+    before = GlobalStates()
+    try:
+        generator: Any = np.random.PCG64(3)
+        vars(np.random)["set_bit_generator"](generator)
+        expected = [np.random.randn() for _ in range(5)]
+        vars(np.random)["set_bit_generator"](np.random.PCG64(3))
+        run = Ranks(Making(texts, Unmarked), 1)
+        found = []
+        for _ in range(5):
+            found.append(np.random.randn())
+            run.steps(1)
+        assert found == expected
+    finally:
+        before.put()
+
+
+def test_python_whose_generator_cannot_be_copied_draws_the_same(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Ranks(Making(texts, Unmarked), 1).slots(5)
+    monkeypatch.setattr(global_generators, "_PYTHON_ADDRESS", 0)
+    monkeypatch.setattr(global_generators, "_PYTHON_PLACE", None)
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    found = Ranks(Making(texts, Unmarked), 1).slots(5)
+    assert_same(found, expected)
+    assert random.random() == first
+
+
+def test_seeding_gives_each_generator_other_numbers() -> None:
+    """All three are Mersenne twisters: of one seed, they would give the same words."""
+    with seeded(12345):
+        words = [int(torch.randint(1 << 32, ())) for _ in range(50)]
+        words += np.random.randint(1 << 32, size=50).tolist()
+        words += [random.getrandbits(32) for _ in range(50)]
+    assert len(set(words)) == 150
+
+
+def test_marked_hooks_leave_no_trace_in_the_state(texts: Path) -> None:
+    run = Ranks(Making(texts, DefaultTaskEncoder), 1)
+    run.steps(3)
+    assert "generators" not in run.save()[0]["streams"]["0"]
+    run = Ranks(Making(texts, Seldom), 1)
+    run.steps(3)
+    assert "generators" in run.save()[0]["streams"]["0"]
