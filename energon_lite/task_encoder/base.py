@@ -13,6 +13,7 @@ from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
+from energon_lite.names.energon_modules import energon_names
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.packing.pack_samples import pack_samples, slice_sample
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
@@ -25,6 +26,8 @@ T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")
 T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
+
+__getattr__ = energon_names(__name__)
 
 
 class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):

@@ -8,9 +8,12 @@ from typing import Any, Generic, TypeVar, overload
 
 from energon_lite.core.samples import CrudeSample, SourceInfo
 from energon_lite.core.stacking import SERVICE_FIELDS
+from energon_lite.names.energon_modules import energon_names
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+__getattr__ = energon_names(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

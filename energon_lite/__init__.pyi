@@ -1,0 +1,217 @@
+# What is public, and where it is: read by type checkers, and by `__init__.py` when it runs.
+
+from energon_lite.buckets.modality import ModalitySplit
+from energon_lite.buckets.settings import Buckets
+from energon_lite.core.activity import sample_rng
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.edataclass import edataclass
+from energon_lite.core.errors import (
+    DatasetFormatError,
+    DecodingError,
+    EmptyDatasetError,
+    FatalSampleError,
+    FieldAccessError,
+    SampleException,
+    SkipSample,
+    StateError,
+    log_exception,
+    reraise_exception,
+)
+from energon_lite.core.samples import (
+    Batch,
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SimilarityInterleavedSample,
+    SourceInfo,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
+from energon_lite.core.stacking import (
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    generic_batch,
+    generic_concat,
+    homogeneous_concat_mix,
+)
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.user_function import stateless
+from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader
+from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.metadataset.energon_api import (
+    DatasetLoader,
+    DatasetLoaderInterface,
+    Metadataset,
+    MetadatasetV2,
+    load_dataset,
+    prepare_metadataset,
+    traverse_metadataset,
+)
+from energon_lite.names.alias import as_energon
+from energon_lite.order.schedules import Schedule
+from energon_lite.packing.settings import Packing
+from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
+from energon_lite.prepare.dataset import prepare_dataset
+from energon_lite.samplers.multipack import MultipackBatchSampler
+from energon_lite.samplers.split_modality import SplitModalityBatchSampler
+from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
+from energon_lite.sources.dataset_classes import (
+    CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory,
+    DefaultGenericWebdatasetFactory,
+    StandardWebdatasetFactory,
+)
+from energon_lite.sources.legacy import (
+    CaptioningWebdataset,
+    ImageClassificationWebdataset,
+    ImageWebdataset,
+    InterleavedWebdataset,
+    MultiChoiceVQAWebdataset,
+    OCRWebdataset,
+    SimilarityInterleavedWebdataset,
+    TextWebdataset,
+    VidQAWebdataset,
+    VQAOCRWebdataset,
+    VQAWebdataset,
+)
+from energon_lite.sources.webdataset import BaseCoreDatasetFactory, BaseWebdatasetFactory
+from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
+from energon_lite.stages.blending import BlendDataset, MixBatchDataset
+from energon_lite.stages.bucket_batches import BucketBatchDataset
+from energon_lite.stages.filtering import FilterDataset
+from energon_lite.stages.flow import EpochizeDataset, LimitDataset
+from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
+from energon_lite.stages.iterating import IterMapDataset
+from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.modality.batches import SplitModalityBatchDataset
+from energon_lite.stages.packing.dataset import PackingDataset
+from energon_lite.stages.packing.pack_samples import pack_samples
+from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packing.selected import PackedSamplesOutput
+from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
+from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
+from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.task_encoder.augment import AugmentTaskEncoder
+from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
+from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
+
+__version__: str
+
+__all__ = [
+    "AugmentTaskEncoder",
+    "BaseCoreDatasetFactory",
+    "BaseWebdatasetFactory",
+    "BasicDataLoader",
+    "Batch",
+    "BatchDataset",
+    "BlendDataset",
+    "BucketBatchDataset",
+    "Buckets",
+    "CaptioningSample",
+    "CaptioningWebdataset",
+    "ConcatDataset",
+    "Cooker",
+    "CrudeSample",
+    "CrudeWebdataset",
+    "Cursor",
+    "DatasetFormatError",
+    "DatasetLoader",
+    "DatasetLoaderInterface",
+    "DecodingError",
+    "DefaultDecoderWebdatasetFactory",
+    "DefaultGenericWebdatasetFactory",
+    "DefaultTaskEncoder",
+    "EmptyDatasetError",
+    "EpochizeDataset",
+    "FatalSampleError",
+    "FieldAccessError",
+    "FilterDataset",
+    "GcDataset",
+    "GroupBatchDataset",
+    "ImageClassificationSample",
+    "ImageClassificationWebdataset",
+    "ImageSample",
+    "ImageWebdataset",
+    "InterleavedSample",
+    "InterleavedWebdataset",
+    "IterMapDataset",
+    "LimitDataset",
+    "LogSampleDataset",
+    "MapDataset",
+    "Metadataset",
+    "MetadatasetV2",
+    "MixBatchDataset",
+    "ModalitySplit",
+    "MultiChoiceVQASample",
+    "MultiChoiceVQAWebdataset",
+    "MultipackBatchSampler",
+    "OCRSample",
+    "OCRWebdataset",
+    "PackedBatch",
+    "PackedSample",
+    "PackedSamplesOutput",
+    "Packing",
+    "PackingDataset",
+    "RepeatDataset",
+    "Sample",
+    "SampleDecoder",
+    "SampleException",
+    "SavableDataLoader",
+    "SavableDataset",
+    "Schedule",
+    "ShuffleBufferDataset",
+    "SimilarityInterleavedSample",
+    "SimilarityInterleavedWebdataset",
+    "SkipSample",
+    "SourceInfo",
+    "SplitModalityBatchDataset",
+    "SplitModalityBatchSampler",
+    "StandardWebdatasetFactory",
+    "StateError",
+    "TaskEncoder",
+    "TextSample",
+    "TextWebdataset",
+    "TokenBudgetBatchSampler",
+    "VQAOCRSample",
+    "VQAOCRWebdataset",
+    "VQASample",
+    "VQAWebdataset",
+    "VidQASample",
+    "VidQAWebdataset",
+    "WorkerConfig",
+    "__version__",
+    "as_energon",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "concat_pad",
+    "cooker",
+    "edataclass",
+    "generic_batch",
+    "generic_concat",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "homogeneous_concat_mix",
+    "load_dataset",
+    "log_exception",
+    "pack_samples",
+    "prepare_dataset",
+    "prepare_metadataset",
+    "reraise_exception",
+    "sample_rng",
+    "stateless",
+    "traverse_metadataset",
+]

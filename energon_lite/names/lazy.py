@@ -1,0 +1,63 @@
+"""Names of a module that are imported when they are first used."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = __name__.split(".")[0]
+
+
+@cache
+def public_homes() -> Mapping[str, str]:
+    """Returns the module of every public name of the library, read from its stub."""
+    return read_stub(Path(__file__).parents[1] / "__init__.pyi")
+
+
+def read_stub(path: Path) -> dict[str, str]:
+    """Returns name → module of the lines `from module import name` of a stub.
+
+    Type checkers and editors read the same lines, so there is one list of what is public.
+    """
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns a `__getattr__` for `module`, which imports a name from its home on first use.
+
+    Args:
+        module: name of the module that gets the function.
+        homes: name → the module that has it, with `:other_name` where it is called otherwise.
+            Sub-modules need no entry.
+
+    Raises:
+        AttributeError: of the function returned: there is neither a name nor a sub-module.
+    """
+
+    def get(name: str) -> Any:
+        home = homes.get(name)
+        if home is not None:
+            place, _, other_name = home.partition(":")
+            value = getattr(import_module(place), other_name or name)
+            setattr(sys.modules[module], name, value)
+            return value
+        inner = f"{module}.{name}"
+        if not name.startswith("_"):
+            try:
+                return import_module(inner)
+            except ModuleNotFoundError as error:
+                if error.name != inner:
+                    raise
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+
+    return get

@@ -1,0 +1,86 @@
+"""Energon's modules and names, from one table."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+import energon_lite
+from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, home_of
+from energon_lite.names.later import REASONS, Later
+from energon_lite.names.lazy import public_homes
+
+PACKAGE = Path(energon_lite.__file__).parent
+
+
+@pytest.mark.parametrize("module", ENERGON_MODULES)
+def test_every_module_has_its_names(module):
+    found = importlib.import_module(f"energon_lite.{module}")
+    for name in ENERGON_MODULES[module].split():
+        value = getattr(found, name)
+        if isinstance(value, Later):
+            assert name in REASONS, f"{name} is neither there nor explained"
+            assert not hasattr(energon_lite, name) or getattr(energon_lite, name) is value
+        elif hasattr(energon_lite, name) and name in energon_lite.__all__:
+            assert getattr(energon_lite, name) is value
+
+
+def test_no_module_of_ours_is_hidden_by_one_of_the_table():
+    files = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")
+    }
+    packages = {name.removesuffix(".__init__") for name in files}
+    assert packages & ENERGON_MODULES.keys() == REAL_MODULES
+
+
+def test_what_is_there_is_not_explained_as_missing():
+    assert REASONS.keys() & public_homes().keys() == set()
+    assert [name for name in REASONS if home_of(name) != "energon_lite.names.later"] == []
+
+
+def test_the_stub_lists_what_is_public():
+    assert set(energon_lite.__all__) == {*public_homes(), "__version__"}
+    for name, home in public_homes().items():
+        assert getattr(importlib.import_module(home), name) is getattr(energon_lite, name)
+
+
+def test_import_of_the_library_imports_no_torch():
+    code = "import sys, energon_lite; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False False\n"
+
+
+def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_used():
+    from energon_lite import AVDecoder, CachePool
+    from energon_lite.cache import FileStore
+    from energon_lite.flavors.webdataset import AVDecoder as SameDecoder
+
+    assert AVDecoder is SameDecoder
+    assert not isinstance(b"bytes", AVDecoder)
+    assert pickle.loads(pickle.dumps(CachePool)) is CachePool
+
+    class Mine(FileStore[bytes]):
+        decoder: Optional[AVDecoder] = None  # noqa: UP045
+        pool: CachePool | None = None
+
+    with pytest.raises(NotImplementedError, match=r"AVDecoder: audio and video are not in this"):
+        AVDecoder(b"")
+    with pytest.raises(NotImplementedError, match="FileStore: auxiliary data"):
+        Mine()
+    with pytest.raises(NotImplementedError, match="CachePool: auxiliary data"):
+        CachePool.get_lazy  # noqa: B018
+
+
+def test_unknown_names_are_errors():
+    with pytest.raises(AttributeError, match="module 'energon_lite' has no attribute 'nothing'"):
+        energon_lite.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="nothing"):
+        from energon_lite.flavors import nothing  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("energon_lite.flavors.nothing")

@@ -1,0 +1,53 @@
+"""`EPath` behaves as Energon's on local paths."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from energon_lite.epathlib import EPath
+
+
+def test_paths_are_absolute_and_normalised(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert str(EPath("rel/a.tar")) == f"{tmp_path}/rel/a.tar"
+    path = EPath("/a/b/../c.tar.gz")
+    assert (path.url, path.name, str(path.parent)) == ("/a/c.tar.gz", "c.tar.gz", "/a")
+    assert str(path.with_suffix(".x")) == "/a/c.tar.x"
+    assert str(path / "x") == "/a/c.tar.gz/x"
+    assert str(path / "/abs") == str(path / EPath("/abs")) == "/abs"
+    assert path.relative_to(EPath("/a")) == "c.tar.gz"
+    assert repr(path) == "EPath('/a/c.tar.gz')"
+
+
+def test_paths_compare_hash_and_pickle():
+    assert EPath("/a") == EPath(Path("/b/../a")) == EPath(EPath("/a"))
+    assert EPath("/a") < EPath("/b") >= EPath("/b")
+    assert EPath("/a") != "/a"
+    assert len({EPath("/a"), EPath("/a")}) == 1
+    assert pickle.loads(pickle.dumps(EPath("/a"))) == EPath("/a")
+    assert os.fspath(EPath("/a")) == "/a"
+
+
+def test_files_are_written_read_listed_copied_and_moved(tmp_path):
+    root = EPath(tmp_path)
+    (root / "x/y.txt").write_text("hé")
+    (root / "z.bin").write_bytes(b"12")
+    assert (root / "x/y.txt").read_text() == "hé"
+    assert ((root / "z.bin").size(), (root / "x").is_dir(), root.is_file()) == (2, True, False)
+    assert list(root.glob("**/*.txt")) == [root / "x/y.txt"]
+    (root / "z.bin").copy(root / "new/z.bin")
+    (root / "new/z.bin").move(root / "other/z.bin")
+    assert list(root.walk()) == [root / "other/z.bin", root / "x/y.txt", root / "z.bin"]
+    (root / "z.bin").unlink()
+    with pytest.raises(FileNotFoundError):
+        (root / "z.bin").open("rb")
+
+
+def test_a_remote_path_is_refused():
+    for make in (lambda: EPath("s3://bucket/a"), lambda: EPath("/a") / "msc://b/c"):
+        with pytest.raises(ValueError, match="Remote paths: not in this version"):
+            make()
