@@ -1,10 +1,10 @@
-"""What the batch samplers share: epochs, their length, and a state to go on from."""
+"""What the batch samplers share: ranks, epochs, their length, and a state to resume from."""
 
 from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,8 @@ from energon_lite.buckets.windows import Int64Array, padded_share, useful_share
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.samplers.dealing import find_dealer
+from energon_lite.samplers.given_order import EpochSampler, is_unseeded, own_epoch
 
 
 class Dealt(Protocol):
@@ -40,45 +42,148 @@ class Progress:
 class PlannedBatchSampler(BatchSampler):
     """A batch sampler that plans each epoch, the same on all ranks, and gives a rank its part.
 
-    A subclass sets `epoch`, `rank` and `world_size` by `_enter` and attributes, names its state,
-    and says how an epoch is dealt (`_deal`) and which batches come of it (`_batches`).
+    Where accelerate deals batches to its processes, `len()` and iteration are those of all ranks
+    in turn: what accelerate keeps for a process are then exactly the batches of its rank.
+
+    A subclass calls `_find_place` and `_enter`, names its state, and says how an epoch is dealt
+    (`_deal`) and which batches come of it (`_batches`).
 
     Attributes:
         epoch: as `set_epoch` or `load_state_dict` left it.
+        rank: index of this data-parallel process.
+        world_size: number of data-parallel processes.
     """
 
     epoch: int
+    rank: int
+    world_size: int
     _format: ClassVar[str]
     _version: ClassVar[int] = 1
     _unit: ClassVar[str]  # what the state counts: a plan is a sequence of these
 
+    _order: Iterable[int]  # of the user's
+    _is_unseeded: bool  # whether that is drawn from torch's global generator
+    _is_placed: bool  # whether rank and world size were given
+    _is_dealt: bool = False  # whether accelerate was seen to deal what comes
     _first: int  # units of the epoch that were given by the run that saved
     _progress: Progress | None
+
+    @abstractmethod
+    def _make_plan(self, multiple: int) -> Any:
+        """Plans the epoch, of a multiple of so many units if that can be.
+
+        Raises:
+            ValueError: Nothing would be given.
+            StateError: The state has more units given than there are.
+        """
+
+    def _multiple(self) -> int:
+        """Returns of what the number of units is to be a multiple, so that ranks get as many."""
+        return 1
 
     @abstractmethod
     def _deal(self) -> Dealt:
         """Deals what is left of the epoch; plans it if that has not been done."""
 
     @abstractmethod
-    def _batches(self, dealt: Any) -> Iterator[Any]:
-        """Yields this rank's batches, of the plan that there is at the first, to the last."""
+    def _batches(self, dealt: Any, ranks: Sequence[int]) -> Iterator[Any]:
+        """Yields the batches of each step for `ranks` in turn, by the plan that there is now."""
 
     @property
     @abstractmethod
     def _config(self) -> dict[str, Any]:
         """What another run must have in common to go on where this one stopped."""
 
-    def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:
         """Forgets the plan, and begins at unit `first`; `state` is empty, or what was saved."""
         self.epoch = epoch
         self._first = first
         self._progress = None
+        # The rest of an epoch is given by the plan that it began with, on whatever ranks.
+        self._planned_for: int | None = state.get("planned_for")
+        self._plan: tuple[int, Any] | None = None
+        if self._planned_for is not None and not (
+            isinstance(self._planned_for, int) and self._planned_for > 0
+        ):
+            raise StateError(
+                f"The state has planned_for={self._planned_for!r}, which is no number of ranks; it "
+                "was edited or damaged."
+            )
+
+    def _planned(self) -> Any:
+        """Returns the plan of the epoch."""
+        multiple = self._planned_for or self._multiple()
+        if self._plan is None or self._plan[0] != multiple:
+            self._plan = multiple, self._make_plan(multiple)
+        return self._plan[1]
 
     def _more_state(self) -> dict[str, Any]:
-        return {}
+        return {"planned_for": self._planned_for or self._multiple()}
+
+    def _find_place(
+        self, rank: int | None, world_size: int | None, *, is_alone: bool = False,
+        name: str = "world_size",
+    ) -> None:  # fmt: skip
+        """Sets rank and world size: as given, or 0 of 1 if alone, or those of torch.distributed.
+
+        Raises:
+            TypeError: Only one of the two is given.
+            ValueError: There is no such rank.
+        """
+        if (rank is None) != (world_size is None):
+            raise TypeError(f"rank={rank} and {name}={world_size}: give both, or none.")
+        self._is_placed = world_size is not None and world_size > 1
+        if rank is not None and world_size is not None:
+            place = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
+        elif is_alone:
+            place = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        else:
+            place = WorkerConfig.default_worker_config(num_workers=0)
+        self.rank, self.world_size = place.rank, place.world_size
+
+    def _ranks(self) -> Sequence[int]:
+        """Returns the ranks whose batches are wanted: this one, or all if accelerate deals them.
+
+        Raises:
+            ValueError: Rank and world size were given, and accelerate deals this rank's part again.
+        """
+        if (epoch := own_epoch(self._order)) not in (None, self.epoch):
+            self._enter(epoch, 0, {})  # others have told the sampler only
+        dealer = find_dealer()
+        if dealer is None or dealer.world_size == 1:
+            return [self.rank]
+        name = type(self).__name__
+        if self._is_placed:
+            raise ValueError(
+                f"accelerate deals the batches of {name} to {dealer.world_size} processes, but "
+                f"with rank={self.rank} and world_size={self.world_size} it yields those of one "
+                "rank only: the others' would be lost. Leave out rank and world size, or do not "
+                "pass the loader to Accelerator.prepare()."
+            )
+        self._is_dealt = True
+        self._settle(*((0, 1) if dealer.splits else (dealer.rank, dealer.world_size)))
+        return range(self.world_size)
+
+    def _settle(self, rank: int, world_size: int) -> None:
+        """Takes the place that accelerate has, which may be another than it was without."""
+        self.rank, self.world_size = rank, world_size
+
+    @property
+    def sampler(self) -> Iterable[int]:
+        """The order of samples, as torch's `BatchSampler` has it; its `set_epoch` is this one's."""
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, order: Iterable[int]) -> None:
+        # Unwrapped, an unseeded RandomSampler is found by accelerate, which puts a seeded one here.
+        self._order, self._is_unseeded = order, is_unseeded(order)
+        self._sampler = order if self._is_unseeded else EpochSampler(order, self.set_epoch)
+        self._plan = None
 
     def _tell_epoch(self) -> None:
-        """Tells others of the epoch."""
+        """Tells the sampler of the user's of the epoch, if it wants to know."""
+        if hasattr(self._order, "set_epoch"):
+            self._order.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Begins another epoch; its number fixes order and batches.
@@ -97,17 +202,19 @@ class PlannedBatchSampler(BatchSampler):
         self._tell_epoch()
 
     def __len__(self) -> int:
-        """Gives how many batches the next iteration yields: as many on each rank."""
-        return self._deal().num_batches
+        """Returns how many batches the next iteration yields: the same number on each rank."""
+        ranks = self._ranks()
+        return self._deal().num_batches * len(ranks)
 
     def __iter__(self) -> Iterator[Any]:
         """Yields this rank's batches of the epoch, or of the rest of it after `load_state_dict`."""
         # As a generator, it does nothing before the first batch is wanted: DataLoader with workers
         # makes two iterators, and uses one.
+        ranks = self._ranks()
         progress = Progress(self._deal())
         self._progress = progress
-        for number, batch in enumerate(self._batches(progress.dealt), start=1):
-            progress.num_batches = number
+        for number, batch in enumerate(self._batches(progress.dealt, ranks)):
+            progress.num_batches = number // len(ranks) + 1
             yield batch
         if self._progress is progress:
             self._first = 0
@@ -230,26 +337,6 @@ def either(name: str, value: int | None, other_name: str, other: int | None) -> 
     if value is None:
         name, value = other_name, other
     return None if value is None else as_integer(name, value)
-
-
-def find_place(
-    rank: int | None, world_size: int | None, *, is_alone: bool = False, name: str = "world_size"
-) -> tuple[int, int]:
-    """Gives rank and number of ranks: as given, or 0 of 1 if alone, or torch.distributed's.
-
-    Raises:
-        TypeError: Only one of the two is given.
-        ValueError: There is no such rank.
-    """
-    if (rank is None) != (world_size is None):
-        raise TypeError(f"rank={rank} and {name}={world_size}: give both, or none.")
-    if rank is not None and world_size is not None:
-        place = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
-    elif is_alone:
-        return 0, 1
-    else:
-        place = WorkerConfig.default_worker_config(num_workers=0)
-    return place.rank, place.world_size
 
 
 def check_lengths(lengths: npt.ArrayLike, *, least: int) -> Int64Array:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import Sampler
 
 from energon_lite.core.errors import StateError, did_you_mean
-from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either, find_place
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either
+from energon_lite.samplers.given_order import check_replicas, order_of, unseeded_error
 from energon_lite.samplers.plan import (
     Algorithm,
     Deal,
@@ -24,11 +28,11 @@ from energon_lite.samplers.plan import (
     check_choice,
     deal_packs,
     digest,
-    order_of,
     plan_epoch,
 )
 
 Int64Array = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
 
 # Arguments of axolotl's that say how its packing is computed, not what comes out.
 _WITHOUT_EFFECT = (
@@ -49,9 +53,9 @@ class MultipackBatchSampler(PlannedBatchSampler):
 
     In the first, each epoch has an order of its own, fixed by `seed` and epoch, and each rank gets
     its part. In the second, the order is that of `sampler`, drawn once for each epoch, at the first
-    `len()` or iteration; all batches come on every rank, since accelerate (or the Trainer of
-    transformers) deals them to ranks; `sampler` must give the same order on each, and is named: the
-    first argument is always `lengths`.
+    `len()` or iteration, and must be the same on each rank; all batches come on every rank.
+    Where accelerate (or the Trainer of transformers) deals batches to processes, both give each
+    process its part.
 
     Call `set_epoch` before each epoch, as for `DistributedSampler`. `DataLoader(dataset,
     batch_sampler=...)` calls `dataset[pack]` for each pack of a batch, with a list of indices.
@@ -61,8 +65,7 @@ class MultipackBatchSampler(PlannedBatchSampler):
         capacity: tokens a pack can hold.
         batch_size: packs in a batch.
         algorithm: "best" takes the fewest packs of several methods, and stops at 0.1 % above the
-            least possible; the others are functions of `energon_lite.packing`. By default "best",
-            with `sampler` "first_fit".
+            least possible; the others are functions of `energon_lite.packing`.
         max_samples: samples in a pack at most; None for any number, with `sampler` 200.
         align: lengths are rounded up to a multiple of this.
         overlong: what becomes of samples above the capacity: "error"; "drop"; or "alone", each in
@@ -72,13 +75,16 @@ class MultipackBatchSampler(PlannedBatchSampler):
             length nobody shares may meet the same others again, but with "first_fit" and
             "sequential". With `sampler` packs alone are shuffled, and not if they are "sequential".
             Without, sorted packing gives long samples first.
-        drop_last: whether a last batch of fewer packs is left out. By default it is with `sampler`.
-        end: how ranks get equally many packs in the last step: "pad" repeats some from the start of
-            the epoch, fewer than there are ranks; "drop" leaves some out. `num_repeated` and
-            `num_dropped` count their samples.
+        drop_last: whether there is no last batch of fewer packs. By default so with `sampler`.
+        end: how ranks get equally many packs in the last step: "split" cuts a few packs in parts,
+            so that every sample comes once, also with `drop_last`; if there are too few samples
+            for that, it is as "pad". "pad" repeats packs from the start of the epoch, fewer than
+            there are ranks, or with `drop_last` leaves them out; "drop" leaves some out.
+            `num_repeated` and `num_dropped` count their samples.
         rank: index of this data-parallel process, given together with `world_size`. By default as
-            `torch.distributed` says, with `sampler` 0 of 1.
-        world_size: number of data-parallel processes; 1 where accelerate deals batches to ranks.
+            `torch.distributed` says, with `sampler` 0 of 1. Leave both out where accelerate deals
+            batches to processes.
+        world_size: number of data-parallel processes.
         flatten: whether a batch is one list of indices, without bounds of packs.
         sampler: gives the order of samples, or of some of them.
         batch_max_len: another name of `capacity`.
@@ -117,7 +123,7 @@ class MultipackBatchSampler(PlannedBatchSampler):
         seed: int = 0,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
-        end: End = "pad",
+        end: End = "split",
         rank: int | None = None,
         world_size: int | None = None,
         flatten: bool = False,
@@ -132,9 +138,7 @@ class MultipackBatchSampler(PlannedBatchSampler):
             raise ValueError(f"sequential=True contradicts algorithm={algorithm!r}; give one.")
         check_choice("end", end, get_args(End))
         has_sampler = sampler is not None
-        if algorithm is None:
-            algorithm = "first_fit" if has_sampler else "best"
-        algorithm = "sequential" if sequential else algorithm
+        algorithm = "sequential" if sequential else algorithm or "best"
         capacity = either("capacity", capacity, "batch_max_len", batch_max_len)
         if capacity is None:
             raise TypeError("capacity is missing: how many tokens can a pack hold?")
@@ -151,21 +155,24 @@ class MultipackBatchSampler(PlannedBatchSampler):
         super().__init__(order, batch_size, has_sampler if drop_last is None else drop_last)
         self.end = end
         self.flatten = flatten
-        self.rank, self.world_size = find_place(rank, world_size, is_alone=has_sampler)
         self._has_sampler = has_sampler
+        self._find_place(rank, world_size, is_alone=has_sampler)
+        if self._is_unseeded and self._is_placed:
+            raise unseeded_error(sampler, self.world_size)
         self._enter(0, 0, {})
 
-    def _batches(self, dealt: Deal) -> Iterator[list[Any]]:
+    def _batches(self, dealt: Deal, ranks: Sequence[int]) -> Iterator[list[Any]]:
+        self._check_audience()
         packs = self._planned().packs
-        for batch_index in range(dealt.num_batches):
-            start, size = dealt.place(batch_index, self.rank)
+        for step, rank in product(range(dealt.num_batches), ranks):
+            start, size = dealt.place(step, rank)
             batch = [packs[i % len(packs)].tolist() for i in range(start, start + size)]
             yield [index for pack in batch for index in pack] if self.flatten else batch
 
     @property
     def num_overlong(self) -> int:
         """How many samples of this epoch are longer than a pack: left out, or alone in one."""
-        return self._planned().num_overlong
+        return int(self._planned().num_overlong)
 
     @property
     def num_repeated(self) -> int:
@@ -231,34 +238,51 @@ class MultipackBatchSampler(PlannedBatchSampler):
     def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:
         super()._enter(epoch, first, state)
         self._saved_order: str | None = state.get("order")
-        self._plan: EpochPlan | None = None
 
     def _more_state(self) -> dict[str, Any]:
-        return {"order": self._planned().order_digest}
+        return super()._more_state() | {"order": self._planned().order_digest}
 
-    def _tell_epoch(self) -> None:
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(self.epoch)
+    def _multiple(self) -> int:
+        if self.end != "split":
+            return 1
+        return self.world_size * (self.batch_size if self.drop_last or self._is_dealt else 1)
 
-    def _planned(self) -> EpochPlan:
-        if self._plan is None:
-            order = order_of(self.sampler, len(self.lengths)) if self._has_sampler else None
-            plan = plan_epoch(self.lengths, order, self.settings, self.epoch)
-            if self._saved_order not in (None, plan.order_digest):
-                raise StateError(
-                    f"sampler gives another order in epoch {self.epoch} than when the state was "
-                    "saved: which samples are left, nobody knows. Seed it by the epoch, or give "
-                    "lengths without sampler."
-                )
-            self._check_first(len(plan.packs))
-            self._plan = plan
-        return self._plan
+    def _make_plan(self, multiple: int) -> EpochPlan:
+        order = None
+        if self._has_sampler:
+            if self._is_unseeded and self.world_size > 1:
+                raise unseeded_error(self._order, self.world_size)
+            order = order_of(self._order, len(self.lengths))
+        plan = plan_epoch(self.lengths, order, self.settings, self.epoch, multiple)
+        if self._saved_order not in (None, plan.order_digest):
+            raise StateError(
+                f"sampler gives another order in epoch {self.epoch} than when the state was "
+                "saved: which samples are left, nobody knows. Seed it by the epoch, or give "
+                "lengths without sampler."
+            )
+        self._check_first(len(plan.packs))
+        return plan
 
     def _deal(self) -> Deal:
+        # accelerate takes a batch of fewer packs for the last of all, and loses what is beside it.
         return deal_packs(
             len(self._planned().packs), self._first, self.batch_size, self.world_size,
-            drop_last=self.drop_last, end=self.end,
+            drop_last=self.drop_last, end=self.end, whole=self._is_dealt,
         )  # fmt: skip
+
+    def _check_audience(self) -> None:
+        """Warns if all processes are to train on the same batches, as none deals them."""
+        if not self._has_sampler or self._is_placed or self._is_dealt:
+            return
+        world_size = WorkerConfig.default_worker_config(num_workers=0).world_size
+        if world_size > 1 and self._is_unseeded:
+            raise unseeded_error(self._order, world_size)
+        if world_size > 1:
+            _log.warning(
+                "With sampler= and without rank and world_size, each of %d processes gets all "
+                "batches. Pass the loader to Accelerator.prepare(), which deals them, or give rank "
+                "and world_size.", world_size,
+            )  # fmt: skip
 
     def _num_samples(self, places: Int64Array) -> int:
         return int(np.diff(self._planned().packs.offsets)[places].sum())
@@ -276,8 +300,4 @@ def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -
             f"lengths is a {type(lengths).__name__}. Name the arguments as for axolotl's class: "
             "sampler=..., lengths=..., batch_size=..., batch_max_len=..."
         )
-    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-        raise TypeError(
-            f"sampler gives each of {sampler.num_replicas} ranks samples of its own, of which they "
-            "would make different numbers of packs. Leave it out: ranks get parts of one plan."
-        )
+    check_replicas(sampler)

@@ -5,8 +5,8 @@ Axes: N samples, P packs.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal, get_args
@@ -26,7 +26,7 @@ Algorithm = Literal[
     "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
 ]
 Overlong = Literal["error", "drop", "alone"]
-End = Literal["pad", "drop"]
+End = Literal["split", "pad", "drop"]
 
 # One pack in a thousand is not worth the seconds that the search for it would take in each epoch.
 _TOLERANCE = 0.001
@@ -110,7 +110,11 @@ class EpochPlan:
 
 
 def plan_epoch(
-    lengths_N: Int64Array, order: Int64Array | None, settings: PackSettings, epoch: int
+    lengths_N: Int64Array,
+    order: Int64Array | None,
+    settings: PackSettings,
+    epoch: int,
+    multiple: int = 1,
 ) -> EpochPlan:
     """Packs the samples of an epoch.
 
@@ -120,6 +124,7 @@ def plan_epoch(
             if the settings say so.
         settings: how to pack.
         epoch: number of the epoch; with the seed, it fixes what is shuffled.
+        multiple: of which the number of packs is to be a multiple; see `cut_packs`.
 
     Raises:
         ValueError: All samples are left out, since they are longer than a pack.
@@ -140,11 +145,39 @@ def plan_epoch(
             f"are above the capacity of {settings.capacity}. Truncate or split them, or raise it."
         )
     packs = settings.pack(lengths_N[order])
-    packs = Packs(order[packs.indices], packs.offsets)
+    packs = cut_packs(Packs(order[packs.indices], packs.offsets), multiple)
     if settings.shuffle:
         places = np.arange(len(packs))
         packs = packs.reordered(Permutation(len(packs), key, epoch, 1)(places))
     return EpochPlan(packs, num_overlong, order_digest)
+
+
+def cut_packs(packs: Packs, multiple: int) -> Packs:
+    """Cuts the packs of most samples into parts, so that there are a multiple of so many packs.
+
+    As few as will do are cut. With fewer samples than packs that are needed, all stay as they are.
+
+    Example:
+        >>> cut_packs(Packs.from_lists([[0, 1, 2], [3], [4, 5]]), 4).tolist()
+        [[0], [1, 2], [3], [4, 5]]
+    """
+    num_missing = -len(packs) % multiple
+    if not num_missing or len(packs) + num_missing > len(packs.indices):
+        return packs
+    counts = np.diff(packs.offsets)
+    largest = np.argsort(-counts, kind="stable")[:num_missing].tolist()
+    parts = dict.fromkeys(largest, 1)
+    heap = [(-float(counts[place]), place) for place in largest]
+    for _ in range(num_missing):
+        _, place = heap[0]
+        parts[place] += 1
+        heapq.heapreplace(heap, (-float(counts[place]) / parts[place], place))
+    cuts = [
+        packs.offsets[place] + counts[place] * part // number
+        for place, number in parts.items()
+        for part in range(1, number)
+    ]
+    return Packs(packs.indices, np.sort(np.concatenate([packs.offsets, cuts])).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -197,49 +230,49 @@ class Deal:
 
 
 def deal_packs(
-    num_packs: int, first: int, batch_size: int, world_size: int, *, drop_last: bool, end: End
+    num_packs: int,
+    first: int,
+    batch_size: int,
+    world_size: int,
+    *,
+    drop_last: bool,
+    end: End,
+    whole: bool = False,
 ) -> Deal:
     """Deals packs `first`..`num_packs - 1` to ranks so that each gets as many in each step.
+
+    Args:
+        num_packs: P.
+        first: packs done before.
+        batch_size: packs in a batch.
+        world_size: number of ranks.
+        drop_last: whether to leave out what makes no whole step.
+        end: whether to leave out what is not a pack for each rank, or to repeat others.
+        whole: whether to do so with what makes no whole step.
 
     Raises:
         ValueError: No rank would get any, of a whole epoch.
     """
     step = batch_size * world_size
     num_whole, rest = divmod(num_packs - first, step)
-    if drop_last:
+    if drop_last or (whole and end == "drop"):
         rest = 0
-    elif end == "pad":
-        rest += -rest % world_size
+    elif end != "drop":
+        rest += -rest % (step if whole else world_size)
+    num_whole, rest = num_whole + rest // step, rest % step
     deal = Deal(first, num_packs, batch_size, world_size, num_whole, rest // world_size)
     if deal.num_batches == 0 and first == 0:
+        what = "drop_last=True" if drop_last else "end='drop'"
         why = (
-            f"drop_last=True leaves out what is less than a step of {step:,} (batch_size="
+            f"{what} leaves out what is less than a step of {step:,} (batch_size="
             f"{batch_size} times world_size={world_size}). Use drop_last=False, or a smaller "
             "batch_size."
-            if drop_last
+            if drop_last or whole
             else f"end='drop' leaves out what is less than one for each of world_size={world_size}."
             " Use end='pad', or fewer ranks."
         )
         raise ValueError(f"Of an epoch of {num_packs:,} packs nothing would be given: {why}")
     return deal
-
-
-def order_of(sampler: Iterable[int], num_samples: int) -> Int64Array:
-    """Iterates a sampler.
-
-    Raises:
-        TypeError: It gives something else than integers.
-        ValueError: It gives nothing, or an index that is not in 0..num_samples-1.
-    """
-    order = np.fromiter(map(operator.index, sampler), np.int64)
-    if not len(order):
-        raise ValueError("sampler gives no index; one that can be iterated but once is used up.")
-    is_bad = (order < 0) | (order >= num_samples)
-    if is_bad.any():
-        raise ValueError(
-            f"sampler gives index {order[is_bad.argmax()]}, but lengths has {num_samples:,} entries"
-        )
-    return order
 
 
 def digest(array: Int64Array) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -28,7 +29,6 @@ from energon_lite.samplers.base import (
     as_integer,
     check_lengths,
     either,
-    find_place,
     positive,
 )
 from energon_lite.samplers.plan import check_choice, digest
@@ -118,7 +118,7 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         if drop_last and end == "pad":
             raise ValueError("drop_last=True contradicts end='pad'; give one.")
         self.end: End = end or ("drop" if drop_last else "pad")
-        self.rank, self.world_size = find_place(
+        self._find_place(
             rank, either("num_replicas", num_replicas, "world_size", world_size),
             name="num_replicas",
         )  # fmt: skip
@@ -145,11 +145,17 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
     @property
     def num_dropped(self) -> int:
         """How many samples of the epoch are left out since they fill no step of their group."""
-        return self._planned().num_dropped
+        return int(self._planned().num_dropped)
 
-    def _enter(self, epoch: int, first: int, state: Any) -> None:
-        super()._enter(epoch, first, state)
-        self._plan: GroupSteps | None = None
+    def _settle(self, rank: int, world_size: int) -> None:
+        if world_size != self.world_size:
+            raise ValueError(
+                f"accelerate deals whole batches to {world_size} processes, but the sampler was "
+                f"made for {self.world_size}, with {self.batch_size} samples in a batch. Make it "
+                "after Accelerator() or TrainingArguments; with split_batches=True, give rank=0 "
+                "and num_replicas=1."
+            )
+        super()._settle(rank, world_size)
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -164,21 +170,19 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
             "end": self.end,
         }
 
-    def _planned(self) -> GroupSteps:
-        if self._plan is None:
-            plan = plan_steps(
-                self.lengths, self.groups, step_size=self.global_batch_size, window=self.window,
-                end=self.end, longest_first=self.longest_first, seed=self.seed, epoch=self.epoch,
-            )  # fmt: skip
-            if not plan.indices.size:
-                raise ValueError(
-                    f"Of an epoch of {len(self.lengths):,} samples nothing would be given: "
-                    f"end='drop' leaves out what fills no step of {self.global_batch_size:,} of "
-                    "one group. Use end='pad', or a smaller global_batch_size."
-                )
-            self._check_first(plan.indices.size)
-            self._plan = plan
-        return self._plan
+    def _make_plan(self, multiple: int) -> GroupSteps:  # noqa: ARG002
+        plan = plan_steps(
+            self.lengths, self.groups, step_size=self.global_batch_size, window=self.window,
+            end=self.end, longest_first=self.longest_first, seed=self.seed, epoch=self.epoch,
+        )  # fmt: skip
+        if not plan.indices.size:
+            raise ValueError(
+                f"Of an epoch of {len(self.lengths):,} samples nothing would be given: "
+                f"end='drop' leaves out what fills no step of {self.global_batch_size:,} of "
+                "one group. Use end='pad', or a smaller global_batch_size."
+            )
+        self._check_first(plan.indices.size)
+        return plan
 
     def _deal(self) -> Chunks:
         chunks = Chunks(
@@ -193,10 +197,10 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
             )
         return chunks
 
-    def _batches(self, dealt: Chunks) -> Iterator[list[int]]:
+    def _batches(self, dealt: Chunks, ranks: Sequence[int]) -> Iterator[list[int]]:
         indices = self._planned().indices.ravel()
-        for start in range(dealt.first, dealt.stop, dealt.size):
-            yield deal(indices[start : start + dealt.size], self.rank, self.world_size).tolist()
+        for start, rank in product(range(dealt.first, dealt.stop, dealt.size), ranks):
+            yield deal(indices[start : start + dealt.size], rank, self.world_size).tolist()
 
     def _sizes(self) -> tuple[Int64Array, Int64Array]:
         chunks = self._deal()

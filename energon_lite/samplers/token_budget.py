@@ -5,23 +5,22 @@ Axes: N samples, B batches, S steps, R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_lite.buckets.windows import (
-    End,
     Int64Array,
     aligned,
     limits_of_budget,
     limits_of_function,
     number_groups,
 )
-from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.packing.packs import Packs
@@ -29,10 +28,9 @@ from energon_lite.samplers.base import (
     PaddedBatchSampler,
     as_integer,
     check_lengths,
-    find_place,
     positive,
 )
-from energon_lite.samplers.plan import Deal, check_choice, deal_packs, digest
+from energon_lite.samplers.plan import Deal, End, check_choice, cut_packs, deal_packs, digest
 from energon_lite.samplers.windows import cut_epoch, shuffle_steps
 
 Overlong = Literal["error", "drop", "alone"]
@@ -67,9 +65,10 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         shuffle: whether samples are shuffled before they are read, and steps in each window.
         seed: another value gives other epochs.
         drop_last: whether samples are left out that make no full batch at the end of the epoch.
-        end: how ranks get equally many batches: "pad" repeats some from the start of the epoch,
-            fewer than there are ranks; "drop" leaves some out. `num_repeated` and `num_dropped`
-            count their samples.
+        end: how ranks get equally many batches: "split" cuts a few in parts, so that every sample
+            comes once, and is as "pad" with `drop_last` or too few samples; "pad" repeats some from
+            the start of the epoch, fewer than there are ranks; "drop" leaves some out.
+            `num_repeated` and `num_dropped` count their samples.
         rank: index of this data-parallel process, given together with `world_size`. By default as
             `torch.distributed` says.
         world_size: number of data-parallel processes.
@@ -102,7 +101,7 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        end: End = "pad",
+        end: End = "split",
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -125,19 +124,24 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         self.shuffle = bool(shuffle)
         self.seed = as_integer("seed", seed)
         self.end: End = end
-        self.rank, self.world_size = find_place(rank, world_size)
+        self._find_place(rank, world_size)
         self.max_tokens = None if max_tokens is None else int(max_tokens)
+        self.num_samples = None if batch_size is None else int(batch_size)
         # What is needed of torch's __init__, which wants a batch_size in any case. Where it is
-        # None, accelerate knows that batches have different sizes.
+        # None, accelerate knows that batches have different sizes: those of another it would lose.
         self.sampler = range(len(self.lengths))
-        self.batch_size = None if batch_size is None else int(batch_size)  # type: ignore[assignment]
         self.drop_last = bool(drop_last)
+        self.batch_size = self.num_samples if self.drop_last else None  # type: ignore[assignment]
         self._enter(0, 0, {})
 
     @property
     def num_overlong(self) -> int:
         """How many samples are too long for any batch: left out, or alone in one."""
         return int((self.limits < 1).sum())
+
+    @property
+    def _cuts(self) -> bool:
+        return self.end == "split" and not self.drop_last
 
     @property
     def num_repeated(self) -> int:
@@ -153,22 +157,11 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         """How many samples are left out by `drop_last` or `end`."""
         deal = self._deal()
         at_end = self._num_samples(np.arange(deal.end, deal.num_packs))
-        return self._planned().num_dropped + at_end
+        return int(self._planned().num_dropped) + at_end
 
-    def _enter(self, epoch: int, first: int, state: Any) -> None:
-        super()._enter(epoch, first, state)
+    def _multiple(self) -> int:
         # Batches that are a step together are so wherever the epoch is finished.
-        planned_for = state.get("planned_for", self.world_size)
-        if not isinstance(planned_for, int) or planned_for < 1:
-            raise StateError(
-                f"The state has planned_for={planned_for!r}, which is no number of ranks; it was "
-                "edited or damaged."
-            )
-        self._planned_for = planned_for
-        self._plan: BudgetPlan | None = None
-
-    def _more_state(self) -> dict[str, Any]:
-        return {"planned_for": self._planned_for}
+        return self.world_size
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -176,7 +169,7 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
             "num_samples": len(self.lengths),
             "lengths": digest(self.lengths),
             "max_tokens": self.max_tokens,
-            "batch_size": self.batch_size,
+            "batch_size": self.num_samples,
             "align": self.align,
             "limits": digest(self.limits),
             "boundary_key": None if self.groups is None else digest(self.groups),
@@ -187,18 +180,15 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
             "drop_last": self.drop_last,
         }
 
-    def _planned(self) -> BudgetPlan:
-        if self._plan is None:
-            plan = plan_batches(
-                self.lengths, self.limits, self.groups, window=self.window,
-                drop_overlong=self.overlong == "drop", shuffle=self.shuffle,
-                drop_last=self.drop_last, world_size=self._planned_for, seed=self.seed,
-                epoch=self.epoch,
-            )  # fmt: skip
-            _check_batches(len(plan.batches), self)
-            self._check_first(len(plan.batches))
-            self._plan = plan
-        return self._plan
+    def _make_plan(self, multiple: int) -> BudgetPlan:
+        plan = plan_batches(
+            self.lengths, self.limits, self.groups, window=self.window,
+            drop_overlong=self.overlong == "drop", shuffle=self.shuffle, drop_last=self.drop_last,
+            cuts=self._cuts, world_size=multiple, seed=self.seed, epoch=self.epoch,
+        )  # fmt: skip
+        _check_batches(len(plan.batches), self)
+        self._check_first(len(plan.batches))
+        return plan
 
     def _deal(self) -> Deal:
         num_batches = len(self._planned().batches)
@@ -206,10 +196,10 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
             num_batches, self._first, 1, self.world_size, drop_last=False, end=self.end
         )
 
-    def _batches(self, dealt: Deal) -> Iterator[list[int]]:
+    def _batches(self, dealt: Deal, ranks: Sequence[int]) -> Iterator[list[int]]:
         batches = self._planned().batches
-        for batch_index in range(dealt.num_batches):
-            place, _ = dealt.place(batch_index, self.rank)
+        for step, rank in product(range(dealt.num_batches), ranks):
+            place, _ = dealt.place(step, rank)
             yield batches[place % len(batches)].tolist()
 
     def _num_samples(self, places: Int64Array) -> int:
@@ -248,6 +238,7 @@ def plan_batches(
     drop_overlong: bool,
     shuffle: bool,
     drop_last: bool,
+    cuts: bool,
     world_size: int,
     seed: int,
     epoch: int,
@@ -264,9 +255,13 @@ def plan_batches(
     cut = cut_epoch(
         order, lengths_N, np.maximum(limits_N, 1), groups_N, window=window, drop_last=drop_last
     )
-    batches = cut.batches
+    batches, windows = cut.batches, cut.windows
+    if cuts:
+        batches = cut_packs(batches, world_size)
+        # A part is of the window of the batch that it was cut from.
+        windows = windows[np.searchsorted(cut.batches.offsets, batches.offsets[:-1], "right") - 1]
     if shuffle:
-        batches = batches.reordered(shuffle_steps(cut.windows, world_size, key, epoch))
+        batches = batches.reordered(shuffle_steps(windows, world_size, key, epoch))
     return BudgetPlan(batches, cut.num_dropped)
 
 

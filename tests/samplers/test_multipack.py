@@ -272,7 +272,7 @@ def test_defaults_with_a_sampler_are_axolotls() -> None:
         sampler=SequentialSampler(range(999)), lengths=np.ones(999, int), batch_max_len=500
     )
     assert sampler.drop_last
-    assert sampler.settings.algorithm == "first_fit"
+    assert sampler.settings.algorithm == "best"
     assert max(len(pack) for batch in sampler for pack in batch) == 200
 
 

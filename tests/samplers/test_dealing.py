@@ -1,0 +1,375 @@
+"""Ranks get equally many batches, every sample once, and accelerate deals none of them away."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
+
+from energon_lite.packing.packs import Packs
+from energon_lite.samplers import (
+    MultipackBatchSampler,
+    SplitModalityBatchSampler,
+    TokenBudgetBatchSampler,
+)
+from energon_lite.samplers.plan import cut_packs
+
+from .shared import Squares, distributed, steps_of, text_lengths
+
+# What accelerate 1.15 does with a batch sampler, as far as it matters here.
+ACCELERATE = """
+class BatchSamplerShard:
+    def __init__(self, batch_sampler, num_processes, process_index, split_batches=False):
+        self.batch_sampler, self.split_batches = batch_sampler, split_batches
+        self.num_processes, self.process_index = num_processes, process_index
+        self.batch_size = batch_sampler.batch_size
+        self.drop_last = batch_sampler.drop_last
+
+    def __len__(self):
+        return len(self.batch_sampler) // (1 if self.split_batches else self.num_processes)
+
+    def __iter__(self):
+        number, index = self.num_processes, self.process_index
+        for place, batch in enumerate(self.batch_sampler):
+            if self.split_batches:
+                yield batch[index * len(batch) // number : (index + 1) * len(batch) // number]
+                continue
+            if place % number == index:
+                kept = batch
+            if place % number == number - 1 and self.batch_size in (None, len(batch)):
+                yield kept
+"""
+
+
+@pytest.fixture(autouse=True)
+def shard() -> Iterator[Any]:
+    """A stand-in for accelerate's class, so that these tests need no accelerate."""
+    module = ModuleType("accelerate.data_loader")
+    exec(ACCELERATE, module.__dict__)
+    before = sys.modules.get("accelerate.data_loader")
+    sys.modules["accelerate.data_loader"] = module
+    yield module.BatchSamplerShard
+    del sys.modules["accelerate.data_loader"]
+    if before is not None:
+        sys.modules["accelerate.data_loader"] = before
+
+
+def made(kind: str, lengths: Any, **place: int) -> Any:
+    if kind == "modality":
+        pairs = [(index % 3 > 0, int(length)) for index, length in enumerate(lengths)]
+        return SplitModalityBatchSampler(pairs, 12, **place)
+    if kind == "tokens":
+        return TokenBudgetBatchSampler(lengths, max_tokens=300, window=40, **place)
+    if kind == "of_five":
+        return TokenBudgetBatchSampler(lengths, batch_size=5, window=40, **place)
+    return MultipackBatchSampler(lengths, 100, 3, drop_last=kind == "multipack_full", **place)
+
+
+KINDS = ("multipack", "multipack_full", "modality", "tokens", "of_five")
+LENGTHS = text_lengths(150, 1980) // 20 + 1
+
+
+def flat(batches: Any) -> list[int]:
+    found = list(batches)
+    while found and isinstance(found[0], list):
+        found = [item for row in found for item in row]
+    return found
+
+
+def check_once(batches: Any, num: int) -> None:
+    assert sorted(flat(batches)) == list(range(num))
+
+
+# Every sample once, on ranks of our own.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modality"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_every_sample_comes_once_an_epoch_in_as_many_steps_on_each_rank(
+    kind: str, world_size: int
+) -> None:
+    for epoch in range(4):
+        samplers = [
+            made(kind, LENGTHS, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        check_once(steps_of(samplers), len(LENGTHS))
+        assert samplers[0].num_repeated == samplers[0].num_dropped == 0
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 30), st.integers(0, 5))
+def test_packs_are_cut_to_a_multiple_and_no_further(
+    sizes: list[int], multiple: int, extra: int
+) -> None:
+    sizes = [size + 1 for size in sizes] + [1] * extra
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    packs = Packs(np.arange(offsets[-1]) * 7, offsets)
+    cut = cut_packs(packs, multiple)
+    assert cut.indices.tolist() == packs.indices.tolist()
+    needed = -(-len(packs) // multiple) * multiple
+    if needed > len(packs.indices):
+        assert cut is packs
+        return
+    assert len(cut) == needed
+    assert set(packs.offsets.tolist()) <= set(cut.offsets.tolist())
+    assert np.diff(cut.offsets).min() >= 1
+    smallest_cut = min(
+        (size for size, start in zip(sizes, offsets, strict=False)
+         if start + size not in cut.offsets[np.searchsorted(cut.offsets, start) + 1 :][:1]),
+        default=99,
+    )  # fmt: skip
+    largest_whole = max(
+        (size for size, start in zip(sizes, offsets, strict=False)
+         if start + size in cut.offsets[np.searchsorted(cut.offsets, start) + 1 :][:1]),
+        default=0,
+    )  # fmt: skip
+    assert largest_whole <= smallest_cut
+
+
+def test_too_few_samples_to_cut_are_repeated_or_left_out_and_counted() -> None:
+    lengths = [10] * 13
+    sampler = MultipackBatchSampler(lengths, 10, 2, rank=0, world_size=4)
+    assert sampler.num_repeated == 3
+    sampler = MultipackBatchSampler(lengths, 10, 2, rank=0, world_size=4, drop_last=True)
+    assert sampler.num_dropped == 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modality"])
+@pytest.mark.parametrize("given_batches", [1, 3])
+def test_rest_of_an_epoch_comes_once_on_another_number_of_ranks(
+    kind: str, given_batches: int
+) -> None:
+    before = [made(kind, LENGTHS, rank=rank, world_size=4) for rank in range(4)]
+    iterators = [iter(sampler) for sampler in before]
+    served = [[next(iterator) for iterator in iterators] for _ in range(given_batches)]
+    state = json.loads(json.dumps(before[1].state_dict()))
+    after = [made(kind, LENGTHS, rank=rank, world_size=2) for rank in range(2)]
+    for sampler in after:
+        sampler.load_state_dict(state)
+    counts = Counter(flat(served) + flat(steps_of(after)))
+    assert len(counts) == 150 - after[0].num_dropped
+    assert counts.total() == len(counts) + after[0].num_repeated
+
+
+# Where accelerate deals.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_accelerate_gives_each_process_full_steps_of_every_sample(
+    kind: str, world_size: int, shard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = []
+    for rank in range(world_size):
+        distributed(monkeypatch, rank=rank, world_size=world_size)
+        sampler = made(kind, LENGTHS)
+        assert (sampler.rank, sampler.world_size) == (rank, world_size)
+        shards.append(shard(sampler, world_size, rank))
+    for epoch in range(2):
+        for dealt in shards:
+            dealt.batch_sampler.sampler.set_epoch(epoch)
+        steps = steps_of(shards)
+        counts = Counter(flat(steps))
+        assert sorted(counts) == list(range(150))
+        if kind != "modality":  # of which groups fill steps
+            assert counts.total() == 150
+        elif epoch == 0:
+            assert counts.total() == 150 + shards[0].batch_sampler.num_repeated
+        if kind.startswith("multipack"):
+            assert {len(batch) for step in steps for batch in step} == {3}
+        if kind == "modality":
+            assert all(len({i % 3 > 0 for i in flat(step)}) == 1 for step in steps)
+
+
+@pytest.mark.parametrize("kind", ["multipack_full", "modality", "tokens", "of_five"])
+def test_accelerate_gives_each_process_what_its_rank_has_without(
+    kind: str, shard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        distributed(monkeypatch, rank=rank, world_size=2)
+        assert list(shard(made(kind, LENGTHS), 2, rank)) == list(made(kind, LENGTHS))
+        assert len(shard(made(kind, LENGTHS), 2, rank)) == len(made(kind, LENGTHS))
+
+
+def test_sampler_made_before_the_processes_know_each_other_learns_of_them(shard: Any) -> None:
+    samplers = [MultipackBatchSampler(LENGTHS, 100, 3) for _ in range(2)]
+    assert {len(sampler) for sampler in samplers} == {len(list(samplers[0]))}
+    check_once([list(shard(sampler, 2, rank)) for rank, sampler in enumerate(samplers)], 150)
+    assert [(sampler.rank, sampler.world_size) for sampler in samplers] == [(0, 2), (1, 2)]
+
+
+def test_state_under_accelerate_counts_the_batches_of_a_process(shard: Any) -> None:
+    sampler = MultipackBatchSampler(LENGTHS, 100, 3)
+    dealt = shard(sampler, 2, 1)
+    whole = list(dealt)
+    iterator = iter(dealt)
+    for _ in range(4):
+        next(iterator)
+    assert sampler.state_dict() == sampler.state_dict(batches_given=4)
+    again = MultipackBatchSampler(LENGTHS, 100, 3)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    resumed = shard(again, 2, 1)
+    assert len(resumed) == len(whole) - 4
+    assert list(resumed) == whole[4:]
+
+
+def test_split_batches_cuts_batches_of_all_processes(shard: Any) -> None:
+    samplers: list[Callable[[], Any]] = [
+        lambda: MultipackBatchSampler(LENGTHS, 100, 4),
+        lambda: SplitModalityBatchSampler(
+            [(i % 3 > 0, int(n)) for i, n in enumerate(LENGTHS)], 10, rank=0, num_replicas=1
+        ),
+    ]
+    for make in samplers:
+        shards = [shard(make(), 2, rank, split_batches=True) for rank in range(2)]
+        steps = steps_of(shards)
+        assert sorted(flat(steps)) == list(range(150))
+        assert len({len(batch) for step in steps for batch in step}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_and_world_size_are_refused_where_accelerate_deals_again(
+    kind: str, shard: Any
+) -> None:
+    place = {"rank": 1, "world_size": 2}
+    dealt = shard(made(kind, LENGTHS, **place), 2, 1)
+    with pytest.raises(ValueError, match=r"accelerate deals .* to 2 processes.*Leave out rank"):
+        next(iter(dealt))
+    with pytest.raises(ValueError, match="accelerate deals"):
+        len(dealt)
+
+
+def test_modalities_of_batches_for_another_number_of_processes_are_refused(shard: Any) -> None:
+    with pytest.raises(ValueError, match=r"made for 1, with 12 samples in a batch\. Make it after"):
+        list(shard(made("modality", LENGTHS), 2, 0))
+
+
+def test_nothing_changes_where_accelerate_has_one_process(shard: Any) -> None:
+    sampler = MultipackBatchSampler(LENGTHS, 100, 3, rank=1, world_size=2)
+    assert list(shard(sampler, 1, 0))[:9] == [
+        batch for batch in MultipackBatchSampler(LENGTHS, 100, 3, rank=1, world_size=2)
+        if len(batch) == 3
+    ][:9]  # fmt: skip
+
+
+# The order of a sampler, which must be the same on all ranks.
+
+
+def order_settings(sampler: Any, **settings: Any) -> MultipackBatchSampler:
+    return MultipackBatchSampler(
+        sampler=sampler, lengths=LENGTHS, batch_max_len=100, batch_size=2, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler(range(150)), SubsetRandomSampler(range(150))], ids=["all", "some"]
+)
+def test_order_that_each_rank_draws_by_itself_is_refused(
+    sampler: Any, shard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = "Each of 2 processes would draw an order of its own.*generator=torch.Generator"
+    with pytest.raises(ValueError, match=message):
+        order_settings(sampler, rank=0, world_size=2)
+    with pytest.raises(ValueError, match=message):
+        list(shard(order_settings(sampler), 2, 0))
+    unprepared = order_settings(sampler)
+    distributed(monkeypatch, rank=1, world_size=2)
+    with pytest.raises(ValueError, match=message):
+        list(unprepared)
+
+
+def test_generator_that_accelerate_gives_does_not_make_an_order_equal(shard: Any) -> None:
+    order = RandomSampler(range(150))
+    sampler = order_settings(order)
+    order.generator = torch.Generator()  # as accelerate does, with a seed of this process
+    with pytest.raises(ValueError, match="an order of its own"):
+        list(shard(sampler, 2, 0))
+
+
+def test_seeded_random_sampler_gives_every_sample_once_and_another_order_each_epoch(
+    shard: Any,
+) -> None:
+    shards = [
+        shard(
+            order_settings(
+                RandomSampler(range(150), generator=torch.Generator().manual_seed(3))
+            ), 2, rank,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    epochs = []
+    for epoch in range(2):
+        for dealt in shards:
+            dealt.batch_sampler.sampler.set_epoch(epoch)
+        epochs.append(steps_of(shards))
+        check_once(epochs[-1], 150)
+    assert epochs[0] != epochs[1]
+
+
+class Seedable:
+    """As accelerate's sampler of this kind: the epoch is its own, and goes on by itself."""
+
+    def __init__(self) -> None:
+        self.epoch, self.initial_seed, self.generator = 0, 5, None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.random.default_rng(self.epoch).permutation(150).tolist()
+        self.epoch += 1
+
+
+def test_sampler_that_accelerate_puts_in_is_followed_through_its_epochs(shard: Any) -> None:
+    sampler = order_settings(RandomSampler(range(150)))
+    seedable = Seedable()
+    sampler.sampler = seedable
+    dealt = shard(sampler, 2, 0)
+    found = []
+    for epoch in (0, 0, 1):
+        seedable.set_epoch(epoch)
+        found.append((len(dealt), list(dealt)))
+    assert found[0] == found[1] != found[2]
+    assert sampler.epoch == seedable.epoch == 1
+
+
+def test_distributed_sampler_deals_twice_and_is_refused() -> None:
+    with pytest.raises(TypeError, match="gives each of 2 ranks samples of its own"):
+        order_settings(DistributedSampler(range(150), num_replicas=2, rank=0))
+
+
+def test_all_batches_on_every_process_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    distributed(monkeypatch, rank=1, world_size=2)
+    sampler = order_settings(range(150))
+    assert len(sampler) > 1
+    assert not caplog.records, "len() is asked before a loader is prepared"
+    list(sampler)
+    assert "each of 2 processes gets all batches" in caplog.text
+
+
+@pytest.mark.processes
+def test_workers_under_accelerate_get_the_same_batches(shard: Any) -> None:
+    squares: Any = Squares(150)
+    loaders = [
+        DataLoader(
+            squares,
+            batch_sampler=shard(MultipackBatchSampler(LENGTHS, 100, 3), 2, 0),
+            num_workers=num_workers,
+            collate_fn=list,
+        )
+        for num_workers in (0, 2)
+    ]
+    assert list(loaders[0]) == list(loaders[1])

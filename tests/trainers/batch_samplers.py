@@ -1,0 +1,138 @@
+"""What each rank runs for test_samplers_accelerate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, skip_first_batches
+from accelerate.state import AcceleratorState
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from transformers import Trainer, TrainingArguments
+
+from energon_lite import MultipackBatchSampler, SplitModalityBatchSampler, TokenBudgetBatchSampler
+
+NUM = 400
+LENGTHS = np.clip(np.random.Generator(np.random.Philox(3)).lognormal(4, 1, NUM), 1, 500).astype(int)
+MODALITIES = [(index % 4 > 0, int(length)) for index, length in enumerate(LENGTHS)]
+EPOCHS = 2
+
+
+class Rows:
+    """Of an index or a pack its indices, as a tensor padded with -1."""
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        indices = index if isinstance(index, list) else [index]
+        return torch.tensor(indices + [-1] * (60 - len(indices)))
+
+
+def axolotl(sampler: Any, **settings: Any) -> MultipackBatchSampler:
+    return MultipackBatchSampler(
+        sampler=sampler, lengths=LENGTHS, batch_size=3, batch_max_len=500, **settings
+    )
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "multipack": lambda: MultipackBatchSampler(LENGTHS, 500, 3),
+    "multipack_drop_last": lambda: MultipackBatchSampler(LENGTHS, 500, 4, drop_last=True),
+    "modality": lambda: SplitModalityBatchSampler(MODALITIES, 10),
+    "modality_alone": lambda: SplitModalityBatchSampler(MODALITIES, 10, rank=0, num_replicas=1),
+    "tokens": lambda: TokenBudgetBatchSampler(LENGTHS, max_tokens=1500),
+    "of_seven": lambda: TokenBudgetBatchSampler(LENGTHS, batch_size=7, window=50),
+    "axolotl_sequential": lambda: axolotl(SequentialSampler(range(NUM))),
+    "axolotl_random": lambda: axolotl(RandomSampler(range(NUM))),
+    "axolotl_seeded": lambda: axolotl(
+        RandomSampler(range(NUM), generator=torch.Generator().manual_seed(5))
+    ),
+    "placed": lambda: MultipackBatchSampler(
+        LENGTHS, 500, 3, rank=int(os.environ["RANK"]), world_size=2
+    ),
+}
+
+
+def loader_of(sampler: Any, num_workers: int = 0) -> Any:
+    return DataLoader(Rows(), batch_sampler=sampler, num_workers=num_workers)  # type: ignore[arg-type]
+
+
+def indices_of(batch: torch.Tensor) -> list[int]:
+    return [int(index) for index in batch.ravel() if index >= 0]
+
+
+def accelerate_case(
+    name: str, *, early: bool = False, prepared: bool = True, skip: int = 0, num_workers: int = 0,
+    **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Gives the indices of each batch of each epoch on this rank."""
+    set_seed(5)
+    sampler = SAMPLERS[name]() if early else None
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    loader = loader_of(sampler or SAMPLERS[name](), num_workers)
+    before = len(loader)
+    if prepared:
+        loader = accelerator.prepare(loader)
+    epochs = [[indices_of(batch) for batch in loader] for _ in range(EPOCHS)]
+    found = {"before": before, "len": len(loader), "epochs": epochs}
+    if skip:
+        loader.set_epoch(1)
+        found["skipped"] = [indices_of(batch) for batch in skip_first_batches(loader, skip)]
+    return found
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * rows.float().mean()).sum()}
+
+
+def trainer_case(name: str, *, out: str, resume: bool = False, num_workers: int = 0) -> Any:
+    """Gives the indices of each batch on this rank, in the Trainer of transformers."""
+    seen: list[list[int]] = []
+
+    class Recorded(Trainer):
+        def get_train_dataloader(self) -> Any:
+            loader = DataLoader(
+                Rows(),  # type: ignore[arg-type]
+                batch_sampler=SAMPLERS[name](),
+                num_workers=num_workers,
+                collate_fn=lambda rows: {"rows": torch.stack(rows)},
+            )
+            return self.accelerator.prepare(loader)
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **settings: Any) -> Any:
+            seen.append(indices_of(inputs["rows"]))
+            return super().training_step(model, inputs, *args, **settings)
+
+    arguments = TrainingArguments(
+        output_dir=out, num_train_epochs=EPOCHS, use_cpu=True, report_to=[], save_steps=7,
+        disable_tqdm=True, logging_strategy="no", save_only_model=False,
+    )  # fmt: skip
+    trainer = Recorded(model=Model(), args=arguments, train_dataset=Rows())
+    trainer.train(resume_from_checkpoint=f"{out}/checkpoint-7" if resume else None)
+    return {"steps": seen, "global_step": trainer.state.global_step}
+
+
+def run_cases(cases: list[dict[str, Any]]) -> list[Any]:
+    """What each case gives on this rank."""
+    os.environ["ACCELERATE_USE_CPU"] = "1"
+    torch.set_num_threads(1)
+    results = []
+    for case in cases:
+        settings = dict(case)
+        kind = {"accelerate": accelerate_case, "trainer": trainer_case}[settings.pop("kind")]
+        try:
+            results.append(kind(**settings))  # type: ignore[operator]
+        except (ValueError, TypeError) as error:
+            results.append({"error": f"{type(error).__name__}: {error}"})
+        AcceleratorState._reset_state()
+    torch.distributed.destroy_process_group()
+    return results
