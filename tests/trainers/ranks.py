@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -14,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
-TIMEOUT_SEC = 120.0
+TIMEOUT_SEC = 60.0
 
 
 def run_ranks(
@@ -55,7 +57,10 @@ def run_ranks(
                 assert error is None, f"rank {rank} of {world_size}: {error}"
     finally:
         for process in processes:
-            process.join(5 if not pipes else 0)
+            if pipes and process.is_alive():
+                os.kill(process.pid or 0, signal.SIGUSR1)
+        for process in processes:
+            process.join(1 if pipes else 5)
             process.kill()
     return [found[rank] for rank in range(world_size)]
 
@@ -76,6 +81,7 @@ def _rank_main(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # says where a rank hangs
     try:
         pipe.send((None, function()))
     except BaseException:

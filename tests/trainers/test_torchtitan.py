@@ -75,6 +75,7 @@ def train(
         optimizer.zero_grad()
         manager.maybe_wait_for_staging()
         manager.save(state.step)
+    manager.maybe_wait_for_saving()
     manager.close()
     dist.barrier()
     dist.destroy_process_group()
