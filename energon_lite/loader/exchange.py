@@ -136,7 +136,11 @@ class Exchange:
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-        shared = this.result(rank)
+        try:
+            shared = this.result(rank)
+        finally:
+            if dist.get_rank() == 0:  # mostly the process that has the store, and may end now
+                this.wait_for_leaving(min(self._timeout_sec, QUIET_SEC))
         if rank == collector:
             this.forget_earlier()
         return values if rank == collector else shared
@@ -225,6 +229,12 @@ class _Round:
         if outcome[:1] == b"-":
             raise StateError(outcome[1:].decode())
         return _unpacked(outcome[1:]) if len(outcome) > 1 else []
+
+    def wait_for_leaving(self, timeout_sec: float) -> None:
+        """Waits until all ranks that posted know the outcome, or for so long."""
+        end = time.monotonic() + timeout_sec
+        while time.monotonic() < end and any(self._store.check([p]) for p in self._posts):
+            time.sleep(0.001)
 
     def forget_earlier(self) -> None:
         """Deletes outcomes that no rank can ask for: all ranks have left the rounds before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,18 @@ def test_each_rank_resumes_from_its_own_file(tmp_path: Path) -> None:
     assert run_ranks(2, train, folder, path, 0, 7, True) == [keys[5:] for keys in whole]
     state = torch.load(path.with_suffix(".0"), weights_only=True)["loader"]
     assert json.loads(json.dumps(state)) == state
+
+
+def save_and_end(folder: Path) -> bool:
+    dist.init_process_group("gloo")
+    loader = train_loader(folder)
+    list(islice(loader, 2))
+    if dist.get_rank() == 1:  # this rank looks late whether the states are there
+        pause = time.sleep
+        time.sleep = lambda _: pause(0.5)  # type: ignore[assignment]
+    return loader.save_state_global() is None
+
+
+def test_rank_that_holds_the_store_may_end_as_soon_as_it_has_saved(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 20)
+    assert run_ranks(2, save_and_end, folder) == [False, True]
