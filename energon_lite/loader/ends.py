@@ -165,12 +165,13 @@ class PassEnds:
         slots = place.start.slots
         about = (slots.num_streams, place.start.pass_index)
         if self._counted is None or self._counted[0] != about:
-            logger.warning(
-                "The ranks have no process group to agree on the steps of a pass, so each computes "
-                "the batches of all %d before it begins. Call init_process_group before the loader "
-                "is iterated to save that.",
-                slots.world_size,
-            )
+            if self._counted is None and slots.rank == 0:
+                logger.warning(
+                    "The ranks have no process group to agree on the steps of a pass, so each "
+                    "computes the batches of all %d before it begins. Call init_process_group "
+                    "before the loader is iterated to save that.",
+                    slots.world_size,
+                )
             self._counted = (about, *count_batches(self._dataset, *about))
         _, counts, can_pad = self._counted
         turns = [

@@ -15,10 +15,12 @@ from typing_extensions import Self
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
+from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds
 from energon_lite.loader.exchange import Exchange
+from energon_lite.loader.padding import as_padding
 from energon_lite.loader.processes import as_delivered, torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
 from energon_lite.loader.state_dict import as_state_dict, states_of, without_config
@@ -275,7 +277,11 @@ class SavableDataLoader(DataLoader[T]):
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again that carried `restore_key` (also as JSON), in this process."""
-        return self._run.dataset.restore_sample(as_key(restore_key))
+        key = as_key(restore_key)
+        if key[:1] == (PADDING,):
+            item: T = as_padding(self.restore_sample(key[1]))
+            return item
+        return self._run.dataset.restore_sample(key)
 
 
 def _place_in_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:

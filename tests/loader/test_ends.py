@@ -20,22 +20,27 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import (
     Buckets,
     DefaultTaskEncoder,
+    ModalitySplit,
     Packing,
     SavableDataLoader,
     SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
+    get_train_dataset,
     get_val_dataset,
     stateless,
 )
 from energon_lite.loader import ends, votes
 
-from ..helpers import assert_same, ignore, number_of, text_set, through_json
+from ..conftest import examples
+from ..helpers import assert_same, ignore, number_of, text_set, through_json, train
 
 PRIMES = (61, 97, 127, 163)
 
@@ -123,8 +128,10 @@ def numbers_of(batch: Any, *, only_valid: bool = True) -> list[int]:
     """The numbers of the samples of a batch, by default those of its valid rows."""
     if isinstance(batch, tuple):
         return list(map(int, batch))
-    numbers = batch["numbers"].tolist() if isinstance(batch, dict) else map(int, batch.__key__)
-    valid = batch["valid"] if isinstance(batch, dict) else batch.valid
+    numbers = (
+        batch["numbers"].tolist() if isinstance(batch, dict) else list(map(int, batch.__key__))
+    )
+    valid = batch.get("valid", [True] * len(numbers)) if isinstance(batch, dict) else batch.valid
     return [n for n, is_valid in zip(numbers, valid, strict=True) if is_valid or not only_valid]
 
 
@@ -253,6 +260,235 @@ def test_ranks_that_cannot_talk_count_and_give_the_same(roots, monkeypatch, kind
         assert steps_of(expected) > 2
         found = [list(loader) for loader in alone.loaders]  # one after the other
         assert_same(found, expected)
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_passes_follow_each_other_also_after_breaks(roots, monkeypatch, end) -> None:
+    make = train(roots[61], "expanding", repeat=False)
+    run = Together(monkeypatch, make, 4, end=end, num_streams=8)
+    passes = [run.one_pass() for _ in range(3)]
+    assert len({steps_of(own) for own in passes} | {0}) > 1
+    run = Together(monkeypatch, make, 4, end=end, num_streams=8)
+    for expected in passes:
+        found: list[list[Any]] = [[] for _ in range(4)]
+        while len(found[0]) < steps_of(expected):
+            run.begin()  # training resumes after a break
+            for own, more in zip(found, run.take(2), strict=True):
+                own += more
+        assert_same(found, expected)
+    validations = Together(monkeypatch, validation_of(roots), 4, end=end)
+    whole = validations.one_pass()
+    validations.begin()
+    assert_same(validations.take(1), [own[:1] for own in whole])
+    assert_same(validations.one_pass(), whole)
+
+
+def validation_of(roots: dict[int, Path], **arguments: Any) -> Any:
+    return partial(validation, roots[61], encoder_of("batches", 3), **arguments)
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_limit_ends_all_ranks_at_the_same_step(roots, monkeypatch, end) -> None:
+    whole = Together(monkeypatch, validation_of(roots), 4, end=end).one_pass()
+    for limit in (1, steps_of(whole), steps_of(whole) + 1, 99):
+        run = Together(monkeypatch, validation_of(roots, limit=limit), 4, end=end)
+        for _ in range(2):
+            assert_same(run.one_pass(), [own[:limit] for own in whole])
+
+
+def test_rank_without_any_batch_pads_with_the_batch_of_another(roots, monkeypatch) -> None:
+    make = partial(validation, roots[23], encoder_of("batches", 3), batch_size=8)
+    found = Together(monkeypatch, make, 8).one_pass()
+    counts = [sum(bool(batch.valid.any()) for batch in own) for own in found]
+    assert counts.count(0) > 3
+    assert valid_numbers(found) == encoder_of("batches", 3).left(23)
+    run = Together(monkeypatch, make, 8, end="drop")
+    assert run.one_pass() == [[]] * 8
+    assert run.one_pass() == [[]] * 8
+
+
+def test_user_who_takes_a_batch_apart_does_not_spoil_the_padding(roots, monkeypatch) -> None:
+    make = partial(validation, roots[61], encoder_of("dicts", 3), batch_size=1)
+    run = Together(monkeypatch, make, 8)
+    for step in range(max(map(len, Together(monkeypatch, make, 8, end="uneven").one_pass()))):
+        for (batch,) in run.take(1):
+            assert set(batch) == {"numbers", "valid"}, step
+            batch.clear()
+
+
+def test_padding_can_be_made_again(roots, monkeypatch) -> None:
+    run = Together(monkeypatch, validation_of(roots, batch_size=1), 8, end="pad")
+    found = run.one_pass()
+    padding = [own[-1] for own in found if not own[-1].valid.any()]
+    assert padding
+    for batch in padding:
+        again = run.loaders[0].restore_sample(through_json(batch.__restore_key__))
+        assert_same(again, batch)
+
+
+def test_batches_without_a_place_for_a_mask_are_dropped_by_default(
+    roots, monkeypatch, caplog
+) -> None:
+    make = partial(validation, roots[61], encoder_of("tuples", 4))
+    uneven = Together(monkeypatch, make, 3, end="uneven").one_pass()
+    caplog.clear()
+    found = Together(monkeypatch, make, 3).one_pass()
+    assert_same(found, [own[: min(map(len, uneven))] for own in uneven])
+    assert caplog.text.count("no place for a mask") == 1
+    with pytest.raises(TypeError, match=r'a tuple has no place for it.*use end="drop"'):
+        Together(monkeypatch, make, 3, end="pad", has_store=False).take(1)
+
+
+class Parity(Filtered):
+    """Batches of even numbers only or of odd ones only."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__(2, ModalitySplit(parity_of, {0: 1, 1: 1}, window=2, end=end))
+
+    def fate(self, number: int) -> float:
+        return 1.0
+
+
+def parity_of(sample: Any) -> int:
+    return number_of(sample) % 2
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_steps_of_one_modality_stay_so_to_the_end(roots, monkeypatch, has_store) -> None:
+    def make(config: WorkerConfig) -> Any:
+        return get_train_dataset(
+            roots[163],
+            worker_config=config,
+            task_encoder=Parity("drop"),
+            batch_size=2,
+            repeat=False,
+            shuffle_buffer_size=50,
+        )
+
+    settings = {"num_streams": 8, "has_store": has_store}
+    end = None if has_store else "drop"
+    run = Together(monkeypatch, make, 4, end=end, **settings)
+    predicted = len(run.loaders[0])
+    for _ in range(3):
+        found = run.one_pass()
+        assert 7 < steps_of(found) <= predicted
+        for step in zip(*found, strict=True):
+            assert len({number % 2 for batch in step for number in numbers_of(batch)}) == 1
+    with pytest.raises(ValueError, match='end="pad", but batches of one modality'):
+        Together(monkeypatch, make, 4, end="pad", **settings)
+
+
+def test_end_that_cannot_be_is_refused(roots) -> None:
+    config = WorkerConfig(rank=0, world_size=2, num_workers=0)
+    with pytest.raises(ValueError, match="end='pad', but the data never end"):
+        get_savable_loader(train(roots[23])(config), end="pad")
+    with pytest.raises(ValueError, match="end='stop' is not one of drop, pad, uneven, or None"):
+        get_savable_loader(train(roots[23])(config), end="stop")  # type: ignore[arg-type]
+
+
+def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatch) -> None:
+    make = partial(validation, roots[23], encoder_of("dicts", 3))
+    (expected,) = Together(monkeypatch, make, 1, end="uneven").one_pass()
+    (found,) = Together(monkeypatch, make, 1, end="pad").one_pass()
+    assert all(batch.pop("valid").all() for batch in found)
+    assert_same(found, expected)
+
+
+# ------------------------------------------------------------------------------------------- len
+
+
+@pytest.mark.parametrize("end", ["drop", "pad", "uneven"])
+def test_len_is_what_comes_where_nothing_is_skipped(roots, monkeypatch, end) -> None:
+    make = partial(get_val_dataset, roots[61], split_part="train", batch_size=2)
+    run = Together(monkeypatch, lambda c: make(worker_config=c), 4, end=end, num_streams=7)
+    lengths = list(map(len, run.loaders))
+    assert lengths == list(map(len, run.one_pass())) == list(map(len, run.loaders))
+    assert (len(set(lengths)) == 1) is (end != "uneven")
+    limited = Together(monkeypatch, lambda c: make(worker_config=c, limit=3), 4, end=end)
+    assert list(map(len, limited.loaders)) == list(map(len, limited.one_pass())) == [3] * 4
+
+
+@pytest.mark.parametrize("kind", ["packs", "buckets", "batches"])
+@pytest.mark.parametrize("end", ["drop", "pad", "uneven"])
+def test_len_is_learned_in_the_first_whole_pass(roots, monkeypatch, kind, end) -> None:
+    make = partial(validation, roots[61], encoder_of(kind, 1))
+    run = Together(monkeypatch, make, 3, end=end)
+    lengths = list(map(len, run.one_pass()))
+    assert list(map(len, run.loaders)) == lengths
+    run.begin()
+    run.take(1)
+    assert list(map(len, run.loaders)) == lengths
+    assert list(map(len, run.one_pass())) == lengths
+    fresh = Together(monkeypatch, make, 3, end=end)
+    assert all(map(int.__ge__, map(len, fresh.loaders), lengths))
+
+
+# -------------------------------------------------------------------------------------- resuming
+
+
+@examples(40)
+@given(
+    kind=st.sampled_from(["packs", "buckets", "dicts"]),
+    end=st.sampled_from(["drop", "pad"]),
+    before=st.integers(1, 5),
+    after=st.none() | st.integers(1, 5),
+    num_streams=st.integers(1, 7),
+    step=st.integers(0, 12),
+    has_store=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_resumed_ranks_make_equally_many_steps_and_no_sample_is_lost_or_twice(
+    roots, kind, end, before, after, num_streams, step, has_store, seed
+) -> None:
+    encoder = encoder_of(kind, seed)
+    make = partial(validation, roots[23], encoder)
+    settings = {"end": end, "has_store": has_store}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run = Together(monkeypatch, make, before, num_streams=num_streams, **settings)
+        given_before = run.take(step)
+        states = run.save()
+        rest_unbroken = run.take()
+        resumed = Together(monkeypatch, make, after or before, states=states, **settings)
+        rest = resumed.take()
+        whole = resumed.one_pass()
+    assert steps_of(given_before) <= step
+    numbers = valid_numbers(given_before)
+    if end == "pad":
+        assert valid_numbers(whole) == encoder.left(23)
+    if steps_of(given_before) and (
+        steps_of(given_before) < step or not valid_numbers(rest_unbroken)
+    ):
+        # Nothing was left, so it is the next pass, on all ranks.
+        if end == "pad" or after is None:
+            assert_same([*map(list, rest), "end"], [*whole, "end"])
+        return
+    if after is None:
+        found = [[numbers_of(batch) for batch in own] for own in rest]
+        assert found == [[numbers_of(batch) for batch in own] for own in rest_unbroken]
+    if end == "pad":
+        assert sorted(numbers + valid_numbers(rest)) == encoder.left(23)
+    elif valid_numbers(rest) != valid_numbers(whole):  # else the few that were left are dropped
+        steps_of(rest)
+        assert max(Counter(numbers + valid_numbers(rest)).values(), default=1) == 1
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_state_saved_while_ranks_are_padding_resumes_with_as_many_steps(
+    roots, monkeypatch, has_store
+) -> None:
+    make = partial(validation, roots[61], encoder_of("batches", 3), batch_size=1)
+    settings = {"has_store": has_store, "end": "pad"}
+    counts = [len(own) for own in Together(monkeypatch, make, 8, end="uneven").one_pass()]
+    first, last = min(counts), max(counts)
+    assert last - first > 2
+    for step in range(first, last):
+        run = Together(monkeypatch, make, 8, **settings)
+        numbers = valid_numbers(run.take(step))
+        resumed = Together(monkeypatch, make, 8, states=run.save(), **settings)
+        rest = resumed.take(last - step)
+        assert steps_of(rest) == last - step
+        assert sorted(numbers + valid_numbers(rest)) == encoder_of("batches", 3).left(61)
+        assert resumed.take(1) == [[]] * 8
 
 
 # ---------------------------------------------------------------------------------- real processes
