@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from energon_lite.core.failures import log_failure
 
 # What `repr` writes of objects without one of their own; it differs from run to run.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -104,13 +103,17 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f" Allowed: {', '.join(options)}." if options else ""
 
 
-def log_exception(error: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
-    """Logs an error with the sample's key and sources; the sample is then skipped."""
+def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
+    """Logs an error with the sample's key and shard; the sample is then skipped.
+
+    Of errors at one line of the user's code the first is logged, with its traceback, and then the
+    tenth, the hundredth and so on, as their number.
+    """
     del sample, sources  # named in the notes already; payloads do not belong into logs
-    logger.warning("Skipped: %s", describe(error), exc_info=logger.isEnabledFor(logging.DEBUG))
+    log_failure(describe(e), e)
 
 
-def reraise_exception(error: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
+def reraise_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
     """Raises the error again."""
     del sample, sources
-    raise error
+    raise e

@@ -167,11 +167,11 @@ class UserFunction:
                 return self._again(restore_key, make)
             except SkipSample as error:
                 raise ValueError(
-                    f"{self.where} skips {restore_key!r} now, though it gave it before; "
+                    f"{self.where} skips {name_of_key(restore_key)} now, though it gave it before; "
                     "a hook that may be run again must not depend on anything but its input"
                 ) from error
             except Exception as error:
-                add_note(error, f"while {restore_key!r} was made again")
+                add_note(error, f"while {name_of_key(restore_key)} was made again")
                 self.on_restore_error(error, None, None)
                 raise
 
@@ -184,7 +184,9 @@ class UserFunction:
         items = self.expand(inner_key, make(inner_key))
         found = next(islice(items, number, None), None)
         if found is None:
-            raise ValueError(f"{self.where} gives no item {number} for {inner_key!r} any more")
+            raise ValueError(
+                f"{self.where} gives no item {number} for {name_of_key(inner_key)} any more"
+            )
         return found[1]
 
 
@@ -231,10 +233,14 @@ class FunctionRun:
         spec = self.spec
         on_purpose = isinstance(error, SkipSample)
         name, sources = describe_input(argument)
-        name = name or str(key)
+        name = name or name_of_key(key)
         if not on_purpose:
             if not is_noted:
-                add_note(error, f"stage {spec.name}, {spec.where}, sample {name}")
+                shards = ", ".join(
+                    dict.fromkeys(str(getattr(s, "shard_name", "")) for s in sources or ())
+                )
+                of = f" ({_shortened(shards)})" if shards else ""
+                add_note(error, f"stage {spec.name}, {spec.where}, sample {_shortened(name)}{of}")
             if isinstance(error, FATAL_EXCEPTIONS):
                 raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
         lost = list(leaves(key))
@@ -277,6 +283,20 @@ def _stamped(item: Any, key: RestoreKey) -> Any:
     elif hasattr(item, "__restore_key__") and not isinstance(item, tuple):
         item.__restore_key__ = key
     return item
+
+
+def name_of_key(key: RestoreKey) -> str:
+    """Names the samples of a restore key by source and number, as `text/train[5]`."""
+    return ", ".join(
+        f"{leaf[0]}[{leaf[2]}]" if len(leaf) == 4 else str(leaf) for leaf in leaves(key)
+    )
+
+
+def _shortened(names: str, number: int = 8) -> str:
+    """Returns the first of several names, and how many there are besides."""
+    found = names.split(", ")
+    rest = f" and {len(found) - number} more" if len(found) > number else ""
+    return ", ".join(found[:number]) + rest
 
 
 def describe_input(argument: Any) -> tuple[str, Any]:

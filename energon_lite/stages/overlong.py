@@ -8,7 +8,7 @@ from typing import Any
 from energon_lite.core.activity import SkipRecord, current_activity, leaves
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.user_function import LEFT_OUT, describe_input
+from energon_lite.core.user_function import LEFT_OUT, describe_input, name_of_key
 from energon_lite.packing.settings import TOKENS, Packing
 
 # A restore key and lengths: of each resource, or a number where there is but one.
@@ -125,7 +125,7 @@ def is_piece(key: RestoreKey) -> bool:
 
 def name_of(key: RestoreKey, sample: Any) -> str:
     """Names a sample, also one that was not made again yet (`LEFT_OUT`)."""
-    return (sample is not LEFT_OUT and describe_input(sample)[0]) or str(key)
+    return (sample is not LEFT_OUT and describe_input(sample)[0]) or name_of_key(key)
 
 
 def left_out(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> None:

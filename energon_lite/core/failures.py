@@ -1,0 +1,69 @@
+"""Which failures are logged: the first at each place of the user's code, then their number."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+class Place(NamedTuple):
+    """A line of code at which errors of a kind were raised."""
+
+    error: str
+    file: str
+    line: int
+
+
+# How many errors each place had, in this process.
+_counts: Counter[Place] = Counter()
+
+
+def place_of(error: BaseException) -> Place | None:
+    """Returns where an error was raised in the user's code: at the innermost line that is theirs.
+
+    Where all of it is installed, their function that was called; None if there is none of theirs,
+    as where a file cannot be read.
+    """
+    places = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS):
+            places.append(Place(type(error).__name__, file, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    own = [place for place in places if not place.file.startswith(_INSTALLED)]
+    return own[-1] if own else places[0] if places else None
+
+
+def log_failure(text: str, error: Exception) -> None:
+    """Logs a failure: with its traceback if it is the first at its place, else only when 10, 100...
+
+    Args:
+        text: what is said of the error, with the sample.
+        error: what was raised. One that no code of the user's raised is always logged.
+    """
+    is_debugging = logger.isEnabledFor(logging.DEBUG)
+    place = place_of(error)
+    if place is None:
+        logger.warning("Skipped: %s", text, exc_info=is_debugging)
+        return
+    _counts[place] += 1
+    number = _counts[place]
+    where = f"{place.file}:{place.line}"
+    if number == 1:
+        line = linecache.getline(place.file, place.line).strip()
+        logger.warning(
+            "Skipped: %s. It was raised at %s: `%s`; what else fails there is counted.",
+            text, where, line, exc_info=error,
+        )  # fmt: skip
+    elif number == 10 ** (len(str(number)) - 1) or is_debugging:
+        logger.warning("Skipped %d times so far at %s, the last time: %s", number, where, text)

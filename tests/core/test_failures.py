@@ -1,0 +1,131 @@
+"""What is logged of failures: each place once with its traceback, then numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.core.failures import place_of
+from energon_lite.core.user_function import name_of_key
+
+from ..conftest import write_tar
+from ..helpers import number_of, prepared, text_set
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("failures") / "texts", 40)
+
+
+def run(path: Path, encoder: Any, number: int, batch_size: int | None = None) -> Any:
+    dataset = get_train_dataset(
+        path, worker_config=CONFIG, batch_size=batch_size, shuffle_buffer_size=None,
+        task_encoder=encoder, shuffle_over_epochs_multiplier=None,
+    )  # fmt: skip
+    loader = get_savable_loader(dataset, max_skip_rate=1)
+    assert len(list(islice(loader, number))) == number
+    return loader
+
+
+class FailsTwice(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Three of four samples fail: two at one line, one at another, in a function called there."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if number_of(sample) % 4 == 1:
+            json.loads("{")  # raised in a module that is installed, but it is this line
+        if number_of(sample) % 4 in (2, 3):
+            raise ValueError(f"not {number_of(sample)}")
+        return sample
+
+
+def test_failing_hook_is_logged_once_at_each_place_with_its_line_and_then_counted(
+    texts, caplog
+) -> None:
+    with caplog.at_level(logging.INFO, logger="energon_lite.core.failures"):
+        loader = run(texts, FailsTwice(), 60)
+    # 59 samples of each kind are skipped before the 60th that is not, 118 at the second line.
+    assert loader.num_skipped == {"texts/train": 177}
+    records = [record for record in caplog.records if record.name.endswith("failures")]
+    first, second, *rest = records
+    assert [record.getMessage().split(" times")[0] for record in rest] == [
+        "Skipped 10", "Skipped 10", "Skipped 100",
+    ]  # fmt: skip
+    for record, error, line, key in (
+        (first, "JSONDecodeError", 'json.loads("{")', "00001"),
+        (second, "ValueError: not 2", "raise ValueError(f", "00002"),
+    ):
+        text = record.getMessage()
+        for part in (error, line, "test_failures.py", f"sample {key} (shard-000.tar)"):
+            assert part in text
+        assert "texts/train" not in text  # no restore keys
+        assert record.exc_info is not None
+    assert all(record.exc_info is None for record in rest)
+    assert "sample 00" in rest[-1].getMessage()
+
+
+class FailsOnDicts(DefaultTaskEncoder[Any, Any, Any, Any]):
+    @stateless
+    def preencode_sample(self, sample: TextSample) -> Any:
+        return {"text": sample.text}
+
+    def batch(self, samples: list[Any]) -> Any:
+        numbers = [int(sample["text"].split()[1]) for sample in samples]
+        samples.clear()
+        if 0 in numbers:
+            raise ValueError("the first batch")
+        return {"numbers": numbers}
+
+
+def test_samples_without_a_key_are_named_by_source_and_number(texts, caplog) -> None:
+    run(texts, FailsOnDicts(), 1, batch_size=10)
+    assert "sample texts/train[0], texts/train[1], " in caplog.text
+    assert "texts/train[7] and 2 more" in caplog.text
+    assert "('texts/train', 0" not in caplog.text
+
+
+def test_each_sample_that_cannot_be_read_is_named(tmp_path, caplog) -> None:
+    members = [(f"{i:02d}.json", b"{}" if i % 2 else b"no json") for i in range(8)]
+    write_tar(tmp_path / "data" / "a.tar", members)
+    prepared(tmp_path / "data", "TextSample", {"text": "json"})
+    run(tmp_path / "data", DefaultTaskEncoder(), 4)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 4
+    for i, text in enumerate(texts):
+        assert "part 'json' is not JSON" in text
+        assert f"a.tar, sample '{2 * i:02d}'" in text
+
+
+def test_place_is_the_innermost_line_of_the_user() -> None:
+    def innermost() -> None:
+        raise KeyError("x")
+
+    try:
+        innermost()
+    except KeyError as error:
+        place = place_of(error)
+    assert place is not None
+    assert (place.error, Path(place.file).name) == ("KeyError", "test_failures.py")
+    assert place.line == innermost.__code__.co_firstlineno + 1
+    assert place_of(ValueError("never raised")) is None
+
+
+def test_restore_keys_are_named_by_their_samples() -> None:
+    key = ("batch", 0, ("encode_sample", 2, ("a/train", 0, 5, 5)), ("b", 1, 6, 7))
+    assert name_of_key(key) == "a/train[5], b[6]"
+    assert name_of_key(("odd",)) == "('odd',)"
