@@ -62,6 +62,7 @@ from energon_lite.packing.settings import Packing
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.dataset import prepare_dataset
 from energon_lite.samplers.multipack import MultipackBatchSampler
+from energon_lite.samplers.packed_rows import PackedCollator, PackedRows
 from energon_lite.samplers.split_modality import SplitModalityBatchSampler
 from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
 from energon_lite.sources.dataset_classes import (
@@ -157,6 +158,8 @@ __all__ = [
     "OCRSample",
     "OCRWebdataset",
     "PackedBatch",
+    "PackedCollator",
+    "PackedRows",
     "PackedSample",
     "PackedSamplesOutput",
     "Packing",
