@@ -7,6 +7,9 @@ on rank r of R, slot `base + n * R + r` as its n-th item. Everything here is int
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
+import os
 from collections.abc import Mapping
 from math import gcd
 from typing import Any, NamedTuple
@@ -15,6 +18,8 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import ErrorHandler, log_exception, reraise_exception
+
+logger = logging.getLogger(__name__)
 
 START_METHODS = ("fork", "forkserver", "spawn")
 
@@ -113,6 +118,8 @@ class WorkerConfig:
     restore_error_handler: ErrorHandler = reraise_exception
     num_streams: int | None = None
     start_method: str | None = None
+    # Whether rank and world size were taken while torch.distributed was not initialised.
+    is_assumed: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuses a place that cannot be."""
@@ -150,18 +157,48 @@ class WorkerConfig:
     def default_worker_config(
         num_workers: int = 4, data_parallel_group: Any = None
     ) -> WorkerConfig:
-        """Makes the config of this process from `torch.distributed`, or of rank 0 of 1 without."""
-        if dist.is_available() and dist.is_initialized():
+        """Makes the config of this process from `torch.distributed`.
+
+        Before `init_process_group` it takes `RANK` and `WORLD_SIZE` of the environment, as
+        torchrun sets them; without these it is rank 0 of 1. A process group that is initialised
+        later and says otherwise is an error when the loader is iterated.
+
+        Raises:
+            ValueError: `RANK` and `WORLD_SIZE` of the environment are no place in a run.
+        """
+        is_known = dist.is_available() and dist.is_initialized()
+        if is_known:
             rank = dist.get_rank(data_parallel_group)
             world_size = dist.get_world_size(data_parallel_group)
         else:
-            rank, world_size = 0, 1
-        return WorkerConfig(
+            rank, world_size = _place_in_environment()
+        config = WorkerConfig(
             rank=rank,
             world_size=world_size,
             num_workers=num_workers,
             data_parallel_group=data_parallel_group,
         )
+        config.is_assumed = not is_known
+        return config
+
+    def check_place(self) -> None:
+        """Refuses a place that was taken before there was a process group, which says otherwise.
+
+        Raises:
+            RuntimeError: The process group has another rank or world size.
+        """
+        if not self.is_assumed or not (dist.is_available() and dist.is_initialized()):
+            return
+        group = self.data_parallel_group
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise RuntimeError(
+                f"The loader is rank {self.rank} of {self.world_size}, which it took before "
+                "torch.distributed was initialised; the process group now says rank "
+                f"{rank} of {world_size}. Call init_process_group before "
+                "WorkerConfig.default_worker_config(), or give WorkerConfig(rank=..., "
+                "world_size=..., data_parallel_group=...)."
+            )
 
     def rank_worker_id(self) -> int:
         """Gives the number of this loader process in its rank; 0 outside of one."""
@@ -178,3 +215,33 @@ class WorkerConfig:
         if self.data_parallel_group is None:
             return self.rank
         return int(dist.get_global_rank(self.data_parallel_group, self.rank))
+
+
+def _place_in_environment() -> tuple[int, int]:
+    """Returns rank and world size as a launcher set them; 0 of 1 without one."""
+    names = ("RANK", "WORLD_SIZE")
+    found = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if not found:
+        return 0, 1
+    try:
+        rank, world_size = (int(found[name]) for name in names)
+    except (KeyError, ValueError):
+        rank = world_size = 0
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"The environment has {found} where torch.distributed is not initialised; torchrun "
+            "sets RANK and WORLD_SIZE to integers, RANK below WORLD_SIZE. Initialise "
+            "torch.distributed first, or give WorkerConfig(rank=..., world_size=...)."
+        )
+    if world_size > 1:
+        _log_place(rank, world_size)
+    return rank, world_size
+
+
+@functools.cache
+def _log_place(rank: int, world_size: int) -> None:
+    logger.info(
+        "torch.distributed is not initialised: rank %d of %d is taken from RANK and WORLD_SIZE.",
+        rank,
+        world_size,
+    )

@@ -93,6 +93,7 @@ class Exchange:
 
     @property
     def _is_alone(self) -> bool:
+        self._config.check_place()
         is_running = dist.is_available() and dist.is_initialized()
         return self._config.world_size == 1 or not is_running
 

@@ -106,6 +106,7 @@ class RankRun(Generic[T]):
 
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
+        self._config.check_place()
         place, length = self.place, self.dataset.pass_length
         is_over = place.ended
         if length is not None and place.items_in_pass >= length:

@@ -56,3 +56,46 @@ def test_default_config_and_states_come_from_torch_distributed(tmp_path) -> None
         assert WorkerConfig.default_worker_config(2, dist.group.WORLD).global_rank() == 0
     finally:
         dist.destroy_process_group()
+
+
+def test_default_config_before_torch_distributed_takes_the_place_that_torchrun_set(
+    monkeypatch, caplog
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with caplog.at_level("INFO"):
+        configs = [WorkerConfig.default_worker_config(1) for _ in range(3)]
+    assert {(config.rank, config.world_size) for config in configs} == {(2, 4)}
+    assert caplog.text.count("rank 2 of 4 is taken from RANK and WORLD_SIZE") == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert WorkerConfig.default_worker_config(1).world_size == 1
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}],
+)
+def test_environment_that_is_no_place_is_refused(monkeypatch, environment) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="WORLD_SIZE to integers"):
+        WorkerConfig.default_worker_config(1)
+
+
+def test_process_group_that_says_otherwise_later_is_an_error(tmp_path) -> None:
+    assumed = WorkerConfig.default_worker_config(1)
+    explicit = WorkerConfig(rank=0, world_size=2, num_workers=1)
+    both = (assumed, explicit)
+    for config in both:
+        config.check_place()
+    meeting = f"file://{tmp_path / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        for config in both:
+            config.check_place()
+        assumed.world_size = 2  # as WORLD_SIZE would have made it
+        with pytest.raises(RuntimeError, match=r"rank 0 of 2.*now says rank 0 of 1"):
+            assumed.check_place()
+    finally:
+        dist.destroy_process_group()

@@ -242,3 +242,37 @@ def test_names_of_other_versions_of_energon(texts) -> None:
     second.restore_state_global(state=states)
     second.shutdown()
     assert steps(second, 3) == expected
+
+
+# ------------------------------------------------------------------- before init_process_group
+
+
+def test_loaders_made_under_torchrun_before_the_process_group_read_different_data(
+    texts, monkeypatch
+) -> None:
+    found = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        found.append([key for keys in steps(loader_of(texts), 5) for key in keys])
+    assert found[0]
+    assert not set(found[0]) & set(found[1])
+
+
+def made_too_early(rank: int, path: Path, folder: Path) -> None:
+    dist.destroy_process_group()
+    loader = loader_of(path)
+    assert (loader.worker_config.rank, loader.worker_config.world_size) == (0, 1)
+    explicit = get_savable_loader(train(path)(WorkerConfig(rank=0, world_size=1, num_workers=0)))
+    meeting = f"file://{folder / 'second'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    with pytest.raises(RuntimeError, match=f"now says rank {rank} of 2"):
+        iter(loader)
+    assert steps(explicit, 1)  # the word of the user
+
+
+@pytest.mark.processes
+def test_loader_that_took_itself_for_the_only_rank_refuses_to_run_in_a_group(
+    texts, tmp_path
+) -> None:
+    in_ranks(made_too_early, 2, tmp_path / "run", texts, tmp_path)
