@@ -28,6 +28,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
+from energon_lite.core.state import checksum, digest
 from energon_lite.prepare import prepare_dataset
 from energon_lite.testing import first_difference
 
@@ -267,6 +268,11 @@ def last_slot(loader: SavableDataLoader[Any]) -> int:
     state = loader.save_state_rank()
     assert state["count"] > 0
     return int(state["base"] + (state["count"] - 1) * state["world_size"] + state["rank"])
+
+
+def signed(state: dict[str, Any]) -> dict[str, Any]:
+    """A state that was changed, with the checksum that belongs to it."""
+    return {**state, "checksum": checksum(state, digest(state["config"]))}
 
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:

@@ -6,6 +6,9 @@ only when somebody saves.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any, Union
 
 import numpy as np
@@ -16,7 +19,7 @@ JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
 
 FORMAT = "energon_lite.loader"
-VERSION = 2
+VERSION = 3
 
 
 class Snapshot:
@@ -141,6 +144,22 @@ def as_key(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(as_key(entry) for entry in value)
     return value
+
+
+def digest(value: Any) -> str:
+    """Returns a digest of plain JSON, which stays the same however often it is read and written."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def checksum(state: Mapping[str, Any], config_digest: str) -> str:
+    """Returns the checksum of a rank's state.
+
+    Args:
+        state: its field `checksum`, if there is one, does not count.
+        config_digest: of its configuration, which is the same all the time.
+    """
+    return digest({**state, "config": config_digest, "checksum": None})
 
 
 def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:

@@ -23,7 +23,7 @@ from energon_lite.loader.exchange import Exchange
 from energon_lite.loader.padding import as_padding
 from energon_lite.loader.processes import as_delivered, torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
-from energon_lite.loader.state_dict import as_state_dict, states_of, without_config
+from energon_lite.loader.state_dict import as_state_dict, states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.watchdog import Watchdog
 
@@ -220,8 +220,9 @@ class SavableDataLoader(DataLoader[T]):
         Raises:
             StateError: Some ranks did not call it within `state_timeout_sec`.
         """
-        config = self.config()
-        name, state = without_config(self.save_state_rank())
+        state = self.save_state_rank()
+        config = state.pop("config")  # the same on all ranks
+        name = self._run.config_digest[:8]
         states = self._exchange.gather_all(state, f"state_dict() of pipeline {name}")
         return as_state_dict(states, config)
 

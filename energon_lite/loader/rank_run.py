@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from energon_lite.core.activity import SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, VERSION, Snapshot
+from energon_lite.core.state import FORMAT, VERSION, Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
@@ -71,6 +71,7 @@ class RankRun(Generic[T]):
         check_steps(dataset, slots)
         self.dataset = dataset
         self.dataset_config = dataset.config()
+        self.config_digest = digest(self.dataset_config)
         self.place = Place(PassStart(slots))
         self.counter = Counter(dataset)
         self._config = config
@@ -314,7 +315,7 @@ class RankRun(Generic[T]):
         snapshots.update(self._snapshots)
         # As many as turns, but where turns were passed over, or steps only filled up.
         steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
-        return {
+        state = {
             "format": FORMAT,
             "version": VERSION,
             "num_streams": slots.num_streams,
@@ -332,3 +333,5 @@ class RankRun(Generic[T]):
             "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
             "config": self.dataset_config,
         }
+        state["checksum"] = checksum(state, self.config_digest)
+        return state

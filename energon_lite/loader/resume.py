@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot
+from energon_lite.core.state import JSON, Snapshot
 from energon_lite.core.topology import RankSlots
+from energon_lite.loader.checking import checked_states
 from energon_lite.loader.migration import Migration, compare
-from energon_lite.loader.stats import SavedStats, check_counts
+from energon_lite.loader.stats import SavedStats
 from energon_lite.loader.turns import PassStart, StreamStart
-
-_FIELDS: dict[str, type] = {
-    "num_streams": int, "rank": int, "world_size": int, "pass": int, "base": int, "count": int,
-    "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
-    "skipped": dict, "stats": dict,
-}  # fmt: skip
 
 
 @dataclass
@@ -64,76 +59,6 @@ class Place:
         return any(region.has(slot) for region in self.given)
 
 
-def check_state(state: Any) -> dict[str, Any]:
-    """Returns a rank's state, if it is one of this format.
-
-    Raises:
-        StateError: It is not; says what is missing or wrong.
-    """
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise StateError(
-            f"{type(state).__name__} is not a loader state of energon_lite "
-            "(what save_state_rank() gives)"
-        )
-    if state.get("version") not in range(1, VERSION + 1):
-        raise StateError(
-            f"the state has format version {state.get('version')!r}; this version of energon_lite "
-            f"reads versions 1 to {VERSION}"
-        )
-    if state["version"] == 1:
-        state = from_version_1(state)
-    for name, kind in _FIELDS.items():
-        value: Any = state.get(name)
-        is_negative = kind is int and isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_negative:
-            raise StateError(f"the state's {name!r} is {value!r}, not {kind.__name__}")
-    num_streams, world_size = state["num_streams"], state["world_size"]
-    is_whole = (
-        num_streams > 0
-        and type(state.get("steps", 0)) is int
-        and state["rank"] < world_size
-        and all(_is_region(entry) for entry in state["given"])
-        and all(isinstance(number, int) for number in state["skipped"].values())
-        and set(state["streams"]) <= {str(index) for index in range(num_streams)}
-    )
-    if not is_whole:
-        raise StateError("the state contradicts itself; it was edited or damaged")
-    check_counts(state["stats"])
-    return dict(state)
-
-
-def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Adds what version 1 did not say; it knew one source only, whose position counts its draws."""
-
-    def with_draws(stage: Any) -> Any:
-        if not isinstance(stage, dict):
-            return stage
-        inner = [with_draws(entry) for entry in stage.get("inner", ())]
-        stage = {**stage, "inner": inner} if inner else stage
-        if stage.get("stage") == "stream" or "slot" in stage:
-            source = stage
-            while source.get("inner"):
-                source = source["inner"][0]
-            stage["draws"] = source.get("position")
-        return stage
-
-    streams = state.get("streams")
-    if isinstance(streams, dict):
-        streams = {index: with_draws(stream) for index, stream in streams.items()}
-    stats: dict[str, JSON] = {"counted": {}, "asked": {}}
-    return {**state, "version": VERSION, "streams": streams, "stats": stats}
-
-
-def _is_region(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("base"), int)
-        and isinstance(entry.get("counts"), list)
-        and len(entry["counts"]) > 0
-        and all(isinstance(count, int) for count in entry["counts"])
-    )
-
-
 def resume(
     states: Sequence[Any],
     *,
@@ -162,7 +87,7 @@ def resume(
     Raises:
         StateError: The states do not fit each other, the pipeline, or the topology.
     """
-    checked = [check_state(state) for state in states]
+    checked = checked_states(states)
     if not checked:
         raise StateError("there is no state in the list; give the states of all ranks")
     edits = check_config(checked[0]["config"], config, migrate)

@@ -6,7 +6,6 @@ the state of a fresh loader has. So there is one key, with a JSON string.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,13 +14,6 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON
 
 KEY = "loader_state"
-
-
-def without_config(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns a short name of the configuration of a rank's state, and the rest of the state."""
-    text = json.dumps(state["config"], sort_keys=True)
-    rest = {name: value for name, value in state.items() if name != "config"}
-    return hashlib.sha256(text.encode()).hexdigest()[:12], rest
 
 
 def as_state_dict(states: Sequence[dict[str, Any]], config: dict[str, JSON]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import WebdatasetSource
 
-from ..helpers import Ranks, assert_same, number_of, text_set, through_json
+from ..helpers import Ranks, assert_same, number_of, signed, text_set, through_json
 
 SIZES = {"a": 12, "b": 7, "c": 5, "d": 9}
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
@@ -721,4 +721,5 @@ def test_swapped_ids_of_two_folders_are_refused_as_other_data(sets) -> None:
 )
 def test_damaged_state_is_refused_while_it_is_migrated(sets, states, damage) -> None:
     damage(states[0])
+    states[0] = signed(states[0])
     refusal(blend_of(sets, ALL_AT_ONCE[1], Skipping), states)

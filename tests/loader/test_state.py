@@ -15,7 +15,16 @@ import torch
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.core.errors import StateError
 
-from ..helpers import Ranks, assert_same, text_set, through_json, train, validation, write_tar
+from ..helpers import (
+    Ranks,
+    assert_same,
+    signed,
+    text_set,
+    through_json,
+    train,
+    validation,
+    write_tar,
+)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +65,7 @@ def refused(make: Any, states: Any, **config: Any) -> str:
 
 def test_state_is_plain_json_with_format_and_version(states) -> None:
     for rank, state in enumerate(states):
-        assert (state["format"], state["version"]) == ("energon_lite.loader", 2)
+        assert (state["format"], state["version"]) == ("energon_lite.loader", 3)
         assert (state["rank"], state["world_size"], state["num_streams"]) == (rank, 2, 4)
         assert sorted(state["streams"]) == [str(s) for s in (rank, rank + 2)]
         assert json.loads(json.dumps(state)) == state
@@ -329,12 +338,12 @@ def test_pickled_state_of_energon_is_refused_with_a_word(texts) -> None:
     assert "not a loader state of energon_lite" in message
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
+@pytest.mark.parametrize("version", [0, 4, "1", True, None])
 def test_other_version_is_refused(texts, states, version) -> None:
     changed = [{**state, "version": version} for state in states]
     message = refused(train(texts, "skipping"), changed, world_size=1)
     assert f"format version {version!r}" in message
-    assert "reads versions 1 to 2" in message
+    assert "reads versions 1 to 3" in message
 
 
 def broken_states(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -354,6 +363,69 @@ def broken_states(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield name, changed
 
 
+def resigned(state: Any) -> Any:
+    """A broken state of which the checksum does not tell."""
+    try:
+        return signed(state)
+    except (KeyError, TypeError):
+        return state
+
+
+def leaf_changes(value: Any) -> Iterator[Any]:
+    """What is left of a plain JSON value if one leaf of it changes a little."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from ({**value, key: changed} for changed in leaf_changes(entry))
+    elif isinstance(value, list):
+        for i, entry in enumerate(value):
+            yield from ([*value[:i], changed, *value[i + 1 :]] for changed in leaf_changes(entry))
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, (int, float)):
+        yield from (value + 1, value + 10**18, str(value))
+    elif isinstance(value, str):
+        yield value + "é"
+
+
+def test_any_change_of_a_saved_state_is_refused(texts, states) -> None:
+    (loader,) = Ranks(train(texts, "skipping"), 1).loaders
+    number = 0
+    for broken in leaf_changes(states[0]):
+        number += 1
+        with pytest.raises(StateError):
+            loader.restore_state_global([broken, states[1]])
+    assert number > 100
+    with pytest.raises(StateError, match="rank 0 does not have the checksum"):
+        loader.restore_state_global([{**states[0], "items_in_pass": 5}, states[1]])
+
+
+@pytest.mark.parametrize("name", ["base", "count"])
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("value", [10**30, -1, True])
+def test_counts_that_do_not_go_with_the_streams_are_refused(
+    texts, states, name, version, value
+) -> None:
+    states = [signed({**state, name: value, "version": version}) for state in states]
+    assert refused(train(texts, "skipping"), states, world_size=1)
+    ahead = copy.deepcopy(states[0]) | {"base": 0, "count": 1}
+    ahead["streams"]["0"]["items"] = 10**9
+    assert "does not go together" in refused(train(texts, "skipping"), [signed(ahead), states[1]])
+
+
+def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:
+    make = train(texts, "skipping")
+    run = Ranks(make, 1, num_streams=3)
+    run.steps(7)
+    state = run.loaders[0].save_state_rank()
+    state["stats"]["asked"] = {"ü \ud800": 0.1 + 0.2, "large": 1e300, "int": 2**60}
+    state = signed(state)
+    for _ in range(3):
+        text = json.dumps(state, indent=3, ensure_ascii=True, sort_keys=True)
+        torch.save(json.loads(text), tmp_path / "state.pt")
+        state = torch.load(tmp_path / "state.pt", weights_only=True)
+        Ranks(make, 1, states=[state])
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) -> None:
     """No damage gives another exception than StateError, or other batches than the right ones."""
@@ -365,7 +437,7 @@ def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) 
     for name, broken in broken_states(states[0]):
         loader = loader_of(make, world_size=world_size)
         try:
-            loader.restore_state_global([broken, states[1]])
+            loader.restore_state_global([resigned(broken), states[1]])
         except StateError:
             num_refused += 1
             assert_same(next(iter(loader)), next(iter(loader_of(make, world_size=world_size))))
@@ -373,7 +445,7 @@ def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) 
         except Exception as error:
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
         # A stream without a snapshot is computed again from its start.
-        harmless = ("/skipped={'a': 1}", "/streams/0 missing", "/streams/2 missing")
+        harmless = ("/skipped={'a': 1}", "/streams/0 missing", "/streams/2 missing", "/checksum")
         if name.startswith("/streams/") and "/name='garbage'" in name:
             with pytest.raises(StateError, match="stands in source 'garbage'"):
                 list(islice(iter(loader), 4))
@@ -386,6 +458,7 @@ def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) 
 def test_stream_state_of_another_stage_is_refused_when_given(texts, states) -> None:
     changed = copy.deepcopy(states)
     changed[0]["streams"]["0"]["inner"][0]["stage"] = "no such stage"
+    changed[0] = signed(changed[0])
     message = refused(train(texts, "skipping"), changed, world_size=1)
     assert "'no such stage'" in message
 

@@ -31,7 +31,7 @@ from energon_lite import (
 from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
 
-from ..helpers import Ranks, number_of, prepared, text_set, write_tar
+from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 SIZES = {"a": 24, "b": 14, "c": 5}
@@ -382,7 +382,7 @@ def test_state_of_before_loss_weights_were_counted_has_them_worked_out(sets) -> 
     states = run.save()
     for fields in states[0]["stats"]["counted"].values():
         del fields["loss_weight_sum"]
-    again = Ranks(blend_of(sets), 1, states=states)
+    again = Ranks(blend_of(sets), 1, states=list(map(signed, states)))
     for name, s in again.loaders[0].stats().items():
         assert s.loss_weight_sum == pytest.approx(run.loaders[0].stats()[name].loss_weight_sum)
 

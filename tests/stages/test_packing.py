@@ -37,7 +37,7 @@ from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.activity import leaves
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, ignore, number_of, text_set
+from ..helpers import Ranks, assert_same, ignore, number_of, signed, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -583,7 +583,7 @@ def test_checkpoint_of_other_settings_or_damaged_is_refused(root) -> None:
         (pack,) = pack["inner"]
     pack["groups"][0][1].pop()
     with pytest.raises(StateError, match="'pack' is damaged"):
-        next(iter(_restored(training(root, Packs()), state)))
+        next(iter(_restored(training(root, Packs()), signed(state))))
 
 
 def _restored(dataset: Any, state: Any) -> Any:
