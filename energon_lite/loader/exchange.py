@@ -27,6 +27,8 @@ from energon_lite.core.topology import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
+# How long ranks wait for one another, unless they were told otherwise.
+TIMEOUT_SEC = 300.0
 # After so long a wait it is logged which ranks are missing.
 QUIET_SEC = 10.0
 _LONGEST_PAUSE_SEC = 0.05

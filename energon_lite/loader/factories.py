@@ -9,6 +9,7 @@ from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End
+from energon_lite.loader.exchange import TIMEOUT_SEC
 from energon_lite.loader.loader import SavableDataLoader
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def get_loader(
     fail_on_timeout: bool = False,
     max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     skip_log: str | PathLike[str] | None = None,
-    state_timeout_sec: float = 300,
+    state_timeout_sec: float = TIMEOUT_SEC,
     end: End | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader. It is the same as that of `get_savable_loader`: any state can be saved.
@@ -86,7 +87,7 @@ def get_savable_loader(
     fail_on_timeout: bool = False,
     max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     skip_log: str | PathLike[str] | None = None,
-    state_timeout_sec: float = 300,
+    state_timeout_sec: float = TIMEOUT_SEC,
     end: End | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader whose state can be saved at any moment.

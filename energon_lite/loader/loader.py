@@ -19,7 +19,7 @@ from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds
-from energon_lite.loader.exchange import Exchange
+from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 from energon_lite.loader.padding import as_padding
 from energon_lite.loader.processes import as_delivered, torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
@@ -59,7 +59,7 @@ class SavableDataLoader(DataLoader[T]):
         fail_on_timeout: bool = False,
         max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
         skip_log: str | PathLike[str] | None = None,
-        state_timeout_sec: float = 300,
+        state_timeout_sec: float = TIMEOUT_SEC,
         end: End | None = None,
     ) -> None:
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints

@@ -23,6 +23,7 @@ from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.ranks import check_steps
 from energon_lite.loader.resume import Place, resume
+from energon_lite.loader.sending import Unsendable
 from energon_lite.loader.stats import Counter, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
@@ -187,6 +188,8 @@ class RankRun(Generic[T]):
                 for delivery in deliveries:
                     if delivery.item is Mark.PAD:
                         continue
+                    if type(delivery.item) is Unsendable:
+                        raise TypeError(delivery.item.reason)
                     is_given = bool(place.given) and place.is_given(delivery.slot)
                     if delivery.item is not Mark.END and not is_given:
                         return delivery

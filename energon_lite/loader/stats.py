@@ -12,7 +12,8 @@ from energon_lite.core.activity import CostRow, SkipRecord, leaves
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 
 
 @dataclasses.dataclass
@@ -91,7 +92,7 @@ class Stats(dict[str, SourceStats]):
             stats.given_share = getattr(stats, unit) / total if total else 0.0
             stats.asked_share = self.asked.get(name, 0.0) / total_asked if total_asked else 0.0
 
-    def merged(self, others: Iterable[Stats]) -> Stats:
+    def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
         """Gives the statistics of this rank and others together."""
         counted = {name: dataclasses.replace(stats) for name, stats in self.items()}
         for other in others:
@@ -102,18 +103,28 @@ class Stats(dict[str, SourceStats]):
         return Stats(counted, self.asked, self.facts, self.unit)
 
     def reduced(self, group: Any = None) -> Stats:
-        """Gives the statistics of all ranks together; every rank must call it.
+        """Returns the statistics of all ranks together; every rank must call it.
 
         Args:
             group: the `torch.distributed` group of the data-parallel ranks; by default all. Without
                 `torch.distributed` these are the statistics of this process.
+
+        Raises:
+            StateError: Some ranks did not call it within 300 s.
         """
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        if not (dist.is_available() and dist.is_initialized()):
             return self
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, self, group=group)
-        own = dist.get_rank(group)
-        return self.merged(other for rank, other in enumerate(found) if rank != own)
+        own, world_size = dist.get_rank(group), dist.get_world_size(group)
+        config = WorkerConfig(
+            rank=own, world_size=world_size, num_workers=0, data_parallel_group=group
+        )
+        plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
+        ranks = Exchange(config, TIMEOUT_SEC).gather_all(plain, "stats().reduced()")
+        return self.merged(
+            {name: SourceStats(**fields) for name, fields in ranks[rank].items()}
+            for rank in range(world_size)
+            if rank != own
+        )
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
         """Gives every figure under a name such as `data/coco/train/given_share`."""

@@ -20,6 +20,7 @@ from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import RankSlots, Stream
+from energon_lite.loader.sending import report_unsendable
 
 
 class Mark(enum.Enum):
@@ -114,6 +115,7 @@ class Turns(IterableDataset[Delivery]):
         worker = get_worker_info()
         if worker is None:
             return self._pass(start, 0, 1)
+        report_unsendable()
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
         return self._pass(start, worker.id, worker.num_workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import multiprocessing
@@ -10,7 +11,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -230,6 +233,86 @@ def test_deliveries_are_the_same_after_torchs_pinning(texts) -> None:
             assert_same(pinned, delivery)
             if isinstance(delivery.item, Mark):
                 assert pinned.item is delivery.item
+
+
+# ----------------------------------------------------------------------- what cannot be sent
+
+
+@dataclasses.dataclass
+class Parts:
+    """A batch of parts of which one may not be sent."""
+
+    __key__: list[str]
+    meta: dict[str, Any]
+
+
+class OddEncoder(DefaultTaskEncoder):
+    """Puts something into the third batch that no queue takes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Parts:
+        class Local:
+            pass
+
+        class LocalError(MemoryError):
+            pass
+
+        meta: dict[str, Any] = {"x": torch.ones(2)}
+        if self.current_batch_index == 2:
+            if self.kind == "error":
+                raise LocalError("no room")
+            odd: dict[str, Callable[[], Any]] = {
+                "lambda": lambda: lambda: 0,
+                "file": Path(os.devnull).open,
+                "local": lambda: [1, {"deep": Local()}],
+                "lock": threading.Lock,
+            }
+            meta["odd"] = odd[self.kind]()
+        return Parts(batch.__key__, meta)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("lambda", r"batch\.meta\['odd'\] is a function .*<lambda>"),
+        ("file", r"batch\.meta\['odd'\] is a TextIOWrapper"),
+        ("local", r"batch\.meta\['odd'\]\[1\]\['deep'\] is a .*Local"),
+        ("lock", r"batch\.meta\['odd'\] is a lock"),
+    ],
+)
+def test_batch_that_cannot_be_sent_is_an_error_that_names_the_part(texts, kind, message) -> None:
+    def make(num_workers: int) -> Any:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2)
+        dataset = get_train_dataset(
+            texts, batch_size=4, worker_config=config, task_encoder=OddEncoder(kind)
+        )
+        return get_savable_loader(dataset)
+
+    keys = [batch.__key__ for batch in islice(iter(make(0)), 4)]
+    loader = make(2)
+    iterator = iter(loader)
+    assert [next(iterator).__key__ for _ in range(2)] == keys[:2]
+    for batches in (iterator, iter(loader)):  # and again, however often it is tried
+        with pytest.raises(TypeError, match=message) as caught:
+            next(batches)
+        assert str(keys[2][0]) in str(caught.value)
+    assert "WorkerConfig(num_workers=0)" in str(caught.value)
+    alone = make(0)
+    alone.load_state_dict(loader.state_dict())
+    assert [batch.__key__ for batch in islice(iter(alone), 2)] == keys[2:]
+
+
+def test_error_of_a_type_that_cannot_be_sent_arrives(texts) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(
+        texts, batch_size=4, worker_config=config, task_encoder=OddEncoder("error")
+    )
+    with pytest.raises(Exception, match="no room"):
+        list(islice(iter(get_savable_loader(dataset)), 9))
 
 
 def test_own_pid_is_no_worker() -> None:
