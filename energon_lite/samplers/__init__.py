@@ -1,5 +1,6 @@
 """Samplers for map-style datasets and `torch.utils.data.DataLoader`."""
 
+from energon_lite.samplers.modality_indices import SplitModalitySampler
 from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.samplers.packed_rows import PackedCollator, PackedRows
 from energon_lite.samplers.split_modality import SplitModalityBatchSampler
@@ -10,5 +11,6 @@ __all__ = [
     "PackedCollator",
     "PackedRows",
     "SplitModalityBatchSampler",
+    "SplitModalitySampler",
     "TokenBudgetBatchSampler",
 ]

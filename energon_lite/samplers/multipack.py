@@ -18,6 +18,12 @@ from energon_lite.core.errors import StateError, did_you_mean
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either
 from energon_lite.samplers.given_order import check_replicas, order_of, unseeded_error
+from energon_lite.samplers.original_calls import (
+    AXOLOTLS_ORDER,
+    WITHOUT_EFFECT,
+    AxolotlNames,
+    also_called,
+)
 from energon_lite.samplers.plan import (
     Algorithm,
     Deal,
@@ -34,21 +40,15 @@ from energon_lite.samplers.plan import (
 Int64Array = npt.NDArray[np.int64]
 _log = logging.getLogger(__name__)
 
-# Arguments of axolotl's that say how its packing is computed, not what comes out.
-_WITHOUT_EFFECT = (
-    "group_size", "mp_start_method", "num_count_samples", "num_processes",
-    "packing_efficiency_estimate", "safe_mode",
-)  # fmt: skip
 
-
-class MultipackBatchSampler(PlannedBatchSampler):
+class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
     """Puts samples into packs and packs into batches, the same on all ranks of a run.
 
     A batch is a list of packs, a pack a list of sample indices, as with axolotl's class of this
     name. There are two ways to call it:
 
         MultipackBatchSampler(lengths, capacity, batch_size)
-        MultipackBatchSampler(sampler=RandomSampler(dataset), lengths=lengths, batch_size=4,
+        MultipackBatchSampler(RandomSampler(dataset), lengths=lengths, batch_size=4,
                               batch_max_len=2048, drop_last=True)  # axolotl's
 
     In the first, each epoch has an order of its own, fixed by `seed` and epoch, and each rank gets
@@ -91,7 +91,8 @@ class MultipackBatchSampler(PlannedBatchSampler):
         bin_size: another name of `max_samples`.
         sequential: the same as `algorithm="sequential"`.
         **unused: axolotl's `group_size`, `num_processes`, `mp_start_method`, `num_count_samples`,
-            `packing_efficiency_estimate` and `safe_mode`, which have no effect.
+            `packing_efficiency_estimate` and `safe_mode`, which have no effect. All of axolotl's
+            arguments may be given by position, in its order.
 
     Attributes:
         epoch: as `set_epoch` or `load_state_dict` left it.
@@ -110,6 +111,7 @@ class MultipackBatchSampler(PlannedBatchSampler):
     _format = "energon_lite.multipack"
     _unit = "packs"
 
+    @also_called(*AXOLOTLS_ORDER)
     def __init__(
         self,
         lengths: npt.ArrayLike,
@@ -155,7 +157,7 @@ class MultipackBatchSampler(PlannedBatchSampler):
         super().__init__(order, batch_size, has_sampler if drop_last is None else drop_last)
         self.end = end
         self.flatten = flatten
-        self._has_sampler = has_sampler
+        self._has_sampler, self._unused = has_sampler, unused
         self._find_place(rank, world_size, is_alone=has_sampler)
         if self._is_unseeded and self._is_placed:
             raise unseeded_error(sampler, self.world_size)
@@ -189,20 +191,15 @@ class MultipackBatchSampler(PlannedBatchSampler):
         deal = self._deal()
         return self._num_samples(np.arange(deal.end, deal.num_packs))
 
-    def efficiency(self) -> float:
-        """Gives the share of packs' room that is filled, in 0..1, of all that all ranks give.
-
-        Padding by `align` counts as empty, a pack above the capacity as full. 1 if nothing is left.
-        """
+    def _sizes_given(self) -> Int64Array:
         deal = self._deal()
         given = np.arange(deal.first, deal.end) % deal.num_packs
-        sizes = self._planned().packs.sizes(self.lengths)[given]
-        room = np.maximum(sizes, self.settings.capacity).sum()
-        return float(sizes.sum() / room) if room else 1.0
+        sizes: Int64Array = self._planned().packs.sizes(self.lengths)[given]
+        return sizes
 
-    def gather_efficiency(self) -> float:
-        """Gives `efficiency()`, which is of all ranks already; a name of axolotl's."""
-        return self.efficiency()
+    def generate_batches(self, set_stats: bool = False) -> list[list[Any]]:  # noqa: ARG002
+        """Returns the batches that an iteration would yield, as axolotl's; counts none as given."""
+        return list(self._batches(self._deal(), [self.rank]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on in the middle of an epoch: the next iteration gives the packs not given before.
@@ -289,15 +286,15 @@ class MultipackBatchSampler(PlannedBatchSampler):
 
 
 def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -> None:
-    for name in unused.keys() - set(_WITHOUT_EFFECT):
+    for name in unused.keys() - set(WITHOUT_EFFECT):
         known = [*inspect.signature(MultipackBatchSampler).parameters][:-1]
         raise TypeError(
             f"MultipackBatchSampler has no argument {name!r}."
-            + did_you_mean(name, [*known, *_WITHOUT_EFFECT])
+            + did_you_mean(name, [*known, *WITHOUT_EFFECT])
         )
     if isinstance(lengths, Sampler):
         raise TypeError(
-            f"lengths is a {type(lengths).__name__}. Name the arguments as for axolotl's class: "
-            "sampler=..., lengths=..., batch_size=..., batch_max_len=..."
+            f"lengths is a {type(lengths).__name__}. With a sampler, give the arguments of "
+            "axolotl's class: sampler, batch_size, batch_max_len, lengths"
         )
     check_replicas(sampler)

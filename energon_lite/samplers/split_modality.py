@@ -31,6 +31,7 @@ from energon_lite.samplers.base import (
     either,
     positive,
 )
+from energon_lite.samplers.original_calls import also_called
 from energon_lite.samplers.plan import check_choice, digest
 
 
@@ -44,7 +45,8 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
     about as long as any other, so that no rank waits for another and little is padded. Then the
     steps are shuffled over the whole epoch.
 
-    It takes the keywords of prismatic's and LLaVA's samplers of this kind, but yields batches:
+    It takes the arguments of prismatic's `SplitModalitySampler`, also by position, but yields
+    batches; the class of that name yields indices.
 
         sampler = SplitModalityBatchSampler(dataset.get_modality_lengths(), 128, window=64)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
@@ -91,6 +93,10 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
 
     _format, _unit = "energon_lite.split_modality", "samples"
 
+    @also_called(
+        "dataset", "modality_lengths", "global_batch_size", "num_replicas", "rank", "seed",
+        "drop_last",
+    )  # fmt: skip
     def __init__(
         self,
         modality_lengths: Sequence[tuple[Hashable, int]] | npt.ArrayLike,

@@ -586,7 +586,7 @@ def test_regression_no_rank_is_left_without_batches() -> None:
         (
             {"lengths": RandomSampler(range(3)), "capacity": 5},
             TypeError,
-            "lengths is a RandomSampler. Name the arguments",
+            "lengths is a RandomSampler. With a sampler, give the arguments",
         ),
         (
             {

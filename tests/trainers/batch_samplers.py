@@ -14,7 +14,12 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from energon_lite import MultipackBatchSampler, SplitModalityBatchSampler, TokenBudgetBatchSampler
+from energon_lite import (
+    MultipackBatchSampler,
+    SplitModalityBatchSampler,
+    SplitModalitySampler,
+    TokenBudgetBatchSampler,
+)
 
 NUM = 400
 LENGTHS = np.clip(np.random.Generator(np.random.Philox(3)).lognormal(4, 1, NUM), 1, 500).astype(int)
@@ -44,6 +49,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "multipack_drop_last": lambda: MultipackBatchSampler(LENGTHS, 500, 4, drop_last=True),
     "modality": lambda: SplitModalityBatchSampler(MODALITIES, 10),
     "modality_alone": lambda: SplitModalityBatchSampler(MODALITIES, 10, rank=0, num_replicas=1),
+    "modality_indices": lambda: SplitModalitySampler(Rows(), MODALITIES, 10),
     "tokens": lambda: TokenBudgetBatchSampler(LENGTHS, max_tokens=1500),
     "of_seven": lambda: TokenBudgetBatchSampler(LENGTHS, batch_size=7, window=50),
     "axolotl_sequential": lambda: axolotl(SequentialSampler(range(NUM))),
@@ -58,6 +64,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 
 def loader_of(sampler: Any, num_workers: int = 0) -> Any:
+    if isinstance(sampler, SplitModalitySampler):
+        return DataLoader(Rows(), 5, sampler=sampler, num_workers=num_workers)  # type: ignore[arg-type]
     return DataLoader(Rows(), batch_sampler=sampler, num_workers=num_workers)  # type: ignore[arg-type]
 
 
@@ -100,12 +108,8 @@ def trainer_case(name: str, *, out: str, resume: bool = False, num_workers: int 
 
     class Recorded(Trainer):
         def get_train_dataloader(self) -> Any:
-            loader = DataLoader(
-                Rows(),  # type: ignore[arg-type]
-                batch_sampler=SAMPLERS[name](),
-                num_workers=num_workers,
-                collate_fn=lambda rows: {"rows": torch.stack(rows)},
-            )
+            loader = loader_of(SAMPLERS[name](), num_workers)
+            loader.collate_fn = lambda rows: {"rows": torch.stack(rows)}
             return self.accelerator.prepare(loader)
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **settings: Any) -> Any:

@@ -31,8 +31,8 @@ def check_epoch(ranks: list[list[list[int]]], *, at_most: int = 1) -> None:
 PLAIN: dict[str, dict[str, Any]] = {
     name: {"name": name, "skip": 3}
     for name in (
-        "multipack", "multipack_drop_last", "modality", "tokens", "of_seven", "axolotl_sequential",
-        "axolotl_seeded",
+        "multipack", "multipack_drop_last", "modality", "modality_indices", "tokens", "of_seven",
+        "axolotl_sequential", "axolotl_seeded",
     )
 } | {
     "workers": {"name": "multipack", "num_workers": 2, "skip": 3},
@@ -86,7 +86,9 @@ def test_each_process_gets_what_its_rank_gets_without_accelerate(accelerated: An
         assert rank["before"] == rank["len"]
 
 
-@pytest.mark.parametrize("name", ["multipack", "modality", "tokens", "axolotl_random"])
+@pytest.mark.parametrize(
+    "name", ["multipack", "modality", "modality_indices", "tokens", "axolotl_random"]
+)
 def test_trainer_gives_every_sample_once_an_epoch_and_resumes(name: str, tmp_path: Path) -> None:
     case = {"kind": "trainer", "name": name, "out": str(tmp_path / "run")}
     whole, resumed = run_two([case, case | {"resume": True}])
