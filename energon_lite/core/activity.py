@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -57,6 +57,13 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
         yield from leaves(entry)
 
 
+def first_leaf(key: RestoreKey) -> RestoreKey:
+    """Returns the key of the first source sample inside a restore key."""
+    while type(key[-1]) is tuple:
+        key = next(entry for entry in key if type(entry) is tuple)
+    return key
+
+
 # Source, draws, seconds of reading, seconds of encoding, tokens, samples too long for a pack.
 CostRow = tuple[str, int, float, float, int, int]
 
@@ -91,6 +98,39 @@ class Cost:
         return taken
 
 
+class Siblings:
+    """Items that are to be made again, by the input of a generator hook that they were made of.
+
+    Args:
+        keys: restore keys of the items, or of lists of them.
+    """
+
+    def __init__(self, keys: Iterable[RestoreKey]) -> None:
+        self._numbers: dict[tuple[str, RestoreKey], set[int]] = {}
+        self._made: dict[RestoreKey, Any] = {}
+        for key in keys:
+            self._add(key)
+
+    def _add(self, key: RestoreKey) -> None:
+        for place, entry in enumerate(key):
+            if isinstance(entry, tuple):
+                if place == 2 == len(key) - 1 and isinstance(key[1], int):
+                    self._numbers.setdefault((key[0], entry), set()).add(key[1])
+                self._add(entry)
+
+    def numbers(self, hook: str, key: RestoreKey) -> set[int]:
+        """Returns which items that a hook made of an input are to be made again, once."""
+        return self._numbers.pop((hook, key), set())
+
+    def keep(self, made: dict[RestoreKey, Any]) -> None:
+        """Keeps items until they are taken."""
+        self._made.update(made)
+
+    def take(self, key: RestoreKey, default: Any) -> Any:
+        """Returns an item that was made with a sibling."""
+        return self._made.pop(key, default)
+
+
 class Activity:
     """One stream's current place, and what it left out since the last item.
 
@@ -110,6 +150,7 @@ class Activity:
         self.rng: Generator | None = None
         # Where hooks may draw from the global generators.
         self.generators: StreamGenerators | None = None
+        self.siblings: Siblings | None = None
         self.records: list[SkipRecord] = []
         self.touched: list[str] = []
         self._costs: dict[str, Cost] = {}
@@ -193,7 +234,7 @@ class Activity:
 
     def measured(self, key: RestoreKey, tokens: int) -> None:
         """Counts the length of an encoded sample for its source, and tells who wants to know."""
-        leaf = key if type(key[-1]) is int else next(leaves(key))
+        leaf = first_leaf(key)
         self.cost(leaf[0]).tokens += tokens
         for listener in self.length_listeners:
             listener(leaf, tokens)

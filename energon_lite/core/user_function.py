@@ -8,11 +8,19 @@ import itertools
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from sys import getrefcount
 from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
 
-from energon_lite.core.activity import Activity, SkipRecord, current_activity, leaves, replaying
+from energon_lite.core.activity import (
+    Activity,
+    Siblings,
+    SkipRecord,
+    current_activity,
+    leaves,
+    replaying,
+)
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     ErrorHandler,
@@ -31,6 +39,15 @@ from energon_lite.core.topology import WorkerConfig
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_FAILURE_TOLERANCE = 100
+
+
+def _own_references() -> int:
+    item = object()
+    return getrefcount(item)
+
+
+# What `getrefcount` returns for an object that nobody else has.
+_OWN_REFERENCES = _own_references()
 
 
 class _LeftOut:
@@ -112,18 +129,16 @@ class UserFunction:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
 
-    def enter(self, key: RestoreKey, number: int = 0) -> Activity:
-        """Notes that the function starts, or goes on after `number` items, on the input `key`."""
-        activity = current_activity()
+    def enter(self, activity: Activity, key: RestoreKey, number: int = 0) -> None:
+        """Notes that the function starts, or resumes after `number` items, on the input `key`."""
         activity.enter(self.name, self.seed, key)
         generators = activity.generators
         if generators is not None and generators.drawn and not self.is_stateless:
             generators.seed("hook", self.seed, key, self.name, number)
-        return activity
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""
-        self.enter(key)
+        self.enter(current_activity(), key)
         if self.restore_seeds:
             with seeded(key_of("restore_seeds", self.seed, key, self.name)):
                 result = self.function(argument)
@@ -136,9 +151,10 @@ class UserFunction:
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs a generator function; gives each item with its own restore key."""
         items = iter(self.function(argument))
+        activity = current_activity()
         rng: Generator | None = None
         for number in itertools.count():
-            activity = self.enter(key, number)
+            self.enter(activity, key, number)
             # What it draws with sample_rng() continues from item to item.
             activity.rng = rng
             if self.restore_seeds:
@@ -152,9 +168,13 @@ class UserFunction:
             if item is None:
                 raise _bad_result(self, item)
             own_key = (self.name, number, key)
-            # A copy: a generator may change its object and give it again, while a batch holds it.
-            is_sample = isinstance(item, (dict, list)) or hasattr(item, "__restore_key__")
-            yield own_key, _stamped(copy.copy(item), own_key) if is_sample else item
+            if isinstance(item, (dict, list)) or hasattr(item, "__restore_key__"):
+                # The function may change an object that it keeps, while a batch holds it.
+                if getrefcount(item) > _OWN_REFERENCES:
+                    item = copy.copy(item)
+                yield own_key, _stamped(item, own_key)
+            else:
+                yield own_key, item
 
     def again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
         """Makes the item of `restore_key` again; `make` does the same for the input.
@@ -180,14 +200,28 @@ class UserFunction:
             return self.call(restore_key, make(restore_key))
         if len(restore_key) != 3 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of {self.name}")
+        siblings = current_activity().siblings or Siblings(())
+        found = siblings.take(restore_key, LEFT_OUT)
+        if found is not LEFT_OUT:
+            return found
         _, number, inner_key = restore_key
-        items = self.expand(inner_key, make(inner_key))
-        found = next(islice(items, number, None), None)
-        if found is None:
+        numbers = siblings.numbers(self.name, inner_key) | {number}
+        made: dict[RestoreKey, Any] = {}
+        try:
+            items = self.expand(inner_key, make(inner_key))
+            for place, (key, item) in enumerate(islice(items, max(numbers) + 1)):
+                if place in numbers:
+                    made[key] = item
+        except Exception:
+            if restore_key not in made:  # else a sibling fails, and will when it is asked for
+                raise
+        if restore_key not in made:
             raise ValueError(
                 f"{self.where} gives no item {number} for {name_of_key(inner_key)} any more"
             )
-        return found[1]
+        found = made.pop(restore_key)
+        siblings.keep(made)
+        return found
 
 
 class FunctionRun:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from energon_lite.core.activity import current_activity, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -66,7 +67,7 @@ class Collected(WrapperDataset[list[Any]]):
             raise ValueError(f"{restore_key!r} is not the restore key of a {self.kind}")
         with replaying() as activity:
             activity.batch_index = restore_key[1]
-            return [self.restore_member(key) for key in restore_key[2:]]
+            return list(map(Again(self.restore_member, restore_key[2:]), restore_key[2:]))
 
     def restore_member(self, key: RestoreKey) -> Any:
         """Makes one sample of a list again."""
@@ -256,8 +257,9 @@ class _GroupCursor(Cursor[list[Any]]):
             raise StateError(f"'held' of the checkpoint's group_batch is {held!r}, not a list")
         self._inner.restore(snapshot.inner[0])
         self._buckets = {}
+        again = Again(self._spec.dataset.restore_sample, held)
         for key in (key for keys in held for key in keys):
-            sample = self._spec.dataset.restore_sample(key)
+            sample = again(key)
             self._put(self._spec.criterion.call(key, sample), sample, key)
 
 

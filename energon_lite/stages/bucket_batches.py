@@ -14,6 +14,7 @@ from energon_lite.core.activity import current_activity, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of, random_words
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -130,6 +131,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._longest = spec.buckets.longest
         self._is_overlong: dict[int, bool] = {}
         self._table = KeyTable()
+        self._again = Again(spec.restore_member)
         # Lists to come: from `_place` on, in the order in which they are given.
         self._rows = compact(np.zeros((0, 4), np.int64))
         self._samples: list[Any] = []
@@ -156,7 +158,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._samples[start:stop] = [LEFT_OUT] * (stop - start)  # free them
         self._place += 1
         self.key = ("batch", current_activity().batch_index, *keys)
-        again = self._spec.restore_member
+        again = self._again
         return [
             again(key) if sample is LEFT_OUT else sample
             for key, sample in zip(keys, samples, strict=True)
@@ -294,6 +296,7 @@ class _BucketCursor(Cursor[list[Any]]):
         # What was given of the window is not there any more, but counts for the pace of reading.
         given = size - len(rows)
         self._table, self._window = table, window
+        self._again = Again(self._spec.restore_member, table.others.values())
         self._rows = compact(np.array([(0, 0, 0, 0)] * given + rows, np.int64).reshape(-1, 4))
         self._samples = [LEFT_OUT] * size
         self._edges = np.concatenate([[given], given + ends]).astype(np.int64)

@@ -164,7 +164,7 @@ class _Inputs(Iterator[Any]):
         self.key = self._inner.key
         self.num_read += 1
         self.num_outputs = 0
-        self._function.enter(self.key)
+        self._function.enter(current_activity(), self.key)
         return self.item
 
 
@@ -209,7 +209,7 @@ class _PassCursor(Cursor[T]):
         inputs, function = self._inputs, self._function
         while True:
             # What the function drew for its last input goes on where it was.
-            function.enter(inputs.key, inputs.num_outputs)
+            function.enter(activity, inputs.key, inputs.num_outputs)
             activity.rng = self._rng
             try:
                 if self._items is None:

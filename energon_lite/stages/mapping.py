@@ -22,6 +22,9 @@ from energon_lite.core.user_function import (
 
 T = TypeVar("T")
 
+# A generator function's time is counted once for so many items.
+_ITEMS_PER_COST = 32
+
 # Settings of a user's function: a dict of plain JSON, or a function that gives one.
 FunctionConfig = dict[str, JSON] | Callable[[], dict[str, JSON]] | None
 
@@ -181,6 +184,7 @@ class _ExpandCursor(Cursor[T]):
         self._before = inner.snapshot()
         self._slot = self._draws = 0
         self._given = 0
+        self._spent_sec = 0.0
 
     def __next__(self) -> T:
         while True:
@@ -193,7 +197,10 @@ class _ExpandCursor(Cursor[T]):
                 self._items = self._run.expand(self._inner.key, item)
             start = perf_counter()
             found = next(self._items, None)
-            current_activity().spend(self._inner.key, perf_counter() - start)
+            self._spent_sec += perf_counter() - start
+            if found is None or self._given % _ITEMS_PER_COST == 0:
+                current_activity().spend(self._inner.key, self._spent_sec)
+                self._spent_sec = 0.0
             if found is None:
                 self._items = None
                 continue

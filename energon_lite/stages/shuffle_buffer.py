@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of, random_words
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 
@@ -150,7 +151,8 @@ class _ShuffleCursor(Cursor[T]):
                 f"not go with size={self._spec.size}."
             )
         self._inner.restore(snapshot.inner[0])
-        self._held = [(key, self._spec.dataset.restore_sample(key)) for key in held]
+        again = Again(self._spec.dataset.restore_sample, held)
+        self._held = [(key, again(key)) for key in held]
         self._given = given
 
 

@@ -11,6 +11,7 @@ from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, LEFT_OUT, UserFunction
@@ -132,6 +133,7 @@ class _SplitCursor(Cursor[list[Any]]):
         self._groups = self._fresh_groups()
         self._num_again = 0
         self._has_ended = False
+        self._again = Again(spec.restore_member)
 
     def _fresh_groups(self) -> list[GroupWindows]:
         spec, longest_first = self._spec, self._spec.split.longest_first
@@ -147,7 +149,7 @@ class _SplitCursor(Cursor[list[Any]]):
         wanted = self._schedule.group(batch_index // self._stream.num_streams)
         batch = self._next_list(wanted)
         self.key = ("batch", batch_index, *(held.key for held in batch))
-        again = self._spec.restore_member
+        again = self._again
         return [again(key) if sample is LEFT_OUT else sample for key, sample, _ in batch]
 
     def _next_list(self, wanted: int) -> list[Held]:
@@ -275,6 +277,8 @@ class _SplitCursor(Cursor[list[Any]]):
         num_again, has_ended = snapshot.count("repeated"), bool(snapshot.count("ended"))
         self._inner.restore(snapshot.inner[0])
         self._groups, self._num_again, self._has_ended = groups, num_again, has_ended
+        held = (keys for _, keys, *_ in snapshot.field("groups"))
+        self._again = Again(self._spec.restore_member, held)
 
 
 class SplitModalityBatchDataset(MapDataset[T]):

@@ -11,6 +11,7 @@ from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
@@ -82,6 +83,7 @@ class _BalanceCursor(Cursor[list[Any]]):
         self._seed = seed
         self._sync = QuantileSync(spec.packing.balance_window, seed)
         self._held: dict[int, _Held] = {}
+        self._again = Again(spec.restore_sample)
 
     def __next__(self) -> list[Any]:
         sync, inner = self._sync, self._inner
@@ -97,7 +99,7 @@ class _BalanceCursor(Cursor[list[Any]]):
         held = self._held.pop(sync.next_pack())
         self.key = ("pack", current_activity().batch_index, *held.key[2:])
         if held.samples is LEFT_OUT:
-            return self._spec.restore_sample(self.key)
+            return list(self._again(self.key))
         pack: list[Any] = held.samples
         return pack
 
@@ -144,6 +146,7 @@ class _BalanceCursor(Cursor[list[Any]]):
             ) from error
         self._inner.restore(snapshot.inner[0])
         self._held = held
+        self._again = Again(self._spec.restore_sample, keys)
 
 
 def _checked(key: Any) -> RestoreKey:

@@ -11,6 +11,7 @@ from energon_lite import packing as packers
 from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT
@@ -194,6 +195,7 @@ class FillCursor(Cursor[list[Any]]):
         self._groups: dict[GroupKey, _Group] = {}
         self._full: _Group | None = None
         self._pack: list[_Held] = []
+        self._again = Again(spec.restore_member)
         self._has_ended = False
         self._measure = Measure(spec.packing)
         self._has_one_group = spec.packing.group_by is None
@@ -218,7 +220,7 @@ class FillCursor(Cursor[list[Any]]):
 
     def _give(self, pack: list[_Held]) -> list[Any]:
         self.key = ("pack", current_activity().batch_index, *(held.key for held in pack))
-        again = self._spec.restore_member
+        again = self._again
         self._pack = pack
         return [again(key) if sample is LEFT_OUT else sample for key, sample, _ in pack]
 
@@ -290,6 +292,8 @@ class FillCursor(Cursor[list[Any]]):
         has_ended = bool(snapshot.count("ended"))
         self._inner.restore(snapshot.inner[0])
         self._groups, self._has_ended = groups, has_ended
+        keys = [held.key for group in groups.values() for held in group.held.values()]
+        self._again = Again(self._spec.restore_member, keys)
         # At most one, since packs are given as soon as they can be.
         self._full = next((g for g in groups.values() if g.packer.is_full), None)
 

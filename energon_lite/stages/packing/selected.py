@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction, describe_input
@@ -94,6 +95,7 @@ class _SelectCursor(Cursor[list[Any]]):
         self._run = FunctionRun(spec.select)
         self._held: list[_Held] = []
         self._packs: list[list[_Held]] = []
+        self._again = Again(spec.restore_member)
 
     def __next__(self) -> list[Any]:
         while True:
@@ -123,7 +125,7 @@ class _SelectCursor(Cursor[list[Any]]):
         return True
 
     def _samples(self, held: Iterable[_Held]) -> list[Any]:
-        again = self._spec.restore_member
+        again = self._again
         return [again(key) if sample is LEFT_OUT else sample for key, sample in held]
 
     def _select(self, is_last: bool) -> None:
@@ -200,6 +202,7 @@ class _SelectCursor(Cursor[list[Any]]):
             raise StateError("The checkpoint's stage 'select_packs' has no lists of restore keys.")
         self._inner.restore(snapshot.inner[0])
         self._held = [(key, LEFT_OUT) for key in held]
+        self._again = Again(self._spec.restore_member, (held, *packs))
         # An edited blend may have left none of a pack's samples.
         self._packs = [[(key, LEFT_OUT) for key in pack] for pack in packs if pack]
 
