@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import Counter
 from itertools import islice
@@ -25,9 +26,13 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import Stream
+from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.source import WebdatasetSource
+from energon_lite.storage.yaml import load_yaml
 
+from .conftest import jpeg, write_tar
 from .helpers import caption_set, text_set
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -188,6 +193,41 @@ def test_encoder_decides_the_decoding(captions) -> None:
     )
     sample = next(iter(get_train_dataset(captions, task_encoder=Bytes8(), **settings)))
     assert sample.image.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("names", [("jpg.0", "jpg.1"), ("0.jpg", "1.jpg")])
+def test_several_pictures_of_a_sample_are_a_list(tmp_path, names) -> None:
+    members = []
+    for i in range(3):
+        members += [(f"{i}.{name}", jpeg(10 * i + k)) for k, name in enumerate(names)]
+        members.append((f"{i}.json", json.dumps({"caption": f"of {i}"}).encode()))
+    write_tar(tmp_path / "shard.tar", members)
+    prepare_dataset(
+        tmp_path,
+        split_parts={"train": ".*"},
+        sample_type="CaptioningSample",
+        field_map={"image": list(names), "caption": "json[caption]"},
+        num_workers=0,
+    )
+    found = {"image": list(names), "caption": "json[caption]"}
+    assert load_yaml(tmp_path / ".nv-meta" / "dataset.yaml")["field_map"] == found
+    dataset = get_val_dataset(tmp_path, split_part="train", worker_config=CONFIG, batch_size=None)
+    samples = list(get_savable_loader(dataset))
+    assert [sample.caption for sample in samples] == ["of 0", "of 1", "of 2"]
+    decode = SampleDecoder().decode
+    for i, sample in enumerate(samples):
+        expected = [decode("jpg", jpeg(10 * i + k)) for k in range(2)]
+        assert isinstance(sample.image, list)
+        assert all(map(torch.equal, sample.image, expected))
+    with pytest.raises(DatasetFormatError, match=r"'image\[1\]'.*png"):
+        prepare_dataset(
+            tmp_path,
+            split_parts={"train": ".*"},
+            sample_type="CaptioningSample",
+            field_map={"image": [names[0], "png"], "caption": "json"},
+            num_workers=0,
+            force_overwrite=True,
+        )
 
 
 def test_encoder_may_change_types(texts) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -89,7 +89,7 @@ def prepare(
     # A closed stdin is None.
     can_ask = sys.stdin is not None and sys.stdin.isatty() and not non_interactive
     parts = [_split_part(text) for text in split_parts or ()]
-    fields = _field_map(field_map or [])
+    fields: Mapping[str, str | list[str]] | None = _field_map(field_map or [])
     with errors_as_text():
         local_root(path)
         if not tar_index_only:
@@ -142,8 +142,8 @@ def _split_part(text: str) -> tuple[str, str]:
     return name, pattern
 
 
-def _field_map(texts: list[str]) -> dict[str, str] | None:
-    fields: dict[str, str] = {}
+def _field_map(texts: list[str]) -> dict[str, str | list[str]] | None:
+    fields: dict[str, str | list[str]] = {}
     for text in texts:
         if text.lstrip().startswith("{"):
             try:

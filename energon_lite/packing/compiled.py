@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import sigutils
+from numba.core import event, sigutils
 
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _kernels: list[tuple[Any, str]] = []
+_functions: set[Callable[..., Any]] = set()
 
 
 def kernel(*signatures: str) -> Callable[[Function], Function]:
@@ -36,6 +37,7 @@ def kernel(*signatures: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         compiled = _jit(function, is_kept=bool(signatures))
+        _functions.add(function)
         _kernels.extend((compiled, signature) for signature in signatures)
         return cast(Function, compiled)
 
@@ -61,6 +63,28 @@ def compile_all() -> None:
             logger.warning("The kept code of %s is damaged; compiling it anew.", compiled.__name__)
             compiled.recompile()
             compiled.compile(types)
+
+
+class _Compiling(event.Listener):
+    """Says once in a process that kernels are compiled, which code that was kept is not."""
+
+    def on_start(self, event: event.Event) -> None:
+        if event.data["dispatcher"].py_func in _functions:
+            _say_compiling()
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _say_compiling() -> None:
+    logger.warning(
+        "Compiling the code that packs. This is done once after installing, and may take a minute; "
+        "later processes read the compiled code."
+    )
 
 
 def _jit(function: Callable[..., Any], is_kept: bool) -> Any:

@@ -68,7 +68,9 @@ def fields_of(name: str) -> list[FieldSpec]:
     ]
 
 
-def check_config(sample_type: str | None, field_map: Mapping[str, str] | None) -> FieldMap | None:
+def check_config(
+    sample_type: str | None, field_map: Mapping[str, str | list[str]] | None
+) -> FieldMap | None:
     """Checks that a field map fits its sample type.
 
     Returns:

@@ -59,7 +59,7 @@ class Request(NamedTuple):
     split_ratio: Ratio | None = None
     split_parts: SplitParts | None = None
     sample_type: str | None = None
-    field_map: Mapping[str, str] | None = None
+    field_map: Mapping[str, str | list[str]] | None = None
     split_config: str = DEFAULT_SPLIT
     dataset_config: str = DEFAULT_DATASET
     exclude: str | None = None

@@ -61,7 +61,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         path: AnyPath,
         *,
         subflavors: Mapping[str, Any] | None = None,
-        field_map: Mapping[str, str] | None = None,
+        field_map: Mapping[str, str | list[str]] | None = None,
         sample_loader: str | Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         part_filter: str | Wanted = None,
         sample_type: type[Sample] | None = None,
@@ -78,7 +78,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
 
     def _make_maker(
         self,
-        field_map: Mapping[str, str] | None,
+        field_map: Mapping[str, str | list[str]] | None,
         sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None,
         part_filter: Wanted,
     ) -> SampleMaker | None:

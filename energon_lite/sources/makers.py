@@ -67,7 +67,7 @@ class FieldMapMaker:
 
     def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
         self.sample_type = sample_type
-        self.direct = _direct_fields(field_map)
+        self.direct = field_map.direct
         self._access = field_map.access
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
@@ -87,12 +87,6 @@ class FieldMapMaker:
         fields = service.by_name()
         fields.update(parts)  # a field map may name __key__ too
         return self.sample_type(**fields)
-
-
-def _direct_fields(field_map: FieldMap) -> dict[str, str] | None:
-    mapping = field_map.to_mapping()
-    is_direct = set(mapping.values()) == field_map.parts and len(mapping) == len(field_map.parts)
-    return {part: field for field, part in mapping.items()} if is_direct else None
 
 
 class LoaderMaker:

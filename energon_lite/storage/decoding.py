@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import importlib
 import io
 import json
+import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -14,15 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.storage.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
+    UNDECODED,
     image_decoder,
     image_format,
 )
+
+logger = logging.getLogger(__name__)
 
 PartDecoder = Callable[[bytes], Any]
 
@@ -44,6 +50,8 @@ _FORMAT_NAMES = {
 class SampleDecoder:
     """Decodes parts by the text after the last dot of their names (`seg.png` is a PNG).
 
+    If that is a number, it is the text before it that counts (`jpg.0` is a JPEG).
+
     | part | becomes |
     |---|---|
     | `txt text transcript` | str (UTF-8) |
@@ -53,7 +61,7 @@ class SampleDecoder:
     | `npy`, `npz` | numpy array, dict of them |
     | `ten tb`, `mp msg`, `cbor` | tenbin, msgpack, CBOR |
     | `X.gz` | as part X, unpacked first |
-    | `pkl pickle pyd pth` | bytes, unless named in `unpickle` |
+    | `pkl pickle pyd pth` | bytes, and a warning, unless named in `unpickle` |
     | `mp4 avi mov webm mkv flac mp3 wav flv` | bytes in this version, whatever `av_decode` says |
     | anything else | bytes |
 
@@ -64,7 +72,8 @@ class SampleDecoder:
 
     Attributes:
         image_decode: One of `l8 rgb8 rgba8 l rgb rgba`, these with `torch` before them, `torch`
-            (as `torchrgb`), or `pill pil pilrgb pilrgba`.
+            (as `torchrgb`), or `pill pil pilrgb pilrgba`. With `bytes` images stay as they are, for
+            a later hook to decode: `SampleDecoder(...).decode("jpg", raw)`.
         av_decode: `AVDecoder`, `torch` or `pyav`; without effect in this version.
         video_decode_audio: Without effect in this version.
         guess_content: Whether parts with an unknown name are decoded when their first bytes are
@@ -87,7 +96,7 @@ class SampleDecoder:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        if self.image_decode not in IMAGE_MODES:
+        if self.image_decode not in (*IMAGE_MODES, UNDECODED):
             image_decoder(self.image_decode)  # raises, with the closest mode
         if self.av_decode not in AV_MODES:
             hint = did_you_mean(self.av_decode, AV_MODES)
@@ -147,7 +156,10 @@ class SampleDecoder:
         """
         # Not by the whole name: the table of decoders would grow with every file.
         stem = fname.removesuffix(".gz")
-        decoder = self.decoder_of(stem.rpartition(".")[2] + fname[len(stem) :])
+        before, _, extension = stem.rpartition(".")
+        if extension.isdecimal():
+            extension = before.rpartition(".")[2]
+        decoder = self.decoder_of(extension + fname[len(stem) :])
         if decoder is None:
             return raw
         try:
@@ -184,9 +196,13 @@ class SampleDecoder:
         return self._plain_decoder(part)
 
     def _plain_decoder(self, part: str) -> PartDecoder | None:
-        extension = part.rpartition(".")[2]
+        stem, _, extension = part.rpartition(".")
+        if stem and extension.isdecimal():  # one of several, as `jpg.0`
+            extension = stem.rpartition(".")[2]
         lower = extension.lower()
         if lower in IMAGE_EXTENSIONS:
+            if self.image_decode == UNDECODED:
+                return None
             return _ImagePart(part, image_decoder(self.image_decode))
         if lower in AV_EXTENSIONS:
             return None
@@ -195,11 +211,25 @@ class SampleDecoder:
             return _guarded(part, what, decode)
         if extension in _PICKLE_DECODERS:
             if extension not in self.unpickle:
+                _warn_of_pickle(extension)
                 return None
             return _guarded(part, "a pickle", _PICKLE_DECODERS[extension])
-        if self.guess_content:
+        if self.guess_content and self.image_decode != UNDECODED:
             return _GuessedPart(_ImagePart(part, image_decoder(self.image_decode)))
         return None
+
+
+@functools.cache
+def _warn_of_pickle(extension: str) -> None:
+    """Says once that a part stays bytes; of several workers, the first one does."""
+    worker = get_worker_info()
+    if worker is None or worker.id == 0:
+        logger.warning(
+            "A part %r stays bytes, since unpickling it runs whatever code the dataset holds. For "
+            "data that you trust, set decoder = SampleDecoder(unpickle=(%r,)) on the task encoder",
+            extension,
+            extension,
+        )
 
 
 def _guarded(part: str, what: str, decode: PartDecoder) -> PartDecoder:

@@ -59,6 +59,18 @@ class FieldPath:
         return f"{self}: found"
 
 
+class _ListGetter:
+    """Finds the values of a field that is a list."""
+
+    __slots__ = ("getters",)
+
+    def __init__(self, getters: tuple[_Getter, ...]) -> None:
+        self.getters = getters
+
+    def __call__(self, sample: Mapping[str, Any]) -> list[Any]:
+        return [getter(sample) for getter in self.getters]
+
+
 class _Getter:
     """Finds the value of a field that is not just a part."""
 
@@ -84,29 +96,44 @@ class _Getter:
 class FieldMap:
     """Makes the fields of a sample from its parts.
 
-    `image: jpg,png` takes the first part that is there; `caption: json[text][0]` goes into it.
+    `image: jpg,png` takes the first part that is there; `caption: json[text][0]` goes into it;
+    `images: [jpg.0, jpg.1]` makes a list of values, of which none may be missing.
 
     Attributes:
         fields: Names of the fields, in the order of the YAML.
-        paths: For each field the ways to its value, tried in this order.
+        paths: The ways to each value, tried in this order; by the name of the field, or by field
+            and position, as in `images[0]`.
         parts: All parts that may be needed.
+        direct: Where each field is one part as it is, the field of each part; else None.
     """
 
-    __slots__ = ("_getters", "fields", "parts", "paths")
+    __slots__ = ("_getters", "_mapping", "direct", "fields", "parts", "paths")
 
-    def __init__(self, paths: Mapping[str, tuple[FieldPath, ...]]) -> None:
-        """Prepares the access to each field; `parse` makes the paths from text."""
-        self.paths = dict(paths)
-        self.fields: tuple[str, ...] = tuple(self.paths)
+    def __init__(self, mapping: Mapping[str, str | list[str]], where: str = "field_map") -> None:
+        """Prepares the access to each field; `parse` checks the mapping first."""
+        self.fields: tuple[str, ...] = tuple(mapping)
+        self.paths: dict[str, tuple[FieldPath, ...]] = {}
+        self._mapping: dict[str, str | list[str]] = {}
+        getters = []
+        for name, access in mapping.items():
+            texts = {name: access} if isinstance(access, str) else _labelled(name, access)
+            ways = {label: _parse_ways(text, f"{where}.{label}") for label, text in texts.items()}
+            self.paths.update(ways)
+            plain = [",".join(map(str, own)) for own in ways.values()]
+            self._mapping[name] = plain[0] if isinstance(access, str) else plain
+            getters.append((name, _make_getter(ways, isinstance(access, str))))
+        self._getters = tuple(getters)
         self.parts = frozenset(path.part for ways in self.paths.values() for path in ways)
-        self._getters = tuple((name, _make_getter(name, ways)) for name, ways in paths.items())
+        texts = {a: name for name, a in self._mapping.items() if isinstance(a, str)}
+        direct = {part: name for part, name in texts.items() if part in self.parts}
+        self.direct = direct if len(direct) == len(self.fields) == len(self.parts) else None
 
     @classmethod
     def parse(cls, mapping: object, where: str) -> FieldMap:
         """Reads a field map.
 
         Args:
-            mapping: Access string of each field, as in `dataset.yaml`.
+            mapping: Access string of each field, or a list of them, as in `dataset.yaml`.
             where: File and key, for errors.
 
         Raises:
@@ -117,17 +144,14 @@ class FieldMap:
                 f"{where}: expected a map from fields to parts, such as `image: jpg,png`, but "
                 f"found {mapping!r}."
             )
-        paths: dict[str, tuple[FieldPath, ...]] = {}
         for field, access in mapping.items():
-            if not isinstance(field, str) or not isinstance(access, str):
+            texts = access if isinstance(access, list) else [access]
+            if not isinstance(field, str) or not texts or not all(map(_is_text, texts)):
                 raise DatasetFormatError(
-                    f"{where}.{field}: expected text such as `jpg,png` or `json[caption]`, but "
-                    f"found {access!r}."
+                    f"{where}.{field}: expected text such as `jpg,png` or `json[caption]`, or a "
+                    f"list of such texts, `[jpg.0, jpg.1]`, but found {access!r}."
                 )
-            paths[field] = tuple(
-                _parse_path(text.strip(), f"{where}.{field}") for text in _split(access)
-            )
-        return cls(paths)
+        return cls(mapping, where)
 
     def access(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Gives the value of every field.
@@ -144,13 +168,16 @@ class FieldMap:
             # A plain part is missing; find out which, and say so.
             return {name: _Getter(name, ways)(sample) for name, ways in self.paths.items()}
 
-    def to_mapping(self) -> dict[str, str]:
-        """Gives the access string of each field, as `parse` reads it."""
-        return {name: ",".join(map(str, ways)) for name, ways in self.paths.items()}
+    def to_mapping(self) -> dict[str, str | list[str]]:
+        """Returns the access string of each field, or their list, as `parse` reads it."""
+        return {
+            name: access if isinstance(access, str) else [*access]
+            for name, access in self._mapping.items()
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the paths only."""
-        return FieldMap, (self.paths,)
+        """Pickles the mapping only."""
+        return FieldMap, (self._mapping,)
 
     def __eq__(self, other: object) -> bool:
         """Compares fields and paths."""
@@ -207,10 +234,26 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
         )
 
 
-def _make_getter(field: str, paths: tuple[FieldPath, ...]) -> Callable[[Mapping[str, Any]], Any]:
-    if len(paths) == 1 and not paths[0].keys:
-        return operator.itemgetter(paths[0].part)
-    return _Getter(field, paths)
+def _make_getter(
+    paths: Mapping[str, tuple[FieldPath, ...]], is_single: bool
+) -> Callable[[Mapping[str, Any]], Any]:
+    getters = tuple(_Getter(label, ways) for label, ways in paths.items())
+    if not is_single:
+        return _ListGetter(getters)
+    (path, *others) = getters[0].paths
+    return getters[0] if others or path.keys else operator.itemgetter(path.part)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _labelled(field: str, texts: list[str]) -> dict[str, str]:
+    return {f"{field}[{place}]": text for place, text in enumerate(texts)}
+
+
+def _parse_ways(access: str, where: str) -> tuple[FieldPath, ...]:
+    return tuple(_parse_path(text.strip(), where) for text in _split(access))
 
 
 def _split(access: str) -> list[str]:

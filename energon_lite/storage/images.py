@@ -76,6 +76,9 @@ IMAGE_MODES: dict[str, ImageMode] = {
     "pilrgba": ImageMode("pil", False, "RGBA"),
 }
 
+# The mode in which images are not decoded.
+UNDECODED = "bytes"
+
 # A tensor, so that the quotient is float32 whatever torch.set_default_dtype says.
 _WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
 
@@ -88,7 +91,7 @@ def image_decoder(mode_name: str) -> Callable[[bytes], Any]:
     """
     mode = IMAGE_MODES.get(mode_name)
     if mode is None:
-        hint = did_you_mean(mode_name, IMAGE_MODES)
+        hint = did_you_mean(mode_name, (*IMAGE_MODES, UNDECODED))
         raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
     return functools.partial(_decode, mode=mode)
 

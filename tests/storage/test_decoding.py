@@ -20,6 +20,7 @@ from webdataset.autodecode import ImageHandler
 
 from energon_lite.core.errors import DecodingError
 from energon_lite.core.samples import CrudeSample
+from energon_lite.storage import decoding
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.images import IMAGE_MODES
 
@@ -336,3 +337,40 @@ def test_real_photographs_are_decoded_as_webdataset_decodes_them() -> None:
             raw = file.read_bytes()
             ours, theirs = decode("jpg", raw), ImageHandler(spec)("jpg", raw)
             np.testing.assert_array_equal(arrays(ours), arrays(theirs))
+
+
+def test_images_may_stay_bytes_beside_decoded_json() -> None:
+    decoder = SampleDecoder(image_decode="bytes", guess_content=True)
+    raw = encoded(picture("RGB"))
+    decoded = decoder({"__key__": "a", "jpg": raw, "png.gz": gzip.compress(raw), "x": raw,
+                       "json": b'{"a": 1}'})  # fmt: skip
+    assert decoded == {"__key__": "a", "jpg": raw, "png.gz": raw, "x": raw, "json": {"a": 1}}
+    assert pickle.loads(pickle.dumps(decoder)) == decoder
+    later = SampleDecoder(image_decode="rgb8").decode("jpg", decoded["jpg"])
+    assert later.shape == (HEIGHT, WIDTH, 3)
+
+
+@pytest.mark.parametrize(
+    ("part", "like"), [("jpg.0", "jpg"), ("a.json.12", "json"), ("txt.1", "txt")]
+)
+def test_one_of_several_parts_is_decoded_by_the_text_before_its_number(part, like) -> None:
+    raw = {"jpg": encoded(picture("RGB"), "JPEG"), "json": b"[1]", "txt": b"text"}[like]
+    decoder = SampleDecoder(image_decode="rgb8")
+    expected = decoder.decode(like, raw)
+    assert np.array_equal(decoder({part: raw})[part], expected)
+    assert np.array_equal(decoder.decode(part, raw), expected)
+    assert decoder({"0": raw})["0"] == raw
+
+
+def test_pickled_part_that_stays_bytes_warns_once_with_the_setting(caplog) -> None:
+    decoding._warn_of_pickle.cache_clear()
+    raw = pickle.dumps([1])
+    for _ in range(3):
+        assert SampleDecoder()({"pickle": raw, "a.pth": raw}) == {"pickle": raw, "a.pth": raw}
+    texts = [record.message for record in caplog.records]
+    assert len(texts) == 2
+    assert "unpickle=('pickle',)" in texts[0]
+    assert "unpickle=('pth',)" in texts[1]
+    caplog.clear()
+    assert SampleDecoder(unpickle=("pickle",))({"pickle": raw}) == {"pickle": [1]}
+    assert not caplog.records

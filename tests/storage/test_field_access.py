@@ -127,3 +127,39 @@ def test_fields_are_checked_before_any_sample_is_read() -> None:
         check_fields(parse(image="jpg"), CaptioningSample, WHERE)
     with pytest.raises(DatasetFormatError, match="'__sources__' is set for every sample"):
         check_fields(parse(text="txt", __sources__="json"), TextSample, WHERE)
+
+
+# ------------------------------------------------------------------------------------------ lists
+
+
+def test_a_list_takes_several_parts() -> None:
+    mapping: dict[str, Any] = {"images": ["jpg.0", "jpg.1,png.1", "json[more][0]"], "text": "txt"}
+    field_map = FieldMap.parse(mapping, WHERE)
+    assert field_map.fields == ("images", "text")
+    assert field_map.parts == {"jpg.0", "jpg.1", "png.1", "json", "txt"}
+    assert field_map.direct is None
+    assert field_map.to_mapping() == mapping
+    sample = {"jpg.0": "a", "png.1": "b", "json": {"more": ["c"]}, "txt": "d"}
+    for again in (field_map, pickle.loads(pickle.dumps(field_map))):
+        assert again == field_map
+        assert again.access(sample) == {"images": ["a", "b", "c"], "text": "d"}
+
+
+@given(parts=st.lists(NAME, min_size=1, max_size=4), data=st.data())
+def test_a_list_keeps_its_order_and_names_the_part_that_is_missing(
+    parts: list[str], data: st.DataObject
+) -> None:
+    field_map = FieldMap.parse({"images": parts}, WHERE)
+    sample = {part: f"of {part}" for part in parts}
+    assert field_map.access(sample) == {"images": [f"of {part}" for part in parts]}
+    missing = data.draw(st.sampled_from(parts))
+    del sample[missing]
+    place = parts.index(missing)
+    with pytest.raises(FieldAccessError, match=rf"field 'images\[{place}\]': .*no part"):
+        field_map.access(sample)
+
+
+@pytest.mark.parametrize("access", [[], ["jpg", 1], [["jpg"]], ["jpg]"], {"a": "b"}])
+def test_a_list_that_is_none_of_parts_is_refused(access: Any) -> None:
+    with pytest.raises(DatasetFormatError, match=r"field_map\.image"):
+        FieldMap.parse({"image": access}, WHERE)
