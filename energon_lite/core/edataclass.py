@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 from typing_extensions import Self, dataclass_transform
 
 from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
@@ -139,3 +140,15 @@ class ExtendableDataclassMixin:
             f"{cls.__qualname__}, which is not its subclass. Use {cls.__qualname__}.derive_from "
             "and name the fields."
         )
+
+
+def _refuse(batch: list[Any], **_: Any) -> Any:
+    """What torch's default collate function finds for samples and batches."""
+    raise TypeError(
+        f"torch's DataLoader cannot collate {type(batch[0]).__name__} objects. Batches are made by "
+        "the dataset (batch_size=... of get_train_dataset): use energon_lite.get_loader(dataset), "
+        "which is a torch DataLoader, or DataLoader(dataset, batch_size=None)"
+    )
+
+
+default_collate_fn_map[ExtendableDataclassMixin] = _refuse

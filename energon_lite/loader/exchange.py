@@ -116,17 +116,33 @@ class Exchange:
     def _round(self, value: Any, what: str, collector: int, *, is_shared: bool) -> list[Any]:
         ranks = self._global_ranks()
         name = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()[:16]
-        store = dist.distributed_c10d._get_default_store()
-        this = _Round(
-            dist.distributed_c10d.PrefixStore(f"energon_lite/{name}", store), what, len(ranks)
-        )
+        store = dist.distributed_c10d.PrefixStore(f"energon_lite/{name}", _default_store())
         rank = self._config.rank
-        this.post(rank, value)
+        this = _Round(store, what, rank, len(ranks))
+        this.post(value)
+        try:
+            values = self._wait(this, is_shared) if rank == collector else self._wait(this)
+            shared = this.result()
+        finally:  # also where the wait is interrupted: a late round must not find an old value
+            this.take_back()
+            if ranks[rank] == 0:  # mostly the process that has the store, and may end now
+                this.wait_for_leaving(min(self._timeout_sec, QUIET_SEC))
+        if rank == collector:
+            this.forget_earlier()
+        return values if rank == collector else shared
+
+    def _wait(self, this: _Round, is_shared: bool | None = None) -> list[Any]:
+        """Waits until a round is decided; returns all values if it is this rank that collects them.
+
+        Args:
+            this: the round.
+            is_shared: on the collector, whether all ranks get the values; None on the others.
+        """
         values: list[Any] = []
         since, pause, is_quiet = time.monotonic(), 0.001, True
         while not this.is_decided:
             waited = time.monotonic() - since
-            if rank == collector and not (missing := this.missing()):
+            if is_shared is not None and this.is_complete:
                 values = this.collect(is_shared)
             elif waited > self._timeout_sec:
                 this.fail(self._timeout_sec)
@@ -134,27 +150,24 @@ class Exchange:
                 is_quiet = False
                 logger.warning(
                     "Rank %d waits in %s for ranks %s to call it, too; it gives up after %g s.",
-                    rank, what, missing if rank == collector else this.missing(), self._timeout_sec,
+                    this.rank, this.what, this.missing(), self._timeout_sec,
                 )  # fmt: skip
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-        try:
-            shared = this.result(rank)
-        finally:
-            if dist.get_rank() == 0:  # mostly the process that has the store, and may end now
-                this.wait_for_leaving(min(self._timeout_sec, QUIET_SEC))
-        if rank == collector:
-            this.forget_earlier()
-        return values if rank == collector else shared
+        return values
+
+
+def _default_store() -> Any:
+    return dist.distributed_c10d._get_default_store()
 
 
 class _Round:
     """One round of a group of ranks in the store, the first that has no outcome yet."""
 
-    def __init__(self, store: Any, what: str, num_ranks: int) -> None:
+    def __init__(self, store: Any, what: str, rank: int, num_ranks: int) -> None:
         self._store = store
-        self._what = what
+        self.what, self.rank = what, rank
         self._oldest, self._last = 0, 0
         if store.check(["rounds"]):
             self._oldest, self._last = map(int, store.get("rounds").split())
@@ -172,18 +185,25 @@ class _Round:
         """Whether it is known what becomes of the round."""
         return bool(self._store.check([self._outcome]))
 
-    def post(self, rank: int, value: Any) -> None:
-        """Posts the value of a rank; what is no JSON fails the round on all ranks."""
+    def post(self, value: Any) -> None:
+        """Posts the value of this rank; what is no JSON fails the round on all ranks."""
         try:
-            text = json.dumps([self._what, value])
+            text = json.dumps([self.what, value])
         except (TypeError, ValueError) as error:
-            text = json.dumps([self._what, None, f"rank {rank} gave no plain JSON: {error}"])
-        self._store.set(self._posts[rank], zlib.compress(text.encode(), 1))
+            text = json.dumps([self.what, None, f"rank {self.rank} gave no plain JSON: {error}"])
+        self._store.set(self._posts[self.rank], zlib.compress(text.encode(), 1))
+
+    def take_back(self) -> None:
+        """Deletes what this rank posted."""
+        self._store.delete_key(self._posts[self.rank])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have posted."""
+        return bool(self._store.check(self._posts))
 
     def missing(self) -> list[int]:
         """Lists the ranks that did not post yet."""
-        if self._store.check(self._posts):
-            return []
         return [r for r, post in enumerate(self._posts) if not self._store.check([post])]
 
     def collect(self, is_shared: bool) -> list[Any]:
@@ -208,12 +228,12 @@ class _Round:
         """Tries to decide that the round has failed, as some ranks did not come."""
         missing = self.missing()
         text = (
-            f"ranks {missing} did not call {self._what} within {timeout_sec:g} s of the others "
+            f"ranks {missing} did not call {self.what} within {timeout_sec:g} s of the others "
             "(state_timeout_sec). Call it on all data-parallel ranks, or save each rank's own "
             "state with save_state_rank(), which waits for nobody"
             if missing
             else f"the ranks waited {timeout_sec:g} s (state_timeout_sec) for one another in "
-            f"{self._what}, with different arguments, or one of them is slow"
+            f"{self.what}, with different arguments, or one of them is slow"
         )
         self._decide(b"-" + text.encode())
 
@@ -221,14 +241,13 @@ class _Round:
         """Sets the outcome, unless another rank has set one."""
         self._store.compare_set(self._outcome, "", outcome)
 
-    def result(self, rank: int) -> list[Any]:
-        """Takes the rank's post back; returns the values, if they are shared.
+    def result(self) -> list[Any]:
+        """Returns the values, if they are shared.
 
         Raises:
             StateError: The round has failed.
         """
         outcome = self._store.get(self._outcome)
-        self._store.delete_key(self._posts[rank])
         if outcome[:1] == b"-":
             raise StateError(outcome[1:].decode())
         return _unpacked(outcome[1:]) if len(outcome) > 1 else []

@@ -218,6 +218,8 @@ def test_torchs_own_loader_reads_a_dataset_once_or_refuses(texts) -> None:
     assert len({key for keys in found for key in keys}) == 60
     with pytest.raises(RuntimeError, match="get_loader"):
         next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
+    with pytest.raises(TypeError, match=r"use energon_lite.get_loader\(dataset\)"):
+        next(iter(DataLoader(dataset)))
 
 
 def test_a_path_in_place_of_a_dataset_is_refused(texts) -> None:
