@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from energon_lite.cli import app
-from energon_lite.storage.nvmeta import is_prepared, read_dataset_config, read_info
+from energon_lite.balance import CostModel
+from energon_lite.cli import app, options
+from energon_lite.cli.answers import Answers, NoAnswerError
+from energon_lite.inspect.balance import DEFAULT_COST
+from energon_lite.length_index import DEFAULT_NAME
+from energon_lite.storage.nvmeta import (
+    DEFAULT_DATASET,
+    is_prepared,
+    read_dataset_config,
+    read_info,
+)
 
-from .conftest import REPO, write_tar, write_texts
+from .conftest import REPO, write_captions, write_tar, write_texts
 
 TYPED = ["--split-ratio", "2,1,1", "--sample-type", "TextSample", "--field-map", "text=txt"]
 
@@ -24,9 +33,9 @@ def root(tmp_path):
     return tmp_path / "data"
 
 
-def run(*args: object):
-    """Runs the command; stdin is no terminal."""
-    return CliRunner().invoke(app, [str(arg) for arg in args])
+def run(*args: object, answers: str = ""):
+    """Runs the command; stdin is no terminal, and has the answers of a script."""
+    return CliRunner().invoke(app, [str(arg) for arg in args], input=answers)
 
 
 def test_prepare_info_and_lint_of_a_good_dataset_exit_with_zero(root):
@@ -236,6 +245,182 @@ COMMAND = [sys.executable, "-c", "from energon_lite.cli import main; main()"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 
+ALL_TYPES = """0. CaptioningSample
+1. ImageClassificationSample
+2. ImageSample
+3. InterleavedSample
+4. MultiChoiceVQASample
+5. OCRSample
+6. Sample
+7. SimilarityInterleavedSample
+8. TextSample
+9. VQASample
+10. VidQASample
+11. Crude sample (plain dict for cooking)
+12. VQAOCRSample
+"""
+
+
+def test_answers_of_energons_wizard_are_taken_in_its_order_with_its_numbers(tmp_path):
+    """The answers of a script that is written for `energon prepare`."""
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    answers = "2,1,1\ny\n0\ny\njpg\ntxt\n"
+    result = run("prepare", tmp_path, answers=answers)
+    assert result.exit_code == 0, result.output
+    assert ALL_TYPES in result.stdout
+    assert read_dataset_config(tmp_path) == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    again = run("prepare", tmp_path, answers="y\n1,1,0\nYes\n11\n")
+    assert again.exit_code == 0, again.output
+    assert "It seems the dataset had already been prepared." in again.stdout
+    assert read_dataset_config(tmp_path)["__class__"] == "CrudeWebdataset"
+    stays = run("prepare", tmp_path, answers="y\n1,1,0\nn\n")
+    assert stays.exit_code == 0
+    assert read_dataset_config(tmp_path)["__class__"] == "CrudeWebdataset"
+    assert run("prepare", tmp_path, answers="n\n").exit_code == 1
+
+
+def test_optional_fields_are_passed_over_by_an_empty_answer(tmp_path):
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    result = run("prepare", tmp_path, answers="2,1,1\ny\n1\n\njpg\n\ntxt,json[a]\n")
+    assert result.exit_code == 0, result.output
+    assert read_dataset_config(tmp_path)["field_map"] == {
+        "image": "jpg",
+        "label_name": "txt,json[a]",
+    }
+
+
+def test_what_an_option_says_is_not_asked(tmp_path):
+    write_captions(tmp_path, num_shards=4, samples_per_shard=2)
+    result = run(
+        "prepare", tmp_path, "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample",
+        answers="y\njpg\ntxt\n",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "sample types are available" not in result.stdout
+    assert "train/val/test split" not in result.stdout
+
+
+@pytest.mark.parametrize("way", ["answers", "option"])
+def test_a_sample_loader_of_ones_own_is_begun(root, way):
+    options = ["--split-ratio", "2,1,1", "--sample-type", "TextSample"]
+    more = ["--non-interactive"] if way == "option" else []
+    result = run("prepare", root, *options, *more, answers="" if more else "n\n")
+    assert result.exit_code == 0, result.output
+    assert "Edit .nv-meta/sample_loader.py" in result.stderr
+    assert read_dataset_config(root)["sample_loader"] == "sample_loader.py:sample_loader"
+    code = root / ".nv-meta/sample_loader.py"
+    assert "part in ('txt',)" in code.read_text()
+    code.write_text(code.read_text().replace("TODO", "txt"))
+    assert run("lint", root, "--trust").exit_code == 0
+    assert run("prepare", root, *options, *more, "--force-overwrite", answers="n\n").exit_code == 0
+    assert "TODO" not in code.read_text().splitlines()[5]
+
+
+def test_without_a_sample_type_energons_scripts_write_no_dataset_yaml(root):
+    result = run("prepare", root, "--non-interactive", "--split-ratio", "2,1,1")
+    assert result.exit_code == 0
+    assert "No dataset.yaml was written; give --sample-type" in result.stderr
+    assert not (root / ".nv-meta/dataset.yaml").exists()
+
+
+@pytest.mark.parametrize("ratio", ["8", "1,2,3,4", "1,-1,1", "0,0,0", "a,b,c", "8,1,1"])
+def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ratio):
+    result = run("prepare", root, "--split-ratio", ratio, answers="y\n8\ny\ntxt\n")
+    assert result.exit_code == 1
+    assert "split ratio" in result.stderr
+    assert "?" not in result.stdout
+    assert not list(root.rglob("*.idx"))
+
+
+def test_a_script_that_gives_no_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("energon_lite.cli.answers.LIMIT_SEC", 0.05)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        os.write(writing, "é\nno\nhalf".encode())
+        answers = Answers(True)
+        assert answers.text("a?") == "é"
+        assert answers.yes("b?", default=True) is False
+        assert answers.text("c?") == "half"
+        with pytest.raises(NoAnswerError):
+            answers.text("d?")
+        os.close(writing)
+
+
+def test_every_option_of_energon_is_known(root):
+    energon = [
+        "--no-progress", "--split-ratio", "2,1,1", "--exclude", "nothing", "--num-workers", "1",
+        "--shuffle-tars", "--fix-duplicates", "--non-interactive", "--force-overwrite",
+        "--dataset-yaml-name", "other.yaml", "--sample-type", "TextSample", "--tmp-path", "/tmp",
+        "--field-map", '{"text": "txt"}',
+    ]  # fmt: skip
+    assert run("prepare", root, *energon).exit_code == 0
+    assert run("prepare", root, "--tar-index-only", "--progress", "--num-workers", 1).exit_code == 0
+    both = ["--split-config", "split.yaml", "--dataset-config", "other.yaml"]
+    assert run("info", root, *both).exit_code == 0
+    assert run("lint", root, *both, "--split-parts", "train,val", "--parallel", 1).exit_code == 0
+    for option in ("--media-metadata-by-header", "--media-metadata-by-glob=*.jpg"):
+        refused = run("prepare", root, option)
+        assert refused.exit_code == 2
+        assert "media metadata are not in this version" in refused.stderr
+    for short in (["-h"], ["prepare", "-h"], ["-V"]):
+        assert run(*short).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["prepare-media", "mount", "preview", "checkpoint", "analyze-debug"]
+)
+def test_commands_of_energon_that_are_not_here_say_what_to_use(command):
+    result = run(command, "info", "some/path", "--new-world-size", 4)
+    assert result.exit_code == 2
+    assert f"energon-lite {command}: not in this version; " in result.stderr
+    assert command not in run("--help").stdout.split()
+
+
+def test_empty_split_parts_are_linted_without_an_error(root):
+    assert run("prepare", root, *TYPED, "--split-ratio", "1,0,0").exit_code == 0
+    assert run("lint", root, "--split-parts", "train,val,test").exit_code == 0
+    assert run("lint", root, "--split-parts", "dev").exit_code == 1
+
+
+def test_a_metadataset_is_described_and_checked(blend):
+    info = run("info", blend)
+    assert info.exit_code == 0
+    assert "train: 15 samples in 2 sources" in info.stdout
+    assert "other: 5 samples in 1 shard, part 'val' of" in info.stdout
+    report = json.loads(run("info", blend, "--json").stdout)
+    assert [source["samples"] for source in report["metadataset"]["train"]] == [10, 5]
+    blend.write_text(blend.read_text().replace("split_part: val", "split_part: dev"))
+    assert "other: " in run("info", blend).stdout
+    assert "there is nothing to prepare" in run("prepare", blend).stdout
+    blend.write_text(blend.read_text().replace("weight", "wieght"))
+    assert run("prepare", blend).exit_code == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("args", ["--help", "prepare --help", "info --help", "lengths -h", "-V"])
+def test_help_imports_neither_torch_nor_numpy(args):
+    code = (
+        "import sys\nfrom energon_lite.cli import app\n"
+        f"try: app({args.split()!r})\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'numpy', 'rich.progress') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+def test_defaults_that_help_shows_are_those_of_the_library():
+    assert options.LENGTHS_NAME == DEFAULT_NAME
+    assert options.DATASET_YAML == DEFAULT_DATASET
+    assert CostModel(1, 1 / 24_576) == DEFAULT_COST
+    assert "4.0690104166666664e-05" in run("balance", "--help").stdout
+
+
 @pytest.mark.processes
 def test_a_closed_stdin_never_makes_it_wait(root):
     # Not by `preexec_fn`: that runs Python between fork and exec, and may wait forever for a lock
@@ -255,15 +440,17 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
         command, stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
     ) as process:
         os.close(child)
-        os.write(parent, b"1,2\n2,1,1\nNope\nTextSample\ntxt\n")
+        os.write(parent, b"8,1,1\n2,1,1\ny\nNope\n6\n8\ny\npng\n\ntxt\n")
         try:
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
             os.close(parent)
     assert process.returncode == 0, errors
-    assert b"Part for 'text' (str)" in output
-    assert b"Parts of the first sample: txt" in output
+    assert b"leaves 'val' empty" in output
+    assert b"'Nope' is not a sample type of the list" in output
+    assert b"'6' is not a sample type of the list" in output
+    assert output.count(b"That type doesn't exist in the WebDataset") == 2
     assert read_dataset_config(root)["field_map"] == {"text": "txt"}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from energon_lite.cli.absent import add_absent
 from energon_lite.cli.balance import balance
 from energon_lite.cli.lengths import lengths
 from energon_lite.cli.plans import plan, schema
@@ -20,9 +21,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (prepare, info, lint, lengths, plan, balance, schema):
     app.command()(command)
+add_absent(app)
 
 
 def main() -> None:

@@ -11,16 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from energon_lite.cli.options import (
+    LENGTHS_NAME,
     AsJson,
     NumWorkers,
     ShowProgress,
     Trust,
     errors_as_text,
-    progress_bar,
+    late,
 )
-from energon_lite.inspect.text import lengths_text
-from energon_lite.length_index import DEFAULT_NAME, LengthFunction, measure_lengths
-from energon_lite.task_encoder.base import TaskEncoder
 
 
 def lengths(
@@ -33,7 +31,7 @@ def lengths(
             "sample; modules of the current folder are found, too.",
         ),
     ],
-    name: Annotated[str, typer.Option(help="Of the index, such as a tokenizer's.")] = DEFAULT_NAME,
+    name: Annotated[str, typer.Option(help="Of the index, such as a tokenizer's.")] = LENGTHS_NAME,
     meta_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for the index, where the dataset itself is read-only."),
@@ -47,8 +45,8 @@ def lengths(
     progress: ShowProgress = None,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
-    with errors_as_text(), progress_bar(progress) as bar:
-        reports = measure_lengths(
+    with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
+        reports = late("length_index.measure_lengths")(
             path,
             _encoder(encoder),
             name=name,
@@ -56,12 +54,13 @@ def lengths(
             split_parts=split_parts.split(",") if split_parts else None,
             num_workers=num_workers,
             trust=trust,
-            progress=None if bar is None else lambda what, done, all_: bar(what, done, all_, ""),
+            progress=late("cli.progress.three")(bar),
         )
     if as_json:
         typer.echo(json.dumps([report.to_json() for report in reports], indent=2))
     else:
-        typer.echo("\n".join(lengths_text(report) for report in reports))
+        text = late("inspect.text.lengths_text")
+        typer.echo("\n".join(text(report) for report in reports))
 
 
 def _encoder(text: str) -> Any:
@@ -78,12 +77,13 @@ def _encoder(text: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise typer.BadParameter(f"{text}: {error}", param_hint="--with") from None
-    if isinstance(found, type) and issubclass(found, TaskEncoder):
+    encoder = late("task_encoder.base.TaskEncoder")
+    if isinstance(found, type) and issubclass(found, encoder):
         return found()
-    if isinstance(found, TaskEncoder):
+    if isinstance(found, encoder):
         return found
     if callable(found) and not isinstance(found, type):
-        return LengthFunction(found)
+        return late("length_index.LengthFunction")(found)
     raise typer.BadParameter(
         f"{text} is a {type(found).__name__}, neither a task encoder nor a function",
         param_hint="--with",

@@ -1,23 +1,22 @@
-"""Options that several commands have, and how they print errors and progress."""
+"""Options that several commands have, how they print errors, and how they load what they call.
+
+Importing PyTorch takes a second or two, so no module that defines a command imports what does its
+work: `late` does, when the command runs. `--help` needs nothing of it.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+
+# Those of `length_index` and `storage.nvmeta`.
+LENGTHS_NAME = "default"
+DATASET_YAML = "dataset.yaml"
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
 Trust = Annotated[
@@ -46,6 +45,12 @@ DatasetConfig = Annotated[
 ]
 
 
+def late(name: str) -> Any:
+    """Imports what does the work of a command: `late("inspect.lint.lint_dataset")`."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"energon_lite.{module}"), attribute)
+
+
 @contextmanager
 def errors_as_text() -> Iterator[None]:
     """Turns errors of data into a text on stderr and exit code 1."""
@@ -59,36 +64,3 @@ def errors_as_text() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.", err=True)
         raise typer.Exit(130) from None
-
-
-@contextmanager
-def warnings_in_report() -> Iterator[None]:
-    """Keeps warnings out of the log, for a command whose report has them."""
-    logger = logging.getLogger("energon_lite")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def progress_bar(wanted: bool | None) -> Iterator[Callable[[str, int, int, str], None] | None]:
-    """Gives a function (what, done, total, more) that draws a bar on stderr, or None."""
-    console = Console(stderr=True)
-    if not (console.is_terminal if wanted is None else wanted):
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[more]}"), TimeRemainingColumn(), console=console
-    ) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int, more: str) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total, more=more)
-            progress.update(tasks[what], completed=done, more=more)
-
-        yield show

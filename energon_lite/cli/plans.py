@@ -1,19 +1,14 @@
-"""`energon-lite plan` and `schema`: what a metadataset will give, and how one is written."""
+"""`energon-lite plan` and `schema`: what a metadataset will yield, and its grammar."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from energon_lite.cli.options import AsJson, Trust, errors_as_text
-from energon_lite.inspect.plan import plan as plan_run
-from energon_lite.inspect.plan_text import plan_text
-from energon_lite.length_index import DEFAULT_NAME
-from energon_lite.metadataset.schema import metadataset_schema
-from energon_lite.packing.settings import Packing
+from energon_lite.cli.options import LENGTHS_NAME, AsJson, Trust, errors_as_text, late
 
 
 def plan(
@@ -30,7 +25,7 @@ def plan(
     ] = None,
     lengths: Annotated[
         str, typer.Option(help="Name of the length index that packs are planned by.")
-    ] = DEFAULT_NAME,
+    ] = LENGTHS_NAME,
     overlong: Annotated[
         str, typer.Option(help="Of samples longer than a pack: drop, truncate, split, alone, error")
     ] = "drop",
@@ -38,19 +33,20 @@ def plan(
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says what a training run will give: samples, epochs and bytes of each source."""
+    """Foresees what a training run will read: samples, epochs and bytes of each source."""
     with errors_as_text():
         packing = None
         if capacity is not None:
-            policy: Any = overlong
-            packing = Packing(capacity, lengths=lengths, overlong=policy)
-        report = plan_run(
+            make = late("packing.settings.Packing")
+            packing = make(capacity, lengths=lengths, overlong=overlong)
+        report = late("inspect.plan.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
         )  # fmt: skip
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else plan_text(report))
+    text = late("inspect.plan_text.plan_text")
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
 
 
 def schema() -> None:
     """Prints the JSON Schema of metadataset files, for editors."""
-    typer.echo(json.dumps(metadataset_schema(), indent=2))
+    typer.echo(json.dumps(late("metadataset.schema.metadataset_schema")(), indent=2))

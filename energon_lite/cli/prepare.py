@@ -1,34 +1,31 @@
-"""`energon-lite prepare`, with its questions."""
+"""`energon-lite prepare`: its options; `wizard` asks for what they leave open."""
 
 from __future__ import annotations
 
-import functools
 import json
-import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from energon_lite.cli.options import (
+    DATASET_YAML,
     AsJson,
-    DatasetPath,
     NumWorkers,
     ShowProgress,
     errors_as_text,
-    progress_bar,
+    late,
 )
-from energon_lite.inspect.text import prepared_text, size_text
-from energon_lite.prepare import Progress as PrepareProgress
-from energon_lite.prepare import prepare_dataset
-from energon_lite.prepare.config import CRUDE, fields_of, sample_type_names
-from energon_lite.prepare.indexing import first_parts
-from energon_lite.prepare.shards import Shard, find_shards, local_root
-from energon_lite.prepare.splits import parse_ratio
-from energon_lite.storage.nvmeta import DEFAULT_DATASET, META, is_prepared
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
+_NO_MEDIA = (
+    "media metadata are not in this version; prepare without this option. Nothing that reads "
+    "pictures needs them"
+)
 
+DatasetOrFile = Annotated[
+    Path, typer.Argument(metavar="PATH", help="The dataset's folder, or a metadataset to check.")
+]
 Tars = Annotated[
     list[str] | None,
     typer.Argument(
@@ -49,11 +46,17 @@ FieldMapTexts = Annotated[
     typer.Option("--field-map", help="JSON: {field: part, ...}, or field=part. Repeatable."),
 ]
 Exclude = Annotated[
-    str | None, typer.Option(help="Regex; tars whose relative path holds a match are left out.")
+    str | None, typer.Option(help="Regex; tars whose relative path holds a match are skipped.")
 ]
 ShuffleTars = Annotated[bool, typer.Option("--shuffle-tars", help="Before the ratio split.")]
 TarIndexOnly = Annotated[
     bool, typer.Option("--tar-index-only", help="Only index a prepared dataset again.")
+]
+FixDuplicates = Annotated[
+    bool,
+    typer.Option(
+        "--fix-duplicates", help="Where tars share sample keys, write the tars again with others."
+    ),
 ]
 SkipDatasetYaml = Annotated[
     bool, typer.Option("--skip-dataset-yaml", help="Write no dataset.yaml.")
@@ -64,10 +67,16 @@ ForceOverwrite = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check all, write nothing.")]
 NonInteractive = Annotated[bool, typer.Option("--non-interactive", help="Never ask.")]
+TmpPath = Annotated[
+    Path | None, typer.Option(hidden=True, help="Not needed: the index is built in the dataset.")
+]
+MediaGlob = Annotated[str | None, typer.Option("--media-metadata-by-glob", hidden=True)]
+MediaHeader = Annotated[bool, typer.Option("--media-metadata-by-header", hidden=True)]
+MediaExtension = Annotated[bool, typer.Option("--media-metadata-by-extension", hidden=True)]
 
 
 def prepare(
-    path: DatasetPath,
+    path: DatasetOrFile,
     tars: Tars = None,
     split_ratio: SplitRatio = None,
     split_parts: SplitPatterns = None,
@@ -77,62 +86,62 @@ def prepare(
     num_workers: NumWorkers = None,
     shuffle_tars: ShuffleTars = False,
     tar_index_only: TarIndexOnly = False,
+    fix_duplicates: FixDuplicates = False,
     skip_dataset_yaml: SkipDatasetYaml = False,
-    dataset_yaml_name: DatasetYamlName = DEFAULT_DATASET,
+    dataset_yaml_name: DatasetYamlName = DATASET_YAML,
     force_overwrite: ForceOverwrite = False,
     dry_run: DryRun = False,
     non_interactive: NonInteractive = False,
+    tmp_path: TmpPath = None,
+    media_by_glob: MediaGlob = None,
+    media_by_header: MediaHeader = False,
+    media_by_extension: MediaExtension = False,
     as_json: AsJson = False,
     progress: ShowProgress = None,
 ) -> None:
     """Indexes the tars of a folder and writes its .nv-meta; continues after an interruption."""
-    # A closed stdin is None.
-    can_ask = sys.stdin is not None and sys.stdin.isatty() and not non_interactive
+    del tmp_path
+    if media_by_glob or media_by_header or media_by_extension:
+        raise typer.BadParameter(_NO_MEDIA, param_hint="--media-metadata-by-...")
     parts = [_split_part(text) for text in split_parts or ()]
-    fields: Mapping[str, str | list[str]] | None = _field_map(field_map or [])
+    fields = _field_map(field_map or [])
     with errors_as_text():
-        local_root(path)
+        if path.suffix in (".yaml", ".yml") and not path.is_dir():
+            late("metadataset.energon_api.prepare_metadataset")(path)
+            typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
+            return
+        request = late("prepare.plan.Request")(
+            split_ratio, parts or None, sample_type, fields, dataset_config=dataset_yaml_name,
+            exclude=exclude, shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None,
+            force_overwrite=force_overwrite, paths=tars or None,
+        )  # fmt: skip
         if not tar_index_only:
-            if is_prepared(path) and not force_overwrite and can_ask:
-                force_overwrite = typer.confirm(f"{path} is already prepared. Do it again?")
-            if split_ratio is None and not parts:
-                split_ratio = _ask_ratio(can_ask)
-            if not skip_dataset_yaml and not (path / META / dataset_yaml_name).is_file():
-                sample_type = sample_type or _ask_sample_type(can_ask)
-            if sample_type not in (None, CRUDE) and not fields:
-                shards = functools.partial(find_shards, path, exclude, tars or None)
-                fields = _ask_fields(shards, str(sample_type), can_ask)
-        with progress_bar(progress) as bar:
-            report = prepare_dataset(
-                path,
-                split_ratio=split_ratio,
-                split_parts=parts or None,
-                sample_type=None if skip_dataset_yaml else sample_type,
-                field_map=None if skip_dataset_yaml else fields,
-                dataset_config=dataset_yaml_name,
-                exclude=exclude,
-                num_workers=num_workers,
-                shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None,
-                tar_index_only=tar_index_only,
-                force_overwrite=force_overwrite,
-                dry_run=dry_run,
-                progress=_indexing_bar(bar),
-                paths=tars or None,
+            root = late("prepare.shards.local_root")(path)
+            answers = late("cli.answers.Answers")(not non_interactive, on_stderr=as_json)
+            request = late("cli.wizard.complete")(
+                root, request, answers, not skip_dataset_yaml, non_interactive
             )
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else prepared_text(report))
+        with late("cli.progress.progress_bar")(progress) as bar:
+            report = late("prepare.dataset.prepare_as")(
+                path, request, num_workers=num_workers, tar_index_only=tar_index_only,
+                fix_duplicates=fix_duplicates, dry_run=dry_run,
+                progress=late("inspect.text.indexing_progress")(bar),
+            )  # fmt: skip
+    text = late("inspect.text.prepared_text")
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
+    _hint(request, skip_dataset_yaml or tar_index_only)
 
 
-def _indexing_bar(
-    bar: Callable[[str, int, int, str], None] | None,
-) -> Callable[[PrepareProgress], None] | None:
-    if bar is None:
-        return None
-    return lambda at: bar(
-        "Indexing shards",
-        at.shards,
-        at.num_shards,
-        f"{at.samples:,} samples, {size_text(at.size_bytes)} of {size_text(at.total_bytes)}",
-    )
+def _hint(request: Any, has_config: bool) -> None:
+    """Says what is left to do."""
+    if request.loader_parts is not None:
+        typer.echo(
+            "Edit .nv-meta/sample_loader.py: it makes the fields of a sample, and runs with "
+            "trust=True (--trust)",
+            err=True,
+        )
+    elif request.sample_type is None and not has_config:
+        typer.echo("No dataset.yaml was written; give --sample-type, or write it", err=True)
 
 
 def _split_part(text: str) -> tuple[str, str]:
@@ -158,54 +167,3 @@ def _field_map(texts: list[str]) -> dict[str, str | list[str]] | None:
             raise typer.BadParameter(message, param_hint="--field-map")
         fields[name] = part
     return fields or None
-
-
-def _missing(option: str, what: str) -> typer.BadParameter:
-    return typer.BadParameter(f"missing: {what}", param_hint=option)
-
-
-def _ask_ratio(can_ask: bool) -> str:
-    if not can_ask:
-        raise _missing("--split-ratio", "shares of train,val,test, or give --split-parts")
-    while True:
-        ratio: str = typer.prompt("Split into train,val,test", default="8,1,1")
-        try:
-            parse_ratio(ratio)
-        except ValueError as error:
-            typer.echo(f"{error}", err=True)
-        else:
-            return ratio
-
-
-def _ask_sample_type(can_ask: bool) -> str:
-    names = sample_type_names()
-    if not can_ask:
-        raise _missing("--sample-type", f"one of {', '.join(names)}; or give --skip-dataset-yaml")
-    for number, name in enumerate(names):
-        typer.echo(f"{number:3}. {name}")
-    while True:
-        answer = typer.prompt("Sample type (number or name)")
-        if answer in names:
-            return str(answer)
-        if answer.isdigit() and int(answer) < len(names):
-            return names[int(answer)]
-        typer.echo(f"{answer!r} is not in the list", err=True)
-
-
-def _ask_fields(
-    shards: Callable[[], list[Shard]], sample_type: str, can_ask: bool
-) -> dict[str, str]:
-    specs = fields_of(sample_type)
-    if not can_ask:
-        names = ", ".join(spec.name for spec in specs if spec.is_required)
-        raise _missing("--field-map", f"the parts for the fields of {sample_type} ({names})")
-    parts = first_parts(shards()[0].path)
-    typer.echo(f"Parts of the first sample: {', '.join(parts)}. Also possible: json[a][0], jpg,png")
-    fields: dict[str, str] = {}
-    for spec in specs:
-        optional = "" if spec.is_required else ", empty for none"
-        question = f"Part for {spec.name!r} ({spec.type_name}{optional})"
-        answer = typer.prompt(question, default=None if spec.is_required else "")
-        if answer:
-            fields[spec.name] = answer
-    return fields

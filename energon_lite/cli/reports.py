@@ -11,17 +11,12 @@ from energon_lite.cli.options import (
     AsJson,
     DatasetConfig,
     DatasetPath,
-    NumWorkers,
     ShowProgress,
     SplitConfig,
     Trust,
     errors_as_text,
-    progress_bar,
-    warnings_in_report,
+    late,
 )
-from energon_lite.inspect.info import dataset_info
-from energon_lite.inspect.lint import lint_dataset
-from energon_lite.inspect.text import info_text, lint_text
 
 
 def info(
@@ -30,10 +25,12 @@ def info(
     dataset_config: DatasetConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describes a prepared folder: size, sample type, parts and split parts."""
+    """Describes a prepared folder or a metadataset: size, sample type, parts and split parts."""
     with errors_as_text():
-        report = dataset_info(path, split_config=split_config, dataset_config=dataset_config)
-    typer.echo(json.dumps(report, indent=2) if as_json else info_text(report))
+        report = late("inspect.info.dataset_info")(
+            path, split_config=split_config, dataset_config=dataset_config
+        )
+    typer.echo(json.dumps(report, indent=2) if as_json else late("inspect.text.info_text")(report))
 
 
 def lint(
@@ -43,15 +40,22 @@ def lint(
     ] = None,
     split_config: SplitConfig = None,
     dataset_config: DatasetConfig = None,
-    num_workers: NumWorkers = None,
+    num_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--num-workers", "--parallel", min=0,
+            help="Processes; by default one per core, at most 16.",
+        ),
+    ] = None,
     decode: Annotated[bool, typer.Option(help="Whether to decode the samples.")] = True,
     trust: Trust = None,
     as_json: AsJson = False,
     progress: ShowProgress = None,
-) -> None:
+) -> None:  # fmt: skip
     """Reads a prepared folder and decodes every sample; exit code 1 if anything is wrong."""
-    with errors_as_text(), warnings_in_report(), progress_bar(progress) as bar:
-        report = lint_dataset(
+    shown = late("cli.progress.progress_bar")(progress)
+    with errors_as_text(), late("cli.progress.warnings_in_report")(), shown as bar:
+        report = late("inspect.lint.lint_dataset")(
             path,
             split_parts=split_parts.split(",") if split_parts else None,
             split_config=split_config,
@@ -59,7 +63,8 @@ def lint(
             num_workers=num_workers,
             decode=decode,
             trust=trust,
-            progress=None if bar is None else lambda what, done, all_: bar(what, done, all_, ""),
+            progress=late("cli.progress.three")(bar),
         )
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else lint_text(report))
+    text = late("inspect.text.lint_text")
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
     raise typer.Exit(0 if report.is_ok else 1)

@@ -123,7 +123,8 @@ def lint_dataset(
     if split_parts is not None:
         for part in split_parts:
             if part not in names:
-                read_split_part(root, info, part, split_config)  # raises, and says what there is
+                with contextlib.suppress(EmptyDatasetError):  # there is nothing to decode
+                    read_split_part(root, info, part, split_config)  # says what there is
         names = [name for name in names if name in split_parts]
     if decode:
         tasks = [

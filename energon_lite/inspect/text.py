@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.inspect.balance import BalanceReport
 from energon_lite.inspect.lint import LintReport
 from energon_lite.length_index import LengthReport
-from energon_lite.prepare.dataset import PrepareReport
+from energon_lite.prepare.dataset import PrepareReport, Progress
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
 
@@ -47,8 +47,24 @@ def prepared_text(report: PrepareReport) -> str:
     return "\n".join(lines)
 
 
+def indexing_progress(
+    bar: Callable[[str, int, int, str], None] | None,
+) -> Callable[[Progress], None] | None:
+    """Returns what draws the progress of `prepare_dataset` on a bar of shards."""
+    if bar is None:
+        return None
+    return lambda at: bar(
+        "Indexing shards",
+        at.shards,
+        at.num_shards,
+        f"{at.samples:,} samples, {size_text(at.size_bytes)} of {size_text(at.total_bytes)}",
+    )
+
+
 def info_text(report: Mapping[str, Any]) -> str:
-    """Writes what `dataset_info` gave."""
+    """Writes what `dataset_info` found."""
+    if "metadataset" in report:
+        return _metadataset_text(report)
     size = "size unknown, a shard is missing"
     if report["size_bytes"] is not None:
         size = size_text(report["size_bytes"])
@@ -81,6 +97,22 @@ def info_text(report: Mapping[str, Any]) -> str:
             f"    {name}: {split['share']:.1%}, {counted(split['samples'], 'sample')} in "
             f"{counted(split['shards'], 'shard')}{excluded if split['excluded_samples'] else ''}"
         )
+    return "\n".join(lines)
+
+
+def _metadataset_text(report: Mapping[str, Any]) -> str:
+    lines = [f"{report['name']}: {report['path']} (metadataset)"]
+    for split, sources in report["metadataset"].items():
+        samples = sum(source.get("samples", 0) for source in sources)
+        lines.append(
+            f"  {split}: {counted(samples, 'sample')} in {counted(len(sources), 'source')}"
+        )
+        for source in sources:
+            what = source.get("error") or (
+                f"{counted(source['samples'], 'sample')} in {counted(source['shards'], 'shard')}, "
+                f"part {source['split_part']!r} of {source['path']}"
+            )
+            lines.append(f"    {source['name']}: {what}")
     return "\n".join(lines)
 
 

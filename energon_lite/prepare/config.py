@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
@@ -13,6 +13,7 @@ from energon_lite.storage.sqlite import count_samples_with, has_sample_with
 from energon_lite.storage.yaml import dump_yaml
 
 CRUDE = "CrudeWebdataset"
+SAMPLE_LOADER = "sample_loader.py"
 _MODULE = "megatron.energon"
 # Energon has this class, but not at its top level.
 _MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
@@ -137,9 +138,35 @@ def check_samples(field_map: FieldMap, index: Path, num_samples: int, root: str)
     )
 
 
-def config_text(sample_type: str, field_map: FieldMap | None) -> str:
-    """Gives the content of `dataset.yaml`."""
-    if field_map is None:
+def config_text(sample_type: str, field_map: FieldMap | None, by_loader: bool = False) -> str:
+    """Returns the content of `dataset.yaml`: a field map, a sample loader, or a dataset class."""
+    if field_map is None and not by_loader:
         return dump_yaml({"__module__": _MODULE, "__class__": sample_type})
     reference = {"__module__": _MODULES.get(sample_type, _MODULE), "__class__": sample_type}
-    return dump_yaml({"sample_type": reference, "field_map": field_map.to_mapping()})
+    if field_map is not None:
+        return dump_yaml({"sample_type": reference, "field_map": field_map.to_mapping()})
+    functions = {name: f"{SAMPLE_LOADER}:{name}" for name in ("sample_loader", "part_filter")}
+    return dump_yaml({"sample_type": reference, **functions})
+
+
+def loader_text(sample_type: str, parts: Iterable[str]) -> str:
+    """Returns a `sample_loader.py` for the user to edit."""
+    lines = [
+        f'        "{spec.name}": parts["TODO"],  # {spec.type_name}'
+        f"{'' if spec.is_required else ', or leave it out'}"
+        for spec in fields_of(sample_type)
+    ]
+    return "\n".join(
+        [
+            f'"""Makes the fields of {sample_type}. TODO: name the parts that they come from."""',
+            "\n",
+            "def sample_loader(parts):",
+            "    return {  # parts are decoded",
+            *lines,
+            "    }",
+            "\n",
+            "def part_filter(part):",
+            f"    return part in {tuple(parts)!r}  # others are not read",
+            "",
+        ]
+    )

@@ -166,22 +166,22 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
     return rows, end
 
 
-def first_parts(path: Path) -> tuple[str, ...]:
-    """Gives the part names of the first sample of a tar, none where it has no sample.
+def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
+    """Returns the part names of the first samples of a tar, none where it has no sample.
 
     Raises:
-        TarError: The tar is unreadable before its first sample ends.
+        TarError: The tar is unreadable before these samples end.
     """
-    key: str | None = None
-    parts: list[str] = []
+    keys: set[str] = set()
+    parts: dict[str, None] = {}
     for header in iter_tar(path):
         found = split_name(header.name) if header.is_file else None
         if found is None:
             continue
-        if key not in (None, found[0]):
+        keys.add(found[0])
+        if len(keys) > num_samples:
             break
-        key = found[0]
-        parts.append(found[1])
+        parts[found[1]] = None
     return tuple(parts)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_lite.prepare.config import check_config, config_text
+from energon_lite.prepare.config import SAMPLE_LOADER, check_config, config_text, loader_text
 from energon_lite.prepare.shards import Shard, find_shards
 from energon_lite.prepare.splits import (
     Ratio,
@@ -53,7 +53,8 @@ class Plan(NamedTuple):
 class Request(NamedTuple):
     """What the caller of `prepare_dataset` asked for, under its argument names.
 
-    `on_odd` is called with what is wrong about a split: it raises, or warns.
+    `on_odd` is called with what is wrong about a split: it raises, or warns. With `loader_parts`,
+    parts of the data, a `sample_loader.py` that the user edits stands for a field map.
     """
 
     split_ratio: Ratio | None = None
@@ -67,32 +68,44 @@ class Request(NamedTuple):
     force_overwrite: bool = False
     paths: Iterable[str | os.PathLike[str]] | None = None
     on_odd: Callable[[str], None] = refuse
+    loader_parts: Sequence[str] | None = None
+
+
+def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]]:
+    """Returns the shards of each split part.
+
+    Raises:
+        ValueError: There is no split, or it does not fit the shards.
+    """
+    if request.split_parts is not None:
+        return split_by_patterns(names, patterns_of(request.split_parts), request.on_odd)
+    if request.split_ratio is None:
+        raise ValueError(
+            "give a split: split_ratio (--split-ratio 8,1,1) or split_parts (--split-parts)"
+        )
+    shares = parse_ratio(request.split_ratio)
+    return split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
 
 
 def make_plan(root: Path, request: Request) -> Plan:
     """Decides about a new dataset; errors are those of `prepare_dataset`."""
-    field_map = check_config(request.sample_type, request.field_map)
-    ratio, patterns = request.split_ratio, request.split_parts
-    shares = parse_ratio(ratio) if ratio is not None else {}
-    if not shares and patterns is None:
-        raise ValueError(
-            "give a split: split_ratio (--split-ratio 8,1,1) or split_parts (--split-parts)"
-        )
+    by_loader = request.loader_parts is not None
+    field_map = None if by_loader else check_config(request.sample_type, request.field_map)
+    if request.split_ratio is not None:
+        parse_ratio(request.split_ratio)
     shards = find_shards(root, request.exclude, request.paths)
     if is_prepared(root) and not request.force_overwrite:
         raise FileExistsError(
             f"{root} is already prepared; use force_overwrite (--force-overwrite) to do it again, "
             "or tar_index_only (--tar-index-only) to make the indexes only"
         )
-    names = [shard.name for shard in shards]
-    if patterns is not None:
-        splits = split_by_patterns(names, patterns_of(patterns), request.on_odd)
-    else:
-        splits = split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
+    splits = decide_splits([shard.name for shard in shards], request)
     texts = {request.split_config: split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
-        texts[request.dataset_config] = config_text(request.sample_type, field_map)
+        texts[request.dataset_config] = config_text(request.sample_type, field_map, by_loader)
     _check_existing(root, texts, request.force_overwrite)
+    if request.loader_parts is not None and not (root / META / SAMPLE_LOADER).exists():
+        texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
     return Plan(root, shards, splits, field_map, texts, None)
 
 

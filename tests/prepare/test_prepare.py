@@ -594,9 +594,7 @@ def test_a_worker_that_stands_still_ends_the_run_with_an_error(monkeypatch, capl
     monkeypatch.setattr(pool, "_STUCK_SEC", 0.3)
     results = ordered_results(never_end_at_two, range(10), num_workers=2)
     assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(
-        RuntimeError, match=r"no worker process .* [Ff]irst open task: 2\."
-    ):
+    with pytest.raises(RuntimeError, match=r"no worker process .* [Ff]irst open task: 2\."):
         next(results)
     assert "still waiting" in caplog.text
 

@@ -1,0 +1,182 @@
+"""The questions of `prepare`, in Energon's order and with its numbers.
+
+A script that pipes its answers to `energon prepare` can pipe them here. All questions come before a
+tar is indexed, and what an option says already is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from energon_lite.cli.answers import Answers, NoAnswerError
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare.config import (
+    CRUDE,
+    FieldSpec,
+    fields_of,
+    sample_type_names,
+    sample_type_of,
+)
+from energon_lite.prepare.indexing import first_parts
+from energon_lite.prepare.plan import Request, decide_splits
+from energon_lite.prepare.shards import Shard, find_shards
+from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.nvmeta import META, is_prepared
+
+_ABSTRACT = "Sample"
+_IN_ENERGON = (
+    "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
+    "MultiChoiceVQASample", "OCRSample", _ABSTRACT, "SimilarityInterleavedSample", "TextSample",
+    "VQASample", "VidQASample", CRUDE,
+)  # fmt: skip
+
+
+def complete(
+    root: Path, request: Request, answers: Answers, needs_config: bool, non_interactive: bool
+) -> Request:
+    """Asks for what the options leave open.
+
+    Args:
+        root: the dataset's folder.
+        request: what the options say.
+        answers: who is asked.
+        needs_config: whether a `dataset.yaml` is to be written.
+        non_interactive: whether Energon would go on without a sample type, or without a field map.
+
+    Returns:
+        The request with nothing left open.
+
+    Raises:
+        typer.BadParameter: Nobody answers; names the option that does.
+        typer.Abort: The folder is prepared, and is to stay so.
+        ValueError: What the options say cannot work.
+    """
+    shards = find_shards(root, request.exclude, request.paths)
+    names = [shard.name for shard in shards]
+    request = request._replace(paths=names)
+    has_split = request.split_ratio is not None or request.split_parts is not None
+    if has_split:
+        decide_splits(names, request)
+    if request.sample_type is not None:
+        sample_type_of(request.sample_type)
+    if is_prepared(root) and not request.force_overwrite:
+        request = _again(request, answers)
+    if not has_split:
+        request = _ask_split(names, request, answers)
+    if not needs_config:
+        return request._replace(sample_type=None, field_map=None)
+    if request.sample_type is None:
+        request = _ask_type(root, request, answers, non_interactive)
+    if request.sample_type in (None, CRUDE) or request.field_map:
+        return request
+    return _ask_fields(shards, request, answers, non_interactive)
+
+
+def _missing(option: str, what: str) -> typer.BadParameter:
+    return typer.BadParameter(f"missing: {what}", param_hint=option)
+
+
+def _again(request: Request, answers: Answers) -> Request:
+    question = "It seems the dataset had already been prepared. Do you want to continue?"
+    try:
+        if not answers.yes(question, default=False):
+            raise typer.Abort
+    except NoAnswerError:
+        return request  # refused, with the way out, where it is planned
+    return request._replace(force_overwrite=True)
+
+
+def _ask_split(names: Sequence[str], request: Request, answers: Answers) -> Request:
+    answers.say(f"Found {len(names)} tar files in total. The first and last ones are:")
+    answers.say(f"- {names[0]}\n- {names[-1]}")
+    question = 'Please enter a desired train/val/test split like "0.5, 0.2, 0.3" or "8,1,1": '
+    while True:
+        try:
+            wanted = request._replace(split_ratio=answers.text(question))
+        except NoAnswerError:
+            what = "shares of train,val,test, or give --split-parts"
+            raise _missing("--split-ratio", what) from None
+        try:
+            decide_splits(names, wanted)
+        except ValueError as error:
+            if not answers.are_typed:
+                raise
+            answers.say(f"{error}")
+        else:
+            return wanted
+
+
+def _ask_type(root: Path, request: Request, answers: Answers, non_interactive: bool) -> Request:
+    """Asks for the sample type; leaves it open where no `dataset.yaml` is to be written."""
+    if non_interactive:
+        return request
+    file = root / META / request.dataset_config
+    try:
+        if not answers.yes("Do you want to create a dataset.yaml interactively?", default=True):
+            return request
+        known = (*_IN_ENERGON, *(n for n in sample_type_names() if n not in _IN_ENERGON))
+        answers.say("The following sample types are available:")
+        for number, name in enumerate(known):
+            shown = "Crude sample (plain dict for cooking)" if name == CRUDE else name
+            answers.say(f"{number}. {shown}")
+        while True:
+            answer = answers.text("Please enter a number to choose a class: ")
+            name = known[int(answer)] if answer.isdigit() and int(answer) < len(known) else answer
+            if name in known and name != _ABSTRACT:
+                return request._replace(sample_type=name, force_overwrite=True)
+            answers.say(f"{answer!r} is not a sample type of the list. Please try again.")
+    except NoAnswerError:
+        if file.is_file():
+            return request
+        names = ", ".join(sample_type_names())
+        what = f"one of {names}; or give --skip-dataset-yaml"
+        raise _missing("--sample-type", what) from None
+
+
+def _ask_fields(
+    shards: Sequence[Shard], request: Request, answers: Answers, non_interactive: bool
+) -> Request:
+    """Asks which part each field is taken from; or leaves that to a `sample_loader.py`."""
+    parts = first_parts(shards[0].path)
+    if non_interactive:
+        return request._replace(loader_parts=parts)
+    specs = fields_of(str(request.sample_type))
+    question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
+    try:
+        if not answers.yes(question, default=True):
+            return request._replace(loader_parts=parts)
+        answers.say(
+            "For each field, please specify the corresponding name in the WebDataset.\n"
+            f"Available types in WebDataset: {', '.join(parts)}\n"
+            "Leave empty for skipping optional field\n"
+            "You may also access json fields e.g. by setting the field to: json[field][field]\n"
+            "You may also specify alternative fields e.g. by setting to: jpg,png\n"
+            f"Please enter the field_map for {request.sample_type}:"
+        )
+        found = {spec.name: _ask_field(spec, parts, answers) for spec in specs}
+    except NoAnswerError:
+        names = ", ".join(spec.name for spec in specs if spec.is_required)
+        what = f"the parts for the fields of {request.sample_type} ({names})"
+        raise _missing("--field-map", what) from None
+    return request._replace(field_map={name: part for name, part in found.items() if part})
+
+
+def _ask_field(spec: FieldSpec, parts: Sequence[str], answers: Answers) -> str:
+    optional = "" if spec.is_required else ", optional"
+    question = (
+        f"Please enter a webdataset field name for {spec.name!r} ({spec.type_name}{optional}): "
+    )
+    while True:
+        answer = answers.text(question)
+        if not answer and not spec.is_required:
+            return ""
+        try:
+            ways = FieldMap.parse({spec.name: answer}, "").paths[spec.name]
+        except DatasetFormatError:
+            ways = ()
+        if any(way.part in parts for way in ways):
+            return answer
+        answers.say("That type doesn't exist in the WebDataset. Please try again.")
