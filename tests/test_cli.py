@@ -414,6 +414,19 @@ def test_help_imports_neither_torch_nor_numpy(args):
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
+@pytest.mark.processes
+def test_info_of_a_folder_imports_no_torch(root):
+    assert run("prepare", root, *TYPED).exit_code == 0
+    code = (
+        f"import sys\nfrom energon_lite.cli import app\ntry: app(['info', {str(root)!r}])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert result.stdout.splitlines()[-1] == "0 False", result.stderr
+
+
 def test_defaults_that_help_shows_are_those_of_the_library():
     assert options.LENGTHS_NAME == DEFAULT_NAME
     assert options.DATASET_YAML == DEFAULT_DATASET

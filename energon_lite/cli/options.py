@@ -17,6 +17,7 @@ import typer
 # Those of `length_index` and `storage.nvmeta`.
 LENGTHS_NAME = "default"
 DATASET_YAML = "dataset.yaml"
+METADATASETS = (".yaml", ".yml")
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
 Trust = Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from energon_lite.cli.options import (
     DATASET_YAML,
+    METADATASETS,
     AsJson,
     NumWorkers,
     ShowProgress,
@@ -106,7 +107,7 @@ def prepare(
     parts = [_split_part(text) for text in split_parts or ()]
     fields = _field_map(field_map or [])
     with errors_as_text():
-        if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        if path.suffix in METADATASETS and not path.is_dir():
             late("metadataset.energon_api.prepare_metadataset")(path)
             typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
             return

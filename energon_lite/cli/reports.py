@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from energon_lite.cli.options import (
+    METADATASETS,
     AsJson,
     DatasetConfig,
     DatasetPath,
@@ -27,9 +28,12 @@ def info(
 ) -> None:
     """Describes a prepared folder or a metadataset: size, sample type, parts and split parts."""
     with errors_as_text():
-        report = late("inspect.info.dataset_info")(
-            path, split_config=split_config, dataset_config=dataset_config
-        )
+        if path.suffix in METADATASETS and not path.is_dir():
+            report = late("inspect.blend_info.metadataset_info")(path)
+        else:
+            report = late("inspect.info.dataset_info")(
+                path, split_config=split_config, dataset_config=dataset_config
+            )
     typer.echo(json.dumps(report, indent=2) if as_json else late("inspect.text.info_text")(report))
 
 

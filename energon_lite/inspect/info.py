@@ -7,13 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.metadataset.nodes import Leaf
-from energon_lite.metadataset.reading import (
-    is_metadataset,
-    leaves,
-    read_metadataset,
-    split_names,
-)
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import (
     DatasetInfo,
@@ -31,10 +24,10 @@ def dataset_info(
     split_config: str | None = None,
     dataset_config: str | None = None,
 ) -> dict[str, Any]:
-    """Describes a prepared folder or a metadataset in plain values, ready for JSON.
+    """Describes a prepared folder in plain values, ready for JSON.
 
     Args:
-        path: the folder, or the file of a metadataset.
+        path: the folder.
         split_config: file name in `.nv-meta`, by default `split.yaml`.
         dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
 
@@ -43,19 +36,12 @@ def dataset_info(
         where one is missing), `dataset` (class, module and fields of the samples, or None without
         a config), `parts` (members and bytes by part name, or None without an index of them),
         and `splits` (shards, samples, excluded samples and share of all samples by split part).
-        Of a metadataset `name`, `path` and `metadataset`: by split a list of its sources, each with
-        `name`, `path`, `split_part`, and `shards` and `samples` of that part, or an `error`.
 
     Raises:
-        FileNotFoundError: The folder is not prepared, or the file is missing.
-        DatasetFormatError: A file is not as it must be.
-        ValueError: A metadataset has no such configs.
+        FileNotFoundError: The folder is not prepared.
+        DatasetFormatError: A file of `.nv-meta` is not as it must be.
     """
     root = local_path(path)
-    if is_metadataset(root):
-        if split_config or dataset_config:
-            raise ValueError(f"{root} is a metadataset: its configs are written beside its paths")
-        return _metadataset(root)
     info = read_info(root)
     return {
         "name": root.resolve().name,
@@ -68,23 +54,6 @@ def dataset_info(
         "parts": _parts(root),
         "splits": _splits(root, info, split_config),
     }
-
-
-def _metadataset(file: Path) -> dict[str, Any]:
-    splits = {
-        split: [_source(leaf) for leaf in leaves(read_metadataset(file, split))]
-        for split in split_names(file)
-    }
-    return {"name": file.name, "path": str(file), "metadataset": splits}
-
-
-def _source(leaf: Leaf) -> dict[str, Any]:
-    found = {"name": leaf.source_id, "path": str(leaf.path), "split_part": leaf.split_part}
-    try:
-        part = read_split_part(leaf.path, read_info(leaf.path), leaf.split_part, leaf.split_config)
-    except (OSError, DatasetFormatError) as error:
-        return {**found, "error": str(error)}
-    return {**found, "shards": len(part.shards), "samples": sum(part.counts)}
 
 
 def _size(root: Path, info: DatasetInfo) -> int | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energon_lite.inspect.balance import BalanceReport
-from energon_lite.inspect.lint import LintReport
-from energon_lite.length_index import LengthReport
-from energon_lite.prepare.dataset import PrepareReport, Progress
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
+
+if TYPE_CHECKING:
+    from energon_lite.inspect.balance import BalanceReport
+    from energon_lite.inspect.lint import LintReport
+    from energon_lite.length_index import LengthReport
+    from energon_lite.prepare.dataset import PrepareReport, Progress
 
 
 def counted(count: int, what: str) -> str:

@@ -1,0 +1,40 @@
+"""What a metadataset has: the sources of each split, and their sizes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.metadataset.nodes import Leaf
+from energon_lite.metadataset.reading import leaves, read_metadataset, split_names
+from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.nvmeta import read_info, read_split_part
+
+
+def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describes a metadataset in plain values, ready for JSON.
+
+    Returns:
+        `name`, `path`, and `metadataset`: by split a list of its sources, each with `name`, `path`,
+        `split_part`, and `shards` and `samples` of that part, or an `error`.
+
+    Raises:
+        FileNotFoundError: A metadataset is missing.
+        DatasetFormatError: A file is wrong; names file, line and key.
+    """
+    file = local_path(path)
+    splits = {
+        split: [_source(leaf) for leaf in leaves(read_metadataset(file, split))]
+        for split in split_names(file)
+    }
+    return {"name": file.name, "path": str(file), "metadataset": splits}
+
+
+def _source(leaf: Leaf) -> dict[str, Any]:
+    found = {"name": leaf.source_id, "path": str(leaf.path), "split_part": leaf.split_part}
+    try:
+        part = read_split_part(leaf.path, read_info(leaf.path), leaf.split_part, leaf.split_config)
+    except (OSError, DatasetFormatError) as error:
+        return {**found, "error": str(error)}
+    return {**found, "shards": len(part.shards), "samples": sum(part.counts)}
