@@ -67,6 +67,7 @@ def _checked(state: Any) -> dict[str, Any]:
     is_whole = (
         num_streams > 0
         and _is_count(state.get("steps", 0))
+        and _are_counts(state.get("failures", [0, 0]))
         and state["rank"] < state["world_size"]
         and all(_is_region(entry) for entry in state["given"])
         and all(_is_count(number) for number in state["skipped"].values())
@@ -82,6 +83,10 @@ def _checked(state: Any) -> dict[str, Any]:
 
 def _is_count(value: Any, lowest: int = 0) -> bool:
     return type(value) is int and value >= lowest
+
+
+def _are_counts(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_count, pair))
 
 
 def _is_stream(index: Any, num_streams: int) -> bool:

@@ -246,6 +246,11 @@ class EvenPass:
             if sums.has == num_ranks:
                 return own
 
+    def end(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
+        """Ends the pass; returns the sums of two counts over ranks, and whether these are all."""
+        is_all = not isinstance(self.votes, CountedVotes)
+        return self.votes.end_pass(counts), is_all
+
     def _marked(self) -> bool:
         """Marks the batch that was fetched as valid, if padding is wanted and it has a place."""
         if self._own is None or self._end == "drop":
@@ -286,6 +291,10 @@ class _OwnVote:
         """Returns the vote."""
         del step
         return vote
+
+    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
+        """Returns the counts."""
+        return counts
 
 
 def count_batches(

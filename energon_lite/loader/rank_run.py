@@ -20,6 +20,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, VERSION, Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
+from energon_lite.loader.failures import FailureLimit
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.ranks import check_steps
 from energon_lite.loader.resume import Place, resume
@@ -79,6 +80,7 @@ class RankRun(Generic[T]):
         self._settings = settings
         self._watchdog = watchdog
         self._ends = ends
+        self._limit = FailureLimit(dataset, settings.max_skip_rate)
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
@@ -145,6 +147,20 @@ class RankRun(Generic[T]):
         if not self.dataset.training:
             self.place.ended = True
         self.place.items_in_pass = 0
+        self._check_failures(is_end=True)
+
+    def _check_failures(self, *, is_end: bool) -> None:
+        """Ends a validation that lost too many samples; with other ranks, at the end of the pass.
+
+        Raises:
+            FatalSampleError: It did.
+        """
+        lost, is_whole = self.place.failures, is_end and self._config.world_size == 1
+        counts = lost.failed, lost.drawn
+        if is_end and self._even is not None:
+            counts, is_whole = self._even.end(counts)
+        if is_end or self._even is None:
+            self._limit.check(*counts, is_whole=is_whole)
 
     def _next_pass_is_due(self) -> bool:
         """Whether an `iter` that finds nothing left of a pass belongs to the next one.
@@ -177,6 +193,8 @@ class RankRun(Generic[T]):
             place.num_steps += 1
             if not delivery.is_padding:
                 self._pass_by(delivery)
+                if delivery.skipped:
+                    self._check_failures(is_end=False)
                 place.count = place.start.slots.turn_of(delivery.slot) + 1
         return delivery
 
@@ -212,6 +230,8 @@ class RankRun(Generic[T]):
 
     def _pass_by(self, delivery: Delivery, is_given: bool = False) -> None:
         """Goes to where a stream stands after a delivery, and counts what it skipped."""
+        if not is_given:
+            self._limit.count(self.place.failures, delivery)
         if delivery.snapshot is not None:
             self._snapshots[delivery.stream] = delivery.snapshot
         if delivery.skipped and not is_given:
@@ -318,6 +338,8 @@ class RankRun(Generic[T]):
         snapshots.update(self._snapshots)
         # As many as turns, but where turns were passed over, or steps only filled up.
         steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
+        lost = place.failures
+        failures = {"failures": [lost.failed, lost.drawn]} if lost.drawn else {}
         state = {
             "format": FORMAT,
             "version": VERSION,
@@ -331,6 +353,7 @@ class RankRun(Generic[T]):
             "ended": place.ended,
             "given": [region.to_json() for region in place.given],
             "items_in_pass": place.items_in_pass,
+            **failures,
             "skipped": dict(place.skipped),
             "stats": self.counter.to_json(self.num_run_items),
             "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},

@@ -10,6 +10,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot
 from energon_lite.core.topology import RankSlots
 from energon_lite.loader.checking import checked_states
+from energon_lite.loader.failures import PassFailures
 from energon_lite.loader.migration import Migration, compare
 from energon_lite.loader.stats import SavedStats
 from energon_lite.loader.turns import PassStart, StreamStart
@@ -50,6 +51,7 @@ class Place:
     items_in_pass: int = 0
     count: int = 0
     num_steps: int = 0
+    failures: PassFailures = field(default_factory=PassFailures)
     skipped: dict[str, int] = field(default_factory=dict)
     stats: SavedStats = field(default_factory=SavedStats)
     edits: list[str] = field(default_factory=list)
@@ -111,9 +113,9 @@ def resume(
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
     place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
     place.start.streams = _stream_starts(aligned, place, fresh(place.start.slots.num_streams))
-    for state in counted:
-        for source, number in state["skipped"].items():
-            place.skipped[source] = place.skipped.get(source, 0) + number
+    place.failures = PassFailures.of(counted)
+    for source, number in (pair for state in counted for pair in state["skipped"].items()):
+        place.skipped[source] = place.skipped.get(source, 0) + number
     place.edits = edits
     place.stats = SavedStats(
         [state["stats"]["counted"] for state in counted], checked[0]["stats"]["asked"]

@@ -27,6 +27,7 @@ _MASK = (1 << _BITS) - 1
 _NUM_KEPT = 1000
 _FIRST_WARNING_SEC = 60.0
 _SHORTEST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.0002, 0.05
+_LONGEST_LEAVE_SEC = 10.0
 # How many passes were begun in this process, by pipeline; all ranks begin them in the same order.
 _num_passes: Counter[str] = Counter()
 
@@ -51,6 +52,9 @@ class Votes(Protocol):
     def cast(self, vote: Vote, step: int) -> Vote:
         """Returns the sum of the votes of all ranks on a step."""
 
+    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
+        """Returns the sums of two counts over all ranks that can talk, at the end of a pass."""
+
 
 class CountedVotes:
     """Votes of ranks that cannot talk: known from the steps for which each has a batch.
@@ -70,6 +74,10 @@ class CountedVotes:
         del vote
         is_left = sum(last >= step for last in self._last)
         return Vote(self._num_with[step], is_left, len(self._last) * self._can_pad)
+
+    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
+        """Returns the counts: they are this rank's alone."""
+        return counts
 
 
 class StoreVotes:
@@ -91,7 +99,7 @@ class StoreVotes:
         self._rank, self._world_size = config.rank, config.world_size
         self._has_peers = has_peers
         self._limit_sec = store.timeout.total_seconds()
-        self._kept: deque[str] = deque()
+        self._kept: deque[list[str]] = deque()
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -113,14 +121,46 @@ class StoreVotes:
             self._add(name, vote)
         self._wait_for(name)
         total = int(self._store.get(f"{name}/all"))
-        self._forget_after(name)
+        self._kept.append(self._keys(name, "sum", "all"))
+        self._forget_old()
         self._number += 1
         self._is_cast = self._is_last = False
         return Vote(*(total >> _BITS * i & _MASK for i in (1, 2, 3)))
 
+    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
+        """Returns the sums of two counts over all ranks, at the end of a pass.
+
+        Raises:
+            RuntimeError: As of `cast`.
+        """
+        name = f"{self._pass_name}/end"
+        if self._is_first_peer(name):
+            self._store.add(f"{name}/first", counts[0])
+            self._store.add(f"{name}/second", counts[1])
+        self.cast(Vote(0, 0, 0), -1)  # now all have added theirs
+        sums = self._store.add(f"{name}/first", 0), self._store.add(f"{name}/second", 0)
+        self._kept.append(self._keys(name, "first", "second", "left"))
+        self._leave(f"{name}/left")
+        return sums
+
+    def _leave(self, key: str) -> None:
+        """Lets the process that mostly has the store wait for the others, as it may end now."""
+        self._store.add(key, 1)
+        end = time.monotonic() + _LONGEST_LEAVE_SEC
+        if dist.is_initialized() and dist.get_rank() == 0:
+            while self._store.add(key, 0) < self._world_size and time.monotonic() < end:
+                time.sleep(_SHORTEST_PAUSE_SEC)
+
+    def _is_first_peer(self, name: str) -> bool:
+        return not self._has_peers or self._store.add(f"{name}/{self._rank}", 1) == 1
+
+    def _keys(self, name: str, *keys: str) -> list[str]:
+        peers = map(str, range(self._world_size)) if self._has_peers else ()
+        return [f"{name}/{key}" for key in (*keys, *peers)]
+
     def _add(self, name: str, vote: Vote) -> None:
         self._is_cast = True
-        if self._has_peers and self._store.add(f"{name}/{self._rank}", 1) > 1:
+        if not self._is_first_peer(name):
             return
         packed = 1 + sum(value << _BITS * i for i, value in enumerate(vote, start=1))
         total = self._store.add(f"{name}/sum", packed)
@@ -128,14 +168,12 @@ class StoreVotes:
         if self._is_last:
             self._store.set(f"{name}/all", str(total))
 
-    def _forget_after(self, name: str) -> None:
-        """Removes a vote that all ranks saw long ago."""
-        self._kept.append(name)
-        if len(self._kept) > _NUM_KEPT:
-            old = self._kept.popleft()
-            peers = map(str, range(self._world_size)) if self._has_peers else ()
-            for key in ("sum", "all", *peers) if self._is_last else ():
-                self._store.delete_key(f"{old}/{key}")
+    def _forget_old(self) -> None:
+        """Removes votes that all ranks saw long ago."""
+        while len(self._kept) > _NUM_KEPT:
+            keys = self._kept.popleft()
+            for key in keys if self._is_last else ():
+                self._store.delete_key(key)
 
     def _wait_for(self, name: str) -> None:
         start, pause, warn_at = time.monotonic(), _SHORTEST_PAUSE_SEC, _FIRST_WARNING_SEC

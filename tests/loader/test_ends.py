@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from energon_lite import (
     Buckets,
     DefaultTaskEncoder,
+    FatalSampleError,
     ModalitySplit,
     Packing,
     SavableDataLoader,
@@ -186,11 +187,14 @@ class Together:
 
     def take(self, number: int | None = None) -> list[list[Any]]:
         """Gives the next batches of each rank, or all that are left."""
-        futures = [
+        return [future.result(timeout=60) for future in self.futures(number)]
+
+    def futures(self, number: int | None = None) -> list[Future[list[Any]]]:
+        """Begins to take batches on all ranks."""
+        return [
             pool.submit(lambda own: list(islice(own, number)), own)
             for pool, own in zip(self.pools, self.iterators, strict=True)
         ]
-        return [future.result(timeout=60) for future in futures]
 
     def one_pass(self) -> list[list[Any]]:
         """Gives the batches of a whole pass, by rank."""
@@ -392,6 +396,21 @@ def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatc
     (found,) = Together(monkeypatch, make, 1, end="pad").one_pass()
     assert all(batch.pop("valid").all() for batch in found)
     assert_same(found, expected)
+
+
+def test_ranks_that_lost_too_many_samples_together_all_fail(roots, monkeypatch) -> None:
+    encoder = Filtered(0)
+    encoder.fate = lambda number: 0.31 if number % 8 == 0 else 1.0  # type: ignore[method-assign]
+    make = partial(validation, roots[61], encoder)
+    run = Together(monkeypatch, make, 8, max_skip_rate=0.01)
+    messages = []
+    for future in run.futures():
+        error = future.exception(timeout=60)
+        assert isinstance(error, FatalSampleError)
+        messages.append(str(error))
+    assert all("Of 61 samples of this validation pass 8 failed" in text for text in messages)
+    assert sum("on other ranks" in text for text in messages) == 6
+    assert steps_of(Together(monkeypatch, make, 8, max_skip_rate=0.2).one_pass()) == 4
 
 
 # ------------------------------------------------------------------------------------------- len
