@@ -187,7 +187,11 @@ class WorkerConfig:
         Raises:
             RuntimeError: The process group has another rank or world size.
         """
-        if not self.is_assumed or not (dist.is_available() and dist.is_initialized()):
+        if not self.is_assumed:
+            return
+        if not (dist.is_available() and dist.is_initialized()):
+            if self.world_size > 1:
+                _warn_of_place(self.rank, self.world_size)
             return
         group = self.data_parallel_group
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -195,9 +199,9 @@ class WorkerConfig:
             raise RuntimeError(
                 f"The loader is rank {self.rank} of {self.world_size}, which it took before "
                 "torch.distributed was initialised; the process group now says rank "
-                f"{rank} of {world_size}. Call init_process_group before "
-                "WorkerConfig.default_worker_config(), or give WorkerConfig(rank=..., "
-                "world_size=..., data_parallel_group=...)."
+                f"{rank} of {world_size}. Call WorkerConfig.default_worker_config() after "
+                "init_process_group (in Lightning: in train_dataloader()), or give "
+                "WorkerConfig(rank=..., world_size=..., data_parallel_group=...)."
             )
 
     def rank_worker_id(self) -> int:
@@ -231,17 +235,17 @@ def _place_in_environment() -> tuple[int, int]:
         raise ValueError(
             f"The environment has {found} where torch.distributed is not initialised; torchrun "
             "sets RANK and WORLD_SIZE to integers, RANK below WORLD_SIZE. Initialise "
-            "torch.distributed first, or give WorkerConfig(rank=..., world_size=...)."
+            "torch.distributed first (in Lightning: make the loader in train_dataloader()), or "
+            "give WorkerConfig(rank=..., world_size=...)."
         )
-    if world_size > 1:
-        _log_place(rank, world_size)
     return rank, world_size
 
 
 @functools.cache
-def _log_place(rank: int, world_size: int) -> None:
-    logger.info(
-        "torch.distributed is not initialised: rank %d of %d is taken from RANK and WORLD_SIZE.",
+def _warn_of_place(rank: int, world_size: int) -> None:
+    logger.warning(
+        "torch.distributed is not initialised: this process reads as rank %d of %d, by RANK and "
+        "WORLD_SIZE of the environment. Give WorkerConfig(rank=0, world_size=1, ...) to read all.",
         rank,
         world_size,
     )
