@@ -8,7 +8,6 @@ item, its `Activity` is the current one of the thread. User code reads it throug
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import Generator, Philox
 
+from energon_lite.core.active import current
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import StreamGenerators
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,8 @@ class Activity:
     work for samples that are well, and it falls on the same sample on any topology.
     """
 
+    worker_config: WorkerConfig | None = None  # of the dataset that is read
+
     def __init__(self, stream: Stream, max_skip_rate: float = DEFAULT_MAX_SKIP_RATE) -> None:
         self.stream = stream
         self.max_skip_rate = max_skip_rate
@@ -167,6 +169,13 @@ class Activity:
     @num_draws.setter
     def num_draws(self, number: int) -> None:
         self.sample_index = number * self.stream.num_streams + self.stream.index
+
+    def current_sample_index(self) -> int:
+        """Returns the number of the current sample, or of the first one of a batch."""
+        first: Any = next(leaves(self.restore_key), ())
+        if not first:
+            raise RuntimeError("No sample is being processed by a hook.")
+        return int(first[-1])
 
     def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
         """Notes that a user function starts on the sample `key`."""
@@ -250,34 +259,27 @@ class Activity:
         return records
 
 
-class _Current(threading.local):
-    activity: Activity | None = None
-
-
-_current = _Current()
-
-
 def set_activity(activity: Activity | None) -> Activity | None:
     """Makes `activity` the current one of this thread; gives the one before."""
-    before = _current.activity
-    _current.activity = activity
+    before: Activity | None = current.activity
+    current.activity = activity
     return before
 
 
 @contextmanager
 def replaying() -> Iterator[Activity]:
     """Gives the current activity, or one for the time that something is made again without."""
-    before = _current.activity
-    activity = _current.activity = before or Activity(Stream(0, 1))
+    before = current.activity
+    activity = current.activity = before or Activity(Stream(0, 1))
     try:
         yield activity
     finally:
-        _current.activity = before
+        current.activity = before
 
 
 def activity_or(stream: Stream) -> Activity:
     """Gives the current activity, or a new one of `stream` where nothing drives the cursor."""
-    return _current.activity or Activity(stream)
+    return current.activity or Activity(stream)
 
 
 def current_activity() -> Activity:
@@ -286,7 +288,7 @@ def current_activity() -> Activity:
     Raises:
         RuntimeError: Nothing is being computed.
     """
-    activity = _current.activity
+    activity: Activity | None = current.activity
     if activity is None:
         raise RuntimeError(
             "No sample is being processed: this is known only inside a hook that a loader (or a "
@@ -305,10 +307,7 @@ def current_sample_index() -> int:
 
     For a batch hook it is that of the batch's first sample.
     """
-    first: Any = next(leaves(current_activity().restore_key), ())
-    if not first:
-        raise RuntimeError("No sample is being processed by a hook.")
-    return int(first[-1])
+    return current_activity().current_sample_index()
 
 
 def sample_rng() -> Generator:

@@ -20,7 +20,7 @@ from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_acti
 from energon_lite.core.errors import StateError
 from energon_lite.core.global_generators import StreamGenerators, checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
 
 T = TypeVar("T")
@@ -130,6 +130,15 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """Whether `restore_sample` gives equal items: every stage is replayable."""
         return True
 
+    def assert_can_restore(self) -> None:
+        """Raises a ValueError if `restore_sample` does not work."""
+        if not self.can_restore_sample():
+            raise ValueError(f"{type(self).__name__}: a function in it is not marked @stateless")
+
+    def len_rank(self) -> int:
+        """Counts the items of this rank in a pass, as `len()`."""
+        return len(self)
+
     @property
     def pass_length(self) -> int | None:
         """How many items each rank gives before a loader ends a pass early; None for all."""
@@ -228,6 +237,8 @@ class SavableDataset(IterableDataset[T_co], ABC):
 class WrapperDataset(SavableDataset[T_co]):
     """A dataset over one other; by default everything is as in that."""
 
+    dataset: SavableDataset[Any]
+
     def __init__(self, dataset: SavableDataset[Any]) -> None:
         self.dataset = dataset
         self.worker_config = dataset.worker_config
@@ -277,22 +288,6 @@ class WrapperDataset(SavableDataset[T_co]):
         return self.dataset.num_items(stream)
 
 
-def count_rank_items(
-    dataset: SavableDataset[Any], config: WorkerConfig | None, pass_index: int = 0
-) -> int:
-    """Counts what a rank gives in a pass, or in an epoch of an endless one."""
-    config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
-    if dataset.pass_length is not None and dataset.training:
-        return dataset.pass_length
-    slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
-    items = {
-        index: dataset.num_items(Stream(index, slots.num_streams, pass_index))
-        for index in slots.streams()
-    }
-    total = slots.count(items)
-    return total if dataset.pass_length is None else min(total, dataset.pass_length)
-
-
 def generators_of(
     dataset: SavableDataset[Any], stream: Stream, drawn: Sequence[str] = ()
 ) -> StreamGenerators | None:
@@ -331,6 +326,7 @@ class StreamRun(Iterator[T]):
         self.stream = stream
         self.activity = Activity(stream, max_skip_rate)
         self.activity.generators = generators_of(dataset, stream)
+        self.activity.worker_config = dataset.worker_config
         self.num_given = 0
         self._dataset = dataset
         self._cursor = dataset.cursor(stream)
@@ -376,6 +372,7 @@ class StreamRun(Iterator[T]):
             raise StateError(f"The checkpoint's stream has failures={fill!r}, which is no number.")
         last_draw = snapshot.count("last_failure") if "last_failure" in snapshot.fields else 0
         activity = Activity(self.stream, self.activity.max_skip_rate)
+        activity.worker_config = self.activity.worker_config
         num_draws = snapshot.count("draws")
         cursor = self._dataset.cursor(self.stream)
         drawn = checked_names(snapshot.fields.get("generators", ()))

@@ -44,9 +44,9 @@ class SampleException(ValueError):
     """An error that concerns one sample, with the sample's key in its text."""
 
     @classmethod
-    def from_sample_key(cls, key: object, message: str = "") -> SampleException:
-        """Makes the exception for the sample named `key`."""
-        return cls(f"sample {key!r}: {message}" if message else f"sample {key!r}")
+    def from_sample_key(cls, sample_key: object, message: str = "") -> SampleException:
+        """Makes the exception for the sample named `sample_key`."""
+        return cls(f"sample {sample_key!r}: {message}" if message else f"sample {sample_key!r}")
 
     @classmethod
     def from_sample(cls, sample: object, message: str = "") -> SampleException:
@@ -113,7 +113,6 @@ def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = Non
     log_failure(describe(e), e)
 
 
-def reraise_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
+def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:
     """Raises the error again."""
-    del sample, sources
     raise e

@@ -124,7 +124,7 @@ class Sample(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
         return cls(**values)
 
     @classmethod
-    def from_joined(cls, *samples: Sample | None) -> Self:
+    def from_joined(cls, *args: Sample | None, **kwargs: Sample | None) -> Self:
         """Makes one sample of a row of a join; override it to choose how.
 
         All fields of the primary are taken, fields of later samples replace those of the same
@@ -132,12 +132,14 @@ class Sample(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
         primary's.
 
         Args:
-            samples: The primary, then the others in the order of the join; None where a member
-                with `nonmatch: none` has no match.
+            args: The primary, then the others in the order of the join; None where a member with
+                `nonmatch: none` has no match.
+            kwargs: The same, where the members of the join have names.
 
         Raises:
             TypeError: There is no primary, or the fields are not those of this class.
         """
+        samples = (*args, *kwargs.values())
         if not samples or samples[0] is None:
             raise TypeError(
                 f"{cls.__qualname__}.from_joined: the first (primary) sample is missing."

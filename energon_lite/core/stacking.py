@@ -56,11 +56,11 @@ def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
     return Layout.VALUE, ()
 
 
-def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stacks tensors of one shape along a new first dimension.
 
     Args:
-        tensors: B tensors of shape (*D).
+        batch: B tensors of shape (*D).
 
     Returns:
         Shape (B, *D).
@@ -69,22 +69,22 @@ def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         ValueError: There is no tensor, or a shape differs; names both shapes.
         TypeError: An element is not a tensor; names it.
     """
-    _check_tensors("batch_stack", tensors)
-    shape = tensors[0].shape
-    for index, tensor in enumerate(tensors):
+    _check_tensors("batch_stack", batch)
+    shape = batch[0].shape
+    for index, tensor in enumerate(batch):
         if tensor.shape != shape:
             raise ValueError(
                 f"batch_stack: element {index} has shape {tuple(tensor.shape)} where element 0 has "
                 f"{tuple(shape)}. Use batch_pad_stack, or bring them to one shape."
             )
-    return torch.stack(tuple(tensors))
+    return torch.stack(tuple(batch))
 
 
-def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Pads tensors with zeros at the end of every dimension to one shape and stacks them.
 
     Args:
-        tensors: B tensors with the same number of dimensions; different types are promoted.
+        batch: B tensors with the same number of dimensions; different types are promoted.
 
     Returns:
         Shape (B, *M), where M holds the largest size of each dimension.
@@ -97,24 +97,24 @@ def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         >>> batch_pad_stack([torch.tensor([1, 2, 3]), torch.tensor([4])]).tolist()
         [[1, 2, 3], [4, 0, 0]]
     """
-    _check_tensors("batch_pad_stack", tensors)
-    shapes = {tensor.shape for tensor in tensors}
+    _check_tensors("batch_pad_stack", batch)
+    shapes = {tensor.shape for tensor in batch}
     if len(shapes) == 1:
-        return torch.stack(tuple(tensors))
-    _check_num_dimensions("batch_pad_stack", tensors)
+        return torch.stack(tuple(batch))
+    _check_num_dimensions("batch_pad_stack", batch)
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    padded = _zeros_like_all(tensors, (len(tensors), *largest))
-    for index, tensor in enumerate(tensors):
+    padded = _zeros_like_all(batch, (len(batch), *largest))
+    for index, tensor in enumerate(batch):
         padded[index][tuple(slice(size) for size in tensor.shape)] = tensor
     return padded
 
 
-def batch_list(values: list[T]) -> list[T]:
-    """Gives the list itself: the values of a batch side by side."""
-    return values
+def batch_list(batch: list[T]) -> list[T]:
+    """Returns the list itself: the values of a batch side by side."""
+    return batch
 
 
-def generic_batch(values: list[Any]) -> Any:
+def generic_batch(batch: list[Any]) -> Any:
     """Puts values together by the type of the first one.
 
     Tensors are padded and stacked. Dicts, dataclasses and NamedTuples are put together field by
@@ -123,7 +123,7 @@ def generic_batch(values: list[Any]) -> Any:
     else (text, numbers, numpy arrays, None) stays the list.
 
     Args:
-        values: B values of one type.
+        batch: B values of one type.
 
     Returns:
         The batch of B.
@@ -132,14 +132,14 @@ def generic_batch(values: list[Any]) -> Any:
         ValueError: The list is empty, shapes do not fit, or dicts have different keys.
         TypeError: Values of different types cannot be put together.
     """
-    return _combine(values, batch_pad_stack, "generic_batch")
+    return _combine(batch, batch_pad_stack, "generic_batch")
 
 
-def concat_pad(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenates along the first dimension and pads the others with zeros at the end.
 
     Args:
-        tensors: Tensors of shapes (N_i, *D_i) with the same number of dimensions, at least one.
+        batch: Tensors of shapes (N_i, *D_i) with the same number of dimensions, at least one.
 
     Returns:
         Shape (sum of N_i, *M), where M holds the largest size of each other dimension.
@@ -152,34 +152,34 @@ def concat_pad(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         >>> concat_pad([torch.ones(1, 2), torch.ones(1, 3)]).tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    _check_tensors("concat_pad", tensors)
-    _check_num_dimensions("concat_pad", tensors)
-    if tensors[0].ndim == 0:
+    _check_tensors("concat_pad", batch)
+    _check_num_dimensions("concat_pad", batch)
+    if batch[0].ndim == 0:
         raise ValueError(
             "concat_pad: tensors without a dimension cannot be concatenated. "
             "Use batch_stack, or give each one dimension first."
         )
-    rests = {tensor.shape[1:] for tensor in tensors}
+    rests = {tensor.shape[1:] for tensor in batch}
     if len(rests) == 1:
-        return torch.cat(tuple(tensors))
+        return torch.cat(tuple(batch))
     largest = [max(sizes) for sizes in zip(*rests, strict=True)]
-    num_rows = sum(tensor.shape[0] for tensor in tensors)
-    padded = _zeros_like_all(tensors, (num_rows, *largest))
+    num_rows = sum(tensor.shape[0] for tensor in batch)
+    padded = _zeros_like_all(batch, (num_rows, *largest))
     start = 0
-    for tensor in tensors:
+    for tensor in batch:
         rows = padded[start : start + tensor.shape[0]]
         rows[tuple(slice(size) for size in tensor.shape)] = tensor
         start += tensor.shape[0]
     return padded
 
 
-def generic_concat(values: list[Any]) -> Any:
+def generic_concat(batch: list[Any]) -> Any:
     """Puts batches together as `generic_batch` does samples, but concatenates their tensors.
 
     Tensors go through `concat_pad`; lists become lists of lists.
 
     Args:
-        values: Batches of one type.
+        batch: Batches of one type.
 
     Returns:
         One value of that type.
@@ -188,14 +188,14 @@ def generic_concat(values: list[Any]) -> Any:
         ValueError: The list is empty, shapes do not fit, or dicts have different keys.
         TypeError: Values of different types cannot be put together.
     """
-    return _combine(values, concat_pad, "generic_concat")
+    return _combine(batch, concat_pad, "generic_concat")
 
 
-def homogeneous_concat_mix(values: list[Any]) -> Any:
+def homogeneous_concat_mix(samples: list[Any]) -> Any:
     """Concatenates batches that are all of one type, as `generic_concat`.
 
     Args:
-        values: Batches of one type, one of each source that is mixed.
+        samples: Batches of one type, one of each source that is mixed.
 
     Returns:
         One batch.
@@ -204,14 +204,14 @@ def homogeneous_concat_mix(values: list[Any]) -> Any:
         TypeError: The batches have different types; names them.
         ValueError: The list is empty, or shapes do not fit.
     """
-    kinds = {type(value): None for value in values}
+    kinds = {type(value): None for value in samples}
     if len(kinds) > 1:
         raise TypeError(
             "homogeneous_concat_mix: the batches have the types "
             f"{', '.join(kind.__qualname__ for kind in kinds)}, but must have one. Let all mixed "
             "sources give the same batch type, or mix them with a function of your own."
         )
-    return generic_concat(values)
+    return generic_concat(samples)
 
 
 def _combine(

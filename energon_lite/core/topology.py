@@ -15,8 +15,8 @@ from math import gcd
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch.utils.data import get_worker_info
 
+from energon_lite.core.active import ActiveWorker
 from energon_lite.core.errors import ErrorHandler, log_exception, reraise_exception
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class RankSlots(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, slots=True)
-class WorkerConfig:
+class WorkerConfig(ActiveWorker):
     """The place of this process in the run, and how its worker processes are made.
 
     Args:
@@ -204,16 +204,6 @@ class WorkerConfig:
                 "WorkerConfig(rank=..., world_size=..., data_parallel_group=...)."
             )
 
-    def rank_worker_id(self) -> int:
-        """Gives the number of this loader process in its rank; 0 outside of one."""
-        info = get_worker_info()
-        return 0 if info is None else info.id
-
-    def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Gives a number of this loader process in the run, for logs; no content depends on it."""
-        local = override_local_worker_id
-        return self.rank * self.num_workers + (self.rank_worker_id() if local is None else local)
-
     def global_rank(self) -> int:
         """Gives this process's rank in the whole `torch.distributed` world."""
         if self.data_parallel_group is None:
@@ -249,3 +239,17 @@ def _warn_of_place(rank: int, world_size: int) -> None:
         rank,
         world_size,
     )
+
+
+def count_rank_items(dataset: Any, config: WorkerConfig | None, pass_index: int = 0) -> int:
+    """Counts what a rank gives in a pass, or in an epoch of an endless one."""
+    config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    if dataset.pass_length is not None and dataset.training:
+        return int(dataset.pass_length)
+    slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
+    items = {
+        index: dataset.num_items(Stream(index, slots.num_streams, pass_index))
+        for index in slots.streams()
+    }
+    total = slots.count(items)
+    return total if dataset.pass_length is None else min(total, int(dataset.pass_length))

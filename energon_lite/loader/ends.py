@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
-from energon_lite.core.dataset import SavableDataset, StreamRun, count_rank_items
-from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
 from energon_lite.loader.padding import as_padding, mark_valid
 from energon_lite.loader.resume import Place
 from energon_lite.loader.turns import Costs, Delivery, PassStart

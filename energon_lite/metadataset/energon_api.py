@@ -31,6 +31,27 @@ class TraversedDatasetReference(NamedTuple):
 class DatasetLoaderInterface(ABC):
     """A path that was read: a prepared folder, or a metadataset."""
 
+    path: AnyPath
+
+    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
+        """Resolves a relative path; there is nothing else to do.
+
+        Args:
+            mds_path: the metadataset in whose folder a relative path lies.
+        """
+        if mds_path is not None and not isinstance(self.path, Mapping):
+            self.path = Path(mds_path).parent / self.path
+
+    def prepare(self, split_part: str | None = None) -> tuple[Path, ...]:
+        """Returns the files that were prepared: none, since only joins would need it.
+
+        Args:
+            split_part: which part is checked; by default none.
+        """
+        if split_part is not None:
+            self.node(split_part)
+        return ()
+
     @abstractmethod
     def node(self, split_part: str) -> Node:
         """Gives what a split holds, as a tree."""
@@ -67,8 +88,16 @@ class DatasetLoaderInterface(ABC):
         )
         return loaded_datasets(node, opener)
 
-    def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
-        """Lists the leaves of a split, without opening them."""
+    def traverse(
+        self, mds_path: str | PathLike[str] | None = None, *, split_part: str
+    ) -> list[TraversedDatasetReference]:
+        """Lists the leaves of a split, without opening them.
+
+        Args:
+            mds_path: as in `post_initialize`.
+            split_part: the split.
+        """
+        self.post_initialize(mds_path)
         return [
             TraversedDatasetReference(leaf.path, leaf.split_part, {}, leaf.subflavors)
             for leaf in leaves(self.node(split_part))
@@ -97,7 +126,7 @@ class DatasetLoader(DatasetLoaderInterface):
         dataset_config: str | None = None,
         split_config: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path: AnyPath = Path(path)
         self.split_part = split_part
         self._leaf = {
             "subflavors": dict(subflavors or {}),
@@ -108,7 +137,7 @@ class DatasetLoader(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """Gives the one leaf."""
-        leaf = open_node(self.path, self.split_part or split_part, {})
+        leaf = open_node(_source(self.path), self.split_part or split_part, {})
         assert isinstance(leaf, Leaf)
         return Leaf(**{**vars(leaf), **self._leaf})
 

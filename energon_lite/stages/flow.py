@@ -24,7 +24,7 @@ class _PassEnd(WrapperDataset[T]):
     goes_on = True
 
     def __init__(
-        self, dataset: SavableDataset[T], length: int, *, worker_config: WorkerConfig | None = None
+        self, dataset: SavableDataset[T], length: int, worker_config: WorkerConfig | None = None
     ) -> None:
         super().__init__(dataset)
         self.worker_config = worker_config or self.worker_config

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from torch.utils.data import get_worker_info
@@ -155,17 +153,16 @@ class LogSampleDataset(_Passing[T]):
     Args:
         dataset: the items.
         mode: a word for the lines, such as "train" or "val".
-        get_keys_fn: gives the sample keys of an item, or None.
         worker_config: by default that of the dataset.
+        get_keys_fn: returns the sample keys of an item, or None.
     """
 
     def __init__(
         self,
         dataset: SavableDataset[T],
         mode: str,
-        get_keys_fn: Callable[[T], list[str] | None] = default_get_keys,
-        *,
         worker_config: WorkerConfig | None = None,
+        get_keys_fn: Callable[[T], list[str] | None] = default_get_keys,
     ) -> None:
         super().__init__(dataset)
         self.worker_config = worker_config or self.worker_config
@@ -217,17 +214,9 @@ class _LogCursor(_PassingCursor[T]):
             logger.info("%s", line)
             return
         if self._file is None:
-            path = debug_path(self._config)
+            path = self._config.debug_path()
             path.parent.mkdir(parents=True, exist_ok=True)
             # A buffer of one line: lines of several streams in one file stay whole.
             self._file = path.open("a", buffering=1, encoding="utf-8")
             weakref.finalize(self, self._file.close)
         self._file.write(line + "\n")
-
-
-def debug_path(config: WorkerConfig) -> Path:
-    """Gives this process's file; rank r has ids from `r * (num_workers + 1)`, its own first."""
-    info = get_worker_info()
-    local = 0 if info is None else 1 + info.id
-    worker_id = config.rank * (config.num_workers + 1) + local
-    return Path(str(config.worker_debug_path).format(worker_id=worker_id, pid=os.getpid()))

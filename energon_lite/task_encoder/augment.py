@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +48,9 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
 
 
 def _of_the_other(name: str) -> Callable[..., Any]:
-    def hook(self: AugmentTaskEncoder, *arguments: Any) -> Any:
-        return getattr(self._task_encoder, name)(*arguments)
+    @functools.wraps(getattr(TaskEncoder, name))
+    def hook(self: AugmentTaskEncoder, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._task_encoder, name)(*arguments, **named)
 
     hook.__doc__ = f"Calls `{name}` of the other task encoder."
     return hook
