@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.seeds import key_of
-from energon_lite.core.state import JSON, Snapshot
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import BlendOrder
@@ -19,6 +19,7 @@ from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleav
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.combining import CombinedDataset
 from energon_lite.stages.sequence import RepeatCursor, RepeatDataset, total_items
+from energon_lite.stages.weighing import LossWeightCursor, LossWeightDataset
 
 T = TypeVar("T")
 
@@ -302,6 +303,16 @@ class MixBatchDataset(BatchDataset[T]):
                 is_stateless=True,
             )  # fmt: skip
         super().__init__(blend, batch_size, mix)
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Returns a fresh cursor, of batches with the loss weights of all their samples."""
+        return LossWeightCursor(LossWeightDataset(self), super().cursor(stream))
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the batch again, with its loss weights."""
+        batch = super().restore_sample(restore_key)
+        LossWeightDataset(self).weigh(batch, restore_key)
+        return batch
 
 
 def _as_list(items: list[Any]) -> Any:

@@ -54,7 +54,7 @@ class LossWeightDataset(WrapperDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Gives a fresh cursor."""
-        return _LossWeightCursor(self, self.dataset.cursor(stream))
+        return LossWeightCursor(self, self.dataset.cursor(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again, with its loss weights."""
@@ -104,7 +104,14 @@ def _is_batch(key: RestoreKey) -> bool:
     return False
 
 
-class _LossWeightCursor(Cursor[T]):
+class LossWeightCursor(Cursor[T]):
+    """Writes loss weights on the items of another cursor.
+
+    Args:
+        spec: the weights.
+        inner: the items.
+    """
+
     def __init__(self, spec: LossWeightDataset[T], inner: Cursor[T]) -> None:
         self._spec = spec
         self._inner = inner

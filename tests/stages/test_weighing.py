@@ -327,7 +327,9 @@ def test_mixed_batches_have_an_entry_per_sample(sets) -> None:
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("carrier", ["batch of from_samples", "batch made without", "dict"])
+@pytest.mark.parametrize(
+    "carrier", ["batch of from_samples", "batch made without", "own dataclass", "dict"]
+)
 @pytest.mark.parametrize("weights", [(0.1, 1.5), (0.1, 1.0), (1.0, 1.0)])
 def test_mixed_batches_of_other_types_have_an_entry_per_sample(sets, carrier, weights) -> None:
     make, read = CARRIERS[carrier]
