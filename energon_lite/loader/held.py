@@ -21,6 +21,8 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
         if snapshot.kind == "balance_packs":
             fields.update(_kept_packs(snapshot, names))
             return fields
+        if fields.get("input") and not _is_there(fields["input"], names):
+            return {"given": 0}  # what a hook was making of it is gone with its source
         for name in ("held", "packs"):
             if isinstance(fields.get(name), tuple):
                 fields[name] = _kept(fields[name], names)

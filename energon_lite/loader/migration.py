@@ -241,7 +241,8 @@ class Migration:
         fresh: a snapshot of a stream of this pipeline at its start.
 
     Attributes:
-        expanded: streams that stood inside a sample of which a hook makes several.
+        expanded: streams that stood inside a sample of which a hook makes several, and which
+            cannot be made again.
     """
 
     def __init__(self, saved: Any, here: Any, fresh: Snapshot) -> None:
@@ -326,7 +327,7 @@ class Migration:
     def _kept_fields(self, old: Snapshot) -> dict[str, Any]:
         """Gives the fields without held samples of sources that are gone."""
         fields = without_sources(old, self._names)
-        if "slot" in fields and fields.get("given"):
+        if "slot" in fields and fields.get("given") and not fields.get("input"):
             # The blend below may take another sample at that draw: it is expanded from its start.
             fields = {"given": 0}
             self.expanded.add(self._stream)

@@ -159,7 +159,8 @@ def _migrated(
     if migration.expanded:
         edits.append(
             f"{len(migration.expanded)} streams stood inside a sample of which a hook makes "
-            "several: it is expanded anew, so what it gave so far comes again"
+            "several, and which cannot be made again: it is expanded from its start, so what it "
+            "gave so far comes again. Hooks before that one that are marked @stateless avoid it"
         )
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -18,6 +19,7 @@ from energon_lite.core.user_function import (
     LEFT_OUT,
     FunctionRun,
     UserFunction,
+    name_of_key,
 )
 
 T = TypeVar("T")
@@ -85,8 +87,8 @@ class MapDataset(WrapperDataset[T]):
 
     Items for which it raises `SkipSample`, or fails within its tolerance, are left out and counted.
 
-    State: for a generator function how many items of the current input were given, and the place
-    before that input; for others none of its own.
+    State: for a generator function how many items of the current input were given, and its restore
+    key; or the place before that input, where it cannot be made again. For others none of its own.
     Length: as below; skips and expansion are not foreseen.
     Keys: a generator function's j-th item has `(name, j, key of the input)`; others keep the key.
 
@@ -128,7 +130,7 @@ class MapDataset(WrapperDataset[T]):
         """Gives a fresh cursor."""
         inner = self.dataset.cursor(stream)
         if self.function.is_generator:
-            return _ExpandCursor(inner, self.function)
+            return _ExpandCursor(inner, self.function, self.dataset)
         return _MapCursor(inner, self.function)
 
     def can_restore_sample(self) -> bool:
@@ -176,12 +178,23 @@ class _MapCursor(Cursor[T]):
 
 
 class _ExpandCursor(Cursor[T]):
-    def __init__(self, inner: Cursor[Any], function: UserFunction) -> None:
+    """Gives the items that a generator function makes of each input.
+
+    Inside an input, the state is its restore key and the place after it; or the place before it,
+    where inputs cannot be made again.
+    """
+
+    def __init__(
+        self, inner: Cursor[Any], function: UserFunction, below: SavableDataset[Any]
+    ) -> None:
         self._inner = inner
+        self._function = function
+        self._below = below if below.can_restore_sample() else None
         self._run = FunctionRun(function)
         self._name = function.name
         self._items: Iterator[tuple[RestoreKey, T]] | None = None
-        self._before = inner.snapshot()
+        self._input: RestoreKey = ()
+        self._before: Snapshot | None = None
         self._slot = self._draws = 0
         self._given = 0
         self._spent_sec = 0.0
@@ -189,17 +202,19 @@ class _ExpandCursor(Cursor[T]):
     def __next__(self) -> T:
         while True:
             if self._items is None:
-                self._before = self._inner.snapshot()
+                if self._below is None:
+                    self._before = self._inner.snapshot()
                 activity = current_activity()
                 self._slot, self._draws = activity.batch_index, activity.num_draws
                 self._given = 0
                 item = next(self._inner)
-                self._items = self._run.expand(self._inner.key, item)
+                self._input = self._inner.key
+                self._items = self._run.expand(self._input, item)
             start = perf_counter()
             found = next(self._items, None)
             self._spent_sec += perf_counter() - start
             if found is None or self._given % _ITEMS_PER_COST == 0:
-                current_activity().spend(self._inner.key, self._spent_sec)
+                current_activity().spend(self._input, self._spent_sec)
                 self._spent_sec = 0.0
             if found is None:
                 self._items = None
@@ -211,8 +226,10 @@ class _ExpandCursor(Cursor[T]):
     def snapshot(self) -> Snapshot:
         if self._items is None:
             return Snapshot(self._name, {"given": 0}, (self._inner.snapshot(),))
-        fields = {"given": self._given, "slot": self._slot, "draws": self._draws}
-        return Snapshot(self._name, fields, (self._before,))
+        place = self._before or self._inner.snapshot()
+        fields: dict[str, Any] = {"given": self._given, "slot": self._slot, "draws": self._draws}
+        fields["input"] = () if self._before else self._input
+        return Snapshot(self._name, fields, (place,))
 
     def restore(self, snapshot: Snapshot) -> None:
         snapshot.expect(self._name, 1)
@@ -220,16 +237,38 @@ class _ExpandCursor(Cursor[T]):
         self._inner.restore(snapshot.inner[0])
         self._items = None
         self._given = 0
-        if given:
-            # The input is read again, as of its slot and its draw, and its first items are passed
-            # over.
-            activity = current_activity()
-            slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
-            activity.num_draws = snapshot.count("draws")
-            with passing_over():
+        if not given:
+            return
+        key = snapshot.field("input")
+        if not isinstance(key, tuple) or bool(key) != (self._below is not None):
+            raise StateError(
+                f"The checkpoint stands inside {self._function.where}, of the input {key!r:.80}, "
+                f"which can {'' if self._below else 'not '}be made again here; mark the hooks "
+                "before it @stateless as they were"
+            )
+        # The input is taken again, as of its slot, and its first items are passed over.
+        activity = current_activity()
+        slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
+        self._slot, self._draws = activity.batch_index, snapshot.count("draws")
+        with passing_over():
+            if self._below is not None:
+                self._take_again(key, self._below.restore_sample(key), given)
+            else:
+                activity.num_draws = self._draws
                 for _ in range(given):
                     next(self)
-            activity.batch_index = slot
+        activity.batch_index = slot
+
+    def _take_again(self, key: RestoreKey, item: Any, given: int) -> None:
+        current_activity().batch_index = self._slot
+        self._input, self._given = key, given
+        self._items = self._run.expand(key, item)
+        for number in range(given):
+            if next(self._items, None) is None:
+                raise StateError(
+                    f"{self._function.where} gave {given} items or more of {name_of_key(key)} "
+                    f"before, and {number} now; it must depend on its input only"
+                )
 
 
 class _PassingOver(threading.local):

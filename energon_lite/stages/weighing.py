@@ -123,7 +123,9 @@ class LossWeightCursor(Cursor[T]):
         return item
 
     def snapshot(self) -> Snapshot:
+        """Returns the place of the cursor below."""
         return self._inner.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Goes to a place of the cursor below."""
         self._inner.restore(snapshot)

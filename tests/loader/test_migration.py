@@ -535,24 +535,76 @@ def test_skips_and_failures_before_an_edit_stay_where_they_were(sets) -> None:
     )
 
 
+class Unmarked(Expanding):
+    """The same, by a hook that is not marked."""
+
+    def encode_sample(self, sample: TextSample) -> Any:
+        for i in range(3):
+            yield TextSample.derive_from(sample, text=f"{i}")
+
+
+class UnmarkedBelow(Expanding):
+    """The input of the generator cannot be made again."""
+
+    def preencode_sample(self, sample: TextSample) -> TextSample:
+        return sample
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        raise NotImplementedError
+
+    def postencode_sample(self, sample: TextSample) -> Any:
+        for i in range(3):
+            yield TextSample.derive_from(sample, text=f"{i}")
+
+    def overrides(self, hook: str) -> bool:
+        return hook != "encode_sample" and super().overrides(hook)
+
+
+def items_of(batches: Any, place: tuple[str, int]) -> list[tuple[int, int, int]]:
+    """Epoch, index and number of the item, of all items of a source in a stream."""
+    keys = [key for batch in batches for key in batch.__restore_key__[2:]]
+    return [
+        (epoch, index, item)
+        for _, item, (name, epoch, index, number) in keys
+        if (name, number % 2) == place
+    ]
+
+
 @pytest.mark.parametrize("steps", range(3, 9))
-def test_sample_that_was_being_expanded_is_not_lost(sets, steps) -> None:
-    old = blend_of(sets, ALL_AT_ONCE[0], Expanding)
-    new = blend_of(sets, ALL_AT_ONCE[1], Expanding)
+@pytest.mark.parametrize("encoder", [Expanding, Unmarked])
+def test_sample_that_was_being_expanded_goes_on_with_its_next_item(sets, steps, encoder) -> None:
+    old = blend_of(sets, ALL_AT_ONCE[0], encoder)
+    new = blend_of(sets, ALL_AT_ONCE[1], encoder)
+    run = Ranks(old, 1, num_streams=2)
+    first = run.slots(steps)
+    states = run.save()
+    inside = [s["inner"][0] for s in states[0]["streams"].values() if s["inner"][0]["given"] % 3]
+    later, edits = migrated(new, states)
+    assert not any("stood inside a sample" in edit for edit in edits)
+    second = later.slots(80)
+    for place in ((name, stream) for name in ids("ab") for stream in range(2)):
+        found = items_of([*first.values(), *second.values()], place)
+        wanted = unbroken(new(ONE), place, -(-len(found) // 3), 2)
+        assert len(wanted) > 4
+        assert found == [(*sample, i) for sample in wanted for i in range(3)][: len(found)]
+    assert steps % 3 == 0 or inside
+
+
+@pytest.mark.parametrize("steps", range(3, 6))
+def test_sample_that_cannot_be_made_again_is_expanded_from_its_start(sets, steps) -> None:
+    old = blend_of(sets, ALL_AT_ONCE[0], UnmarkedBelow)
+    new = blend_of(sets, ALL_AT_ONCE[1], UnmarkedBelow)
     run = Ranks(old, 1, num_streams=2)
     first = run.slots(steps)
     later, edits = migrated(new, run.save())
     assert "2 streams stood inside a sample" in edits[-1]
     second = later.slots(80)
     for place in ((name, stream) for name in ids("ab") for stream in range(2)):
-        found: list[tuple[int, int]] = []
-        batches = [*first.values(), *second.values()]
-        keys = [key for batch in batches for key in batch.__restore_key__[2:]]
-        for _, _, (name, epoch, index, number) in keys:
-            if (name, number % 2) == place and (epoch, index) not in found[-1:]:
-                found.append((epoch, index))
-        assert len(found) > 4
-        assert found == unbroken(new(ONE), place, len(found), 2)
+        found = items_of([*first.values(), *second.values()], place)
+        samples = [sample[:2] for i, sample in enumerate(found) if sample[:2] != found[i - 1][:2]]
+        assert len(samples) > 4
+        assert samples == unbroken(new(ONE), place, len(samples), 2)
 
 
 def test_another_loss_weight_alone_changes_no_draw(sets) -> None:
