@@ -18,10 +18,11 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader.accelerate_adapter import OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.ends import End, PassEnds
 from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 from energon_lite.loader.padding import as_padding
-from energon_lite.loader.processes import as_delivered, torch_settings
+from energon_lite.loader.processes import torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
 from energon_lite.loader.state_dict import as_state_dict, states_of
 from energon_lite.loader.stats import Stats
@@ -86,10 +87,11 @@ class SavableDataLoader(DataLoader[T]):
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
+        self._prepared: Prepared | None = None
         super().__init__(
             dataset,
             batch_size=None,
-            collate_fn=as_delivered,
+            collate_fn=OwnCollate(self),
             **torch_settings(config.num_workers, config, prefetch_factor, settings.timeout_sec),
         )
 
@@ -120,12 +122,36 @@ class SavableDataLoader(DataLoader[T]):
         packs and buckets without a length index, are estimated; after a whole pass over finite data
         it is what came.
         """
+        teach_skipping()  # transformers.Trainer asks for the length before all else
         return self._ends.num_steps(self._run.place)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
         self._run.begin()
-        return self._run.batches()
+        batches = self._run.batches()
+        prepared = self._prepared
+        return batches if prepared is None else prepared.batches(self, batches, self._run)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins the next `iter` in an epoch, counted from 0; a run that is in it stays there.
+
+        Over finite training data an epoch is a pass. In endless training it is `len(loader)`
+        batches, and only a run that has not begun is moved; validation has no epochs.
+
+        Args:
+            epoch: as a trainer counts them.
+        """
+        self._run.seek.epoch = epoch
+
+    def skip_first_batches(self, num_batches: int) -> None:
+        """Begins the next `iter` after so many batches of its epoch; they are computed, not given.
+
+        A run that is there already, as its state was restored, stays there.
+
+        Args:
+            num_batches: batches of this rank.
+        """
+        self._run.seek.batch = num_batches
 
     def shutdown(self) -> None:
         """Ends the worker processes; the place stays, and the next `iter` starts others."""
@@ -138,6 +164,29 @@ class SavableDataLoader(DataLoader[T]):
     def __exit__(self, *_: object) -> None:
         """Ends the worker processes."""
         self.shutdown()
+
+    # What Accelerate reads; see accelerate_adapter.
+
+    use_stateful_dataloader = True  # its checkpoints have the state
+    remainder = -1  # of rows in the last step: not known; padded rows have a mask
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether `accelerator.prepare` may take the loader as it is; who asks is Accelerate."""
+        teach_skipping()
+        if self._prepared is None:
+            self._prepared = Prepared()
+            self._run.looks_ahead = True
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """Takes note of nothing: Accelerate says that it has prepared what it asked about."""
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch given last is the last of the `for`, where Accelerate runs it."""
+        return self._prepared is not None and self._prepared.end_of_dataloader
 
     # ---------------------------------------------------------------------------------- state
 

@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,14 +19,16 @@ from torch.utils.data import DataLoader
 from energon_lite.core.activity import SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, VERSION, Snapshot, checksum, digest
+from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.failures import FailureLimit
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
-from energon_lite.loader.ranks import check_steps
+from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
 from energon_lite.loader.resume import Place, resume
+from energon_lite.loader.seek import Seek
 from energon_lite.loader.sending import Unsendable
+from energon_lite.loader.state_dict import rank_state
 from energon_lite.loader.stats import Counter, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
@@ -81,6 +85,10 @@ class RankRun(Generic[T]):
         self._watchdog = watchdog
         self._ends = ends
         self._limit = FailureLimit(dataset, settings.max_skip_rate)
+        self.seek = Seek()
+        self.looks_ahead = False
+        self.is_last = False
+        self._ahead: list[Delivery | Exception | None] = []
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
@@ -95,6 +103,7 @@ class RankRun(Generic[T]):
         self._has_begun = False
         self._snapshots = {}
         self.place = place
+        self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(self.dataset, place.stats, self.num_run_items)
 
     @property
@@ -111,6 +120,9 @@ class RankRun(Generic[T]):
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
         self._config.check_place()
+        seek, self.seek = self.seek, Seek(is_fresh=False, offset=self.seek.offset)
+        if self.dataset.training:
+            self._go_to_epoch(seek)
         place, length = self.place, self.dataset.pass_length
         is_over = place.ended
         if length is not None and place.items_in_pass >= length:
@@ -120,16 +132,53 @@ class RankRun(Generic[T]):
                 is_over = True
         if is_over or (self._has_begun and not self.dataset.training):
             self._begin_pass()
+        if self.dataset.training and (seek.epoch or seek.batch):
+            self._discard(seek)
+
+    def _discard(self, seek: Seek) -> None:
+        """Computes what a trainer says was given before, and gives it not again."""
+        length = self.dataset.pass_length
+        if seek.is_fresh and length is not None:
+            for _ in range(seek.epoch or 0):
+                deque(self.batches(), maxlen=0)
+                self.begin()
+        has_passes = not self.dataset.endless or length is not None
+        num_given = self.place.items_in_pass if has_passes else 0
+        number = seek.num_to_discard(has_passes, num_given, self._ends.num_steps(self.place))
+        deque(islice(self.batches(), number), maxlen=0)
+
+    @property
+    def _is_in_epochs(self) -> bool:
+        """Whether the epochs of a trainer are passes; else they are stretches of the run."""
+        return not self.dataset.endless and self.dataset.pass_length is None
+
+    def _go_to_epoch(self, seek: Seek) -> None:
+        """Goes to the start of the pass that a trainer asks for, unless the run is in it."""
+        start = self.place.start
+        here = start.pass_index + self.place.ended
+        target = seek.target(here)
+        self.seek.offset = seek.offset
+        if not self._is_in_epochs or target in (None, here):
+            return
+        if target == start.pass_index + 1:
+            self._begin_pass()
+            return
+        self.stop_workers()
+        slots = start.slots._replace(base=0, first=0)
+        self.place = Place(PassStart(slots, target), skipped=self.place.skipped)
+        self._snapshots = {}
+        self._has_begun = False
 
     def batches(self) -> Iterator[T]:
         """Yields what is left of the pass or virtual epoch."""
         length = self.dataset.pass_length
         has_yielded = False
         while length is None or self.place.items_in_pass < length:
-            if self._deliveries is None:  # before the watchdog has a thread: a fork finds none
+            if self._deliveries is None and not self._ahead:
+                # Before the watchdog has a thread: a fork finds none.
                 self._deliveries = self._start_deliveries()
             since = perf_counter()
-            delivery = self._next_step(self._deliveries)
+            delivery = self._next_step()
             if delivery is None:
                 self._ends.learn(self.place)
             if delivery is None and not has_yielded and self._next_pass_is_due():
@@ -143,6 +192,7 @@ class RankRun(Generic[T]):
                 self.place.items_in_pass += 1
                 waited = perf_counter() - since
                 self.counter.add(delivery.costs.rows, delivery.skipped, waited)
+                self._look_ahead()
                 yield delivery.item
         if not self.dataset.training:
             self.place.ended = True
@@ -181,14 +231,27 @@ class RankRun(Generic[T]):
                     return False
         return slots.base > 0 or bool(place.given)
 
-    def _next_step(self, deliveries: Iterator[Delivery]) -> Delivery | None:
+    def _look_ahead(self) -> None:
+        """Finds out, where that is asked for, whether the batch to be given is the last one.
+
+        The state stays behind that batch; what comes after it is counted when it is given.
+        """
+        length = self.dataset.pass_length
+        self.is_last = length is not None and self.place.items_in_pass >= length
+        if not self.looks_ahead or self.is_last or self.dataset.endless:
+            return
+        try:
+            self._ahead = [self._computed_step()]
+            self.is_last = self._ahead[0] is None
+        except Exception as error:
+            self._ahead = [error]  # raised when its turn comes
+
+    def _next_step(self) -> Delivery | None:
         """Returns what this rank gives next, in step with the others; None at the end."""
+        delivery = self._ahead.pop() if self._ahead else self._computed_step()
+        if isinstance(delivery, Exception):
+            raise delivery
         place = self.place
-        if not self._has_begun:
-            self._even = self._ends.begin(place)
-        self._has_begun = True
-        fetch = partial(self._fetch, deliveries)
-        delivery = fetch() if self._even is None else self._even.next(fetch)
         if delivery is not None:
             place.num_steps += 1
             if not delivery.is_padding:
@@ -197,6 +260,15 @@ class RankRun(Generic[T]):
                     self._check_failures(is_end=False)
                 place.count = place.start.slots.turn_of(delivery.slot) + 1
         return delivery
+
+    def _computed_step(self) -> Delivery | None:
+        place, deliveries = self.place, self._deliveries
+        assert deliveries is not None
+        if not self._has_begun:
+            self._even = self._ends.begin(place)
+        self._has_begun = True
+        fetch = partial(self._fetch, deliveries)
+        return fetch() if self._even is None else self._even.next(fetch)
 
     def _fetch(self, deliveries: Iterator[Delivery]) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of its pass."""
@@ -242,6 +314,7 @@ class RankRun(Generic[T]):
         place = self.place
         self.place = Place(place.start.after(self.dataset.training), skipped=place.skipped)
         self._snapshots = {}
+        self._ahead = []
         self._has_begun = False
         if self._torch_loader is not None:
             self._deliveries = iter(self._torch_loader)
@@ -254,7 +327,7 @@ class RankRun(Generic[T]):
         self._turns = Turns(self.dataset, start, settings.max_skip_rate)
         # A worker without a stream would only ever deliver marks.
         num_workers = min(config.num_workers, start.slots.num_turns)
-        self._say_what_it_costs(start.slots)
+        warn_of_shared_streams(start.slots)
         if num_workers == 0:
             return iter(self._turns)
         self._torch_loader = worker_loader(
@@ -271,20 +344,6 @@ class RankRun(Generic[T]):
             self.place = resumed = self.resumed([json.loads(json.dumps(self.state()))])
             resumed.items_in_pass = place.items_in_pass
         return self.place.start
-
-    def _say_what_it_costs(self, slots: RankSlots) -> None:
-        if slots.stride > 1:
-            free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
-            near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
-            logger.warning(
-                "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
-                "would cost nothing extra; better, make num_streams a multiple of every world size "
-                "that you may use.",
-                slots.world_size,
-                slots.num_streams,
-                slots.stride,
-                near,
-            )
 
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the place stays."""
@@ -328,36 +387,7 @@ class RankRun(Generic[T]):
 
     def state(self) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
-        place = self.place
-        slots = place.start.slots
-        snapshots = {
-            stream: start.snapshot
-            for stream, start in place.start.streams.items()
-            if start.snapshot is not None
-        }
-        snapshots.update(self._snapshots)
-        # As many as turns, but where turns were passed over, or steps only filled up.
-        steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
-        lost = place.failures
-        failures = {"failures": [lost.failed, lost.drawn]} if lost.drawn else {}
-        state = {
-            "format": FORMAT,
-            "version": VERSION,
-            "num_streams": slots.num_streams,
-            "rank": slots.rank,
-            "world_size": slots.world_size,
-            "pass": place.start.pass_index,
-            "base": slots.base,
-            "count": place.count,
-            **steps,
-            "ended": place.ended,
-            "given": [region.to_json() for region in place.given],
-            "items_in_pass": place.items_in_pass,
-            **failures,
-            "skipped": dict(place.skipped),
-            "stats": self.counter.to_json(self.num_run_items),
-            "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
-            "config": self.dataset_config,
-        }
+        stats = self.counter.to_json(self.num_run_items)
+        state = rank_state(self.place, self._snapshots, stats, self.dataset_config)
         state["checksum"] = checksum(state, self.config_digest)
         return state

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from math import gcd
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import RankSlots
+
+logger = logging.getLogger(__name__)
 
 
 def check_steps(
@@ -40,6 +43,22 @@ def check_steps(
             f"{world_size}, {why}. Give a state of which all ranks together have given a multiple "
             f"of {world_size} batches, or go on with {_divisors(gcd(slots.base, num_streams))} "
             "ranks"
+        )
+
+
+def warn_of_shared_streams(slots: RankSlots) -> None:
+    """Logs what it costs if several ranks share a stream, and which world sizes cost nothing."""
+    if slots.stride > 1:
+        free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
+        near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
+        logger.warning(
+            "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
+            "would cost nothing extra; better, make num_streams a multiple of every world size "
+            "that you may use.",
+            slots.world_size,
+            slots.num_streams,
+            slots.stride,
+            near,
         )
 
 

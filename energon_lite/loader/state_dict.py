@@ -1,4 +1,4 @@
-"""The states of all ranks as one dict that every trainer can keep, and back.
+"""The place of a rank as JSON; the states of all ranks as one dict that every trainer can keep.
 
 `torch.distributed.checkpoint` takes nested values apart, and on loading fills only the keys that
 the state of a fresh loader has. So there is one key, with a JSON string.
@@ -11,9 +11,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON
+from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot
+from energon_lite.loader.resume import Place
 
 KEY = "loader_state"
+
+
+def rank_state(
+    place: Place, newest: Mapping[int, Snapshot], stats: JSON, config: dict[str, JSON]
+) -> dict[str, Any]:
+    """Returns where a rank stands, as plain JSON.
+
+    Args:
+        place: of the rank.
+        newest: the snapshots of the streams that have given a batch here.
+        stats: what the sources gave.
+        config: of the pipeline.
+    """
+    slots = place.start.slots
+    snapshots = {
+        stream: start.snapshot
+        for stream, start in place.start.streams.items()
+        if start.snapshot is not None
+    }
+    snapshots.update(newest)
+    # As many as turns, but where turns were passed over, or steps only filled up.
+    steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
+    lost = place.failures
+    failures = {"failures": [lost.failed, lost.drawn]} if lost.drawn else {}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "num_streams": slots.num_streams,
+        "rank": slots.rank,
+        "world_size": slots.world_size,
+        "pass": place.start.pass_index,
+        "base": slots.base,
+        "count": place.count,
+        **steps,
+        "ended": place.ended,
+        "given": [region.to_json() for region in place.given],
+        "items_in_pass": place.items_in_pass,
+        **failures,
+        "skipped": dict(place.skipped),
+        "stats": stats,
+        "streams": {str(s): snapshots[s].to_json() for s in sorted(snapshots)},
+        "config": config,
+    }
 
 
 def as_state_dict(states: Sequence[dict[str, Any]], config: dict[str, JSON]) -> dict[str, str]:

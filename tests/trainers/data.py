@@ -20,7 +20,7 @@ from energon_lite import (
 )
 
 NUM_STREAMS = 12  # a multiple of all world sizes
-OF_LOADER = ("state_timeout_sec",)
+OF_LOADER = ("state_timeout_sec", "end")
 
 
 class DictEncoder(DefaultTaskEncoder):
@@ -41,7 +41,7 @@ class Model(nn.Module):
         self.seen: list[list[str]] = []
         self.validated: list[list[str]] = []
 
-    def forward(self, x: Tensor, keys: list[str]) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, keys: list[str], **_: Tensor) -> dict[str, Tensor]:
         (self.seen if self.training else self.validated).append(list(keys))
         return {"loss": (self.linear(x) - x.flip(0)).square().mean()}
 
@@ -81,3 +81,7 @@ def in_slot_order(ranks: list[list[list[str]]]) -> list[list[str]]:
 
 def keys_of(batch: dict[str, Any]) -> list[str]:
     return list(batch["keys"])
+
+
+def keys_in(batches: list[list[str]]) -> list[str]:
+    return [key for keys in batches for key in keys]

@@ -1,0 +1,130 @@
+"""Epochs and batches that a trainer asks for: places, not distances, so who is there stays."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
+
+from ..conftest import examples
+from ..helpers import keys_of, text_set, train
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("seek") / "texts", 30)
+
+
+def loader_of(path: Path, num_workers: int = 0, **settings: Any) -> SavableDataLoader[Any]:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=3)
+    return get_savable_loader(train(path, "skipping", **settings)(config), max_skip_rate=1)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "passes": {"repeat": False},
+    "virtual epochs": {"virtual_epoch_length": 6},
+    "virtual epochs of passes": {"repeat": False, "virtual_epoch_length": 6},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@examples(25)
+def test_fresh_loader_goes_where_the_unbroken_one_came(
+    kind: str, data: st.DataObject, texts: Path
+) -> None:
+    unbroken = loader_of(texts, **KINDS[kind])
+    epochs = [[keys_of(batch) for batch in unbroken] for _ in range(4)]
+    assert len(epochs[0]) > 3
+    assert epochs[0] != epochs[1]
+    epoch = data.draw(st.integers(0, 3))
+    skip = data.draw(st.integers(0, len(epochs[epoch]) - 1))
+    loader = loader_of(texts, **KINDS[kind])
+    loader.set_epoch(epoch)
+    if skip or data.draw(st.booleans()):
+        loader.skip_first_batches(skip)
+    assert [keys_of(batch) for batch in loader] == epochs[epoch][skip:]
+    for later in range(epoch + 1, 4):
+        loader.set_epoch(later)
+        assert [keys_of(batch) for batch in loader] == epochs[later]
+
+
+@given(data=st.data())
+@examples(25)
+def test_restored_loader_stays_where_its_state_is(data: st.DataObject, texts: Path) -> None:
+    kind = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
+    unbroken = loader_of(texts, **kind)
+    epoch = data.draw(st.integers(0, 2))
+    for _ in range(epoch):
+        list(unbroken)
+    iterator = iter(unbroken)
+    skip = data.draw(st.integers(0, 5))
+    list(islice(iterator, skip))
+    loader = loader_of(texts, **kind)
+    loader.load_state_dict(unbroken.state_dict())
+    # A trainer that knows the epoch, or begins to count anew, and one that skips by itself.
+    loader.set_epoch(data.draw(st.sampled_from([epoch, 0])))
+    loader.skip_first_batches(skip)
+    rest = [keys_of(batch) for batch in iterator]
+    if rest:  # else both stand at the end of a pass, and the next `iter` begins another
+        assert [keys_of(batch) for batch in loader] == rest
+    assert [keys_of(batch) for batch in loader] == [keys_of(batch) for batch in unbroken]
+
+
+def test_epochs_that_a_trainer_counts_aloud_change_nothing(texts: Path) -> None:
+    for kind in [*KINDS.values(), {}]:
+        quiet, told = loader_of(texts, **kind), loader_of(texts, **kind)
+        for epoch in range(3):
+            told.set_epoch(epoch)
+            found = [keys_of(batch) for batch in islice(told, len(told))]
+            assert found == [keys_of(batch) for batch in islice(quiet, len(quiet))]
+
+
+@pytest.mark.processes
+def test_pass_that_is_left_early_ends_where_the_next_epoch_is_called(texts: Path) -> None:
+    whole = loader_of(texts, repeat=False)
+    epochs = [[keys_of(batch) for batch in whole] for _ in range(3)]
+    loader = loader_of(texts, num_workers=2, repeat=False)
+    for epoch in (0, 1, 2, 1):
+        loader.set_epoch(epoch)
+        assert [keys_of(batch) for batch in islice(loader, 2)] == epochs[epoch][:2]
+    assert [keys_of(batch) for batch in loader] == epochs[1][2:]
+
+
+def test_a_skip_that_contradicts_the_state_is_logged(
+    texts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = loader_of(texts, repeat=False)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    loader.skip_first_batches(3)
+    next(iter(loader))
+    assert "skip 3 batches of its epoch, and the restored state stands after 1" in caplog.text
+
+
+def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
+    plain, ahead = loader_of(texts, repeat=False), loader_of(texts, repeat=False)
+    ahead._run.looks_ahead = True
+    ends = []
+    for one, other in zip(plain, ahead, strict=True):
+        assert keys_of(one) == keys_of(other)
+        first, second = plain.save_state_rank(), ahead.save_state_rank()
+        assert all(first[name] == second[name] for name in ("streams", "count", "items_in_pass"))
+        ends.append(ahead._run.is_last)
+    assert ends == [False] * (len(ends) - 1) + [True]
+    assert [keys_of(batch) for batch in plain] == [keys_of(batch) for batch in ahead]
+
+    iterator = iter(ahead)
+    next(iterator)
+    fails = ahead._run._fetch
+    ahead._run._fetch = lambda _: (_ for _ in ()).throw(OSError("lost"))  # type: ignore[method-assign]
+    next(iterator)  # was there before the error
+    with pytest.raises(OSError, match="lost"):
+        next(iterator)
+    ahead._run._fetch = fails  # type: ignore[method-assign]

@@ -1,0 +1,250 @@
+"""Accelerate and the Hugging Face Trainer: the loader itself is run, and resumed by their means."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import DefaultTaskEncoder, WorkerConfig
+
+from ..helpers import text_set
+from .data import Model, in_slot_order, keys_in, train_loader, val_loader
+from .ranks import run_ranks
+
+accelerate = pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.processes
+
+
+def accelerated(
+    folder: Path,
+    state: Path,
+    *,
+    epochs: int = 4,
+    save_at: int = 0,
+    resume: str = "",
+    accumulate: int = 1,
+    **settings: Any,
+) -> tuple[list[list[str]], list[int], list[bool]]:
+    """Trains as Accelerate's examples do; returns keys, steps of the optimizer, ends seen."""
+    warnings.simplefilter("ignore")
+    accelerator = accelerate.Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulate,
+        dataloader_config=accelerate.DataLoaderConfiguration(use_stateful_dataloader=True),
+    )
+    loader = train_loader(folder, _config(accelerator, 0), **{"repeat": False, **settings})
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    prepared, wrapped, optimizer = accelerator.prepare(loader, model, optimizer)
+    assert prepared is loader
+    first_epoch = skip = 0
+    if resume == "state":
+        accelerator.load_state(state)
+    elif resume:
+        first_epoch, skip = divmod(int(resume), len(loader))
+    updates, ends, step = [], [], int(resume) if resume.isdigit() else 0
+    for epoch in range(first_epoch, epochs):
+        batches = loader
+        if resume.isdigit():
+            loader.set_epoch(epoch)
+        if skip and epoch == first_epoch:
+            batches = accelerator.skip_first_batches(loader, skip)
+        for batch in batches:
+            step += 1
+            assert batch["x"].device.type == accelerator.device.type
+            with accelerator.accumulate(wrapped):
+                accelerator.backward(wrapped(**batch)["loss"])
+                if accelerator.sync_gradients:
+                    updates.append(step)
+                optimizer.step()
+                optimizer.zero_grad()
+            ends.append(accelerator.gradient_state.end_of_dataloader)
+            if step == save_at:
+                accelerator.save_state(state)
+        assert not accelerator.gradient_state.in_dataloader
+        if resume == "state" and epoch == 2:
+            break
+    accelerator.end_training()
+    return model.seen, updates, ends
+
+
+def _config(accelerator: Any, num_workers: int) -> Any:
+    return WorkerConfig(
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        num_workers=num_workers,
+        num_streams=3 * accelerator.num_processes,
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accelerate_saves_and_loads_the_state_in_mid_epoch(world_size: int, tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30 * world_size)
+    state = tmp_path / "state"
+    found = run_ranks(world_size, accelerated, folder, state, save_at=20)
+    whole = [seen for seen, _, _ in found]
+    assert [len(seen) for seen in whole] == [60] * world_size
+    for epoch in range(4):
+        steps = in_slot_order(whole)[15 * world_size * epoch :][: 15 * world_size]
+        assert sorted(keys_in(steps)) == [f"{n:05d}" for n in range(30 * world_size)]
+    assert found[0][2] == ([False] * 14 + [True]) * 4
+    found = run_ranks(world_size, accelerated, folder, state, resume="state")
+    assert [seen for seen, _, _ in found] == [seen[20:60] for seen in whole]
+
+
+def test_gradients_are_accumulated_to_the_end_of_each_epoch(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    _, updates, _ = run_ranks(1, accelerated, folder, tmp_path, epochs=2, accumulate=4)[0]
+    assert updates == [4, 8, 12, 15, 19, 23, 27, 30]
+
+
+@pytest.mark.parametrize("settings", [{}, {"repeat": True, "virtual_epoch_length": 15}])
+def test_first_batches_are_skipped_where_no_state_was_saved(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    whole, _, _ = run_ranks(1, accelerated, folder, tmp_path, **settings)[0]
+    for step in (7, 15, 20):
+        rest, _, _ = run_ranks(1, accelerated, folder, tmp_path, resume=str(step), **settings)[0]
+        assert rest == whole[step:]
+
+
+def placed(folder: Path) -> list[str]:
+    from accelerate.state import PartialState
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    PartialState().device = torch.device("meta")
+    texts = val_loader(folder, task_encoder=DefaultTaskEncoder())
+    loader, texts = accelerator.prepare(train_loader(folder), texts)
+    found = [next(iter(loader))["x"].device.type, next(iter(texts)).text[0]]
+    found.append(str(accelerator.gradient_state.in_dataloader))
+    return found
+
+
+def test_batches_are_put_on_the_accelerators_device(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 10)
+    assert run_ranks(1, placed, folder)[0] == ["meta", "text 0 ", "False"]
+
+
+def made_again(folder: Path) -> str:
+    loader = train_loader(folder)
+    again = torch.utils.data.DataLoader(
+        loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn
+    )
+    with pytest.raises(RuntimeError, match="each rank and worker of it would read all data"):
+        next(iter(again))
+    return "refused"
+
+
+def test_loader_that_is_made_of_the_attributes_of_ours_is_refused(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 10)
+    assert run_ranks(1, made_again, folder) == ["refused"]
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+    """What a user writes: the loaders are handed over."""
+
+    def __init__(self, loader: Any, validation: Any, *args: Any, **kwargs: Any) -> None:
+        self.loader, self.validation = loader, validation
+        super().__init__(*args, **kwargs)
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.validation
+
+
+class Prepares(Trainer):
+    """The same, as the Trainer itself does it: by Accelerate."""
+
+    def get_train_dataloader(self) -> Any:
+        return self.accelerator.prepare(self.loader)
+
+
+def hf_train(
+    folder: Path,
+    root: Path,
+    resume: int = 0,
+    kind: type[Trainer] = Trainer,
+    validate: bool = False,
+    loader: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[list[list[str]], int, list[list[str]]]:
+    warnings.simplefilter("ignore")
+    if validate:
+        settings |= {"eval_strategy": "steps", "eval_steps": 10}
+    args = transformers.TrainingArguments(
+        output_dir=str(root), save_strategy="steps", save_steps=10, report_to=[], use_cpu=True,
+        disable_tqdm=True, logging_steps=1000, **{"num_train_epochs": 4, **settings},
+    )  # fmt: skip
+    model = Model()
+    config = _config(args_place(args), 0)
+    trainer = kind(
+        train_loader(folder, config, **{"repeat": False, "end": "drop", **(loader or {})}),
+        val_loader(folder, config) if validate else None,
+        model,
+        args,
+        eval_dataset=[0] if validate else None,
+    )
+    trainer.train(resume_from_checkpoint=str(root / f"checkpoint-{resume}") if resume else None)
+    return model.seen, trainer.state.global_step, model.validated
+
+
+def args_place(args: Any) -> Any:
+    class Place:
+        process_index, num_processes = args.process_index, args.world_size
+
+    return Place
+
+
+@pytest.mark.parametrize("kind", [Trainer, Prepares])
+def test_trainer_makes_sixty_steps_of_four_passes_and_resumes(
+    kind: type[Trainer], tmp_path: Path
+) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    whole, steps, _ = run_ranks(1, hf_train, folder, tmp_path, kind=kind)[0]
+    assert (len(whole), steps) == (60, 60)
+    for epoch in range(4):
+        keys = keys_in(whole[15 * epoch : 15 * epoch + 15])
+        assert sorted(keys) == [f"{n:05d}" for n in range(30)]
+    for step in (10, 30, 40):
+        rest, steps, _ = run_ranks(1, hf_train, folder, tmp_path, step, kind=kind)[0]
+        assert rest == whole[step:]
+        assert steps == 60
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_trainer_on_two_processes_resumes(validate: bool, tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 60)
+    found = run_ranks(2, hf_train, folder, tmp_path, validate=validate)
+    whole = [seen for seen, _, _ in found]
+    assert [(len(seen), steps) for seen, steps, _ in found] == [(60, 60)] * 2
+    steps = in_slot_order(whole)[:30]
+    assert sorted(keys_in(steps)) == [f"{n:05d}" for n in range(60)]
+    if validate:
+        each = [validated for _, _, validated in found]
+        assert all(len(seen) == 6 * 15 for seen in each)
+        keys = keys_in(in_slot_order(each)[:30])
+        assert sorted(keys) == [f"{n:05d}" for n in range(60)]
+    found = run_ranks(2, hf_train, folder, tmp_path, 20, validate=validate)
+    assert [seen for seen, _, _ in found] == [seen[20:] for seen in whole]
+
+
+def test_trainer_resumes_endless_data_by_steps_with_accumulation(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    settings = {
+        "max_steps": 25, "gradient_accumulation_steps": 2,
+        "loader": {"repeat": True, "end": None},
+    }  # fmt: skip
+    whole, steps, _ = run_ranks(1, hf_train, folder, tmp_path, **settings)[0]
+    assert steps == 25
+    rest, _, _ = run_ranks(1, hf_train, folder, tmp_path, 10, **settings)[0]
+    assert rest == whole[-len(rest) :]
+    assert 15 <= len(rest) < len(whole)
