@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -378,6 +380,27 @@ def test_commands_of_energon_that_are_not_here_say_what_to_use(command):
     assert result.exit_code == 2
     assert f"energon-lite {command}: not in this version; " in result.stderr
     assert command not in run("--help").stdout.split()
+
+
+def test_commands_are_objects_under_energons_names(root):
+    from energon_lite.cli import main
+    from energon_lite.cli.main import main as group
+    from energon_lite.cli.main import prepare_command
+    from energon_lite.tools.checkpoint import command_redist
+    from energon_lite.tools.info import command as info_command
+    from energon_lite.tools.prepare import command
+
+    assert command is prepare_command is group.commands["prepare"]
+    assert command_redist is group.commands["checkpoint"]
+    assert callable(main)
+    assert main is not group
+    args = [str(root), "--split-ratio", "2,1,1", "--skip-dataset-yaml", "--no-progress"]
+    for do, given, printed in ((command, args, "Done\n"), (info_command, args[:1], "20 samples")):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout), pytest.raises(SystemExit) as end:
+            do.main(args=given, prog_name="energon")
+        assert end.value.code in (None, 0)
+        assert printed in stdout.getvalue()
 
 
 def test_empty_split_parts_are_linted_without_an_error(root):

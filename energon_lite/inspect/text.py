@@ -46,6 +46,7 @@ def prepared_text(report: PrepareReport) -> str:
     lines.append("  parts: " + ", ".join(f"{k} ({v:,})" for k, v in report.parts.items()))
     lines.append(f"  {'would write' if report.is_dry_run else 'wrote'} {', '.join(report.written)}")
     lines += [f"  warning: {warning}" for warning in report.warnings]
+    lines += [] if report.is_dry_run else ["Done"]  # scripts look for this last word of Energon's
     return "\n".join(lines)
 
 

@@ -10,8 +10,32 @@ from typing import Any
 
 from energon_lite.names.lazy import ROOT, lazy_names, public_homes
 
+# The modules of Energon's command line, and the names of commands in them.
+_TOOLS = {
+    "analyze_debug": "command",
+    "checkpoint": "command command_info command_redist",
+    "info": "command",
+    "lint": "command",
+    "mount": "command",
+    "prepare": "command",
+    "prepare_media": "command",
+    "preview": "command",
+}
+_COMMANDS = {
+    f"tools.{tool}.{name}": f"{ROOT}.cli.commands:{tool}"
+    for tool, names in _TOOLS.items()
+    for name in names.split()
+} | {
+    "cli.main.main": f"{ROOT}.cli.commands:main",
+    **{f"cli.main.{tool}_command": f"{ROOT}.cli.commands:{tool}" for tool in _TOOLS},
+}
+
 # Module of Energon → what code imports from it.
 ENERGON_MODULES: dict[str, str] = {
+    **{f"tools.{tool}": names for tool, names in _TOOLS.items()},
+    "tools": "",
+    "cli": "",
+    "cli.main": " ".join(["main", *(f"{tool}_command" for tool in _TOOLS)]),
     "av": "AVData AVDecoder AVWebdatasetDecoder get_clips_uniform get_single_frames_uniform",
     "av.av_data": "AVData",
     "av.av_decoder": "AVDecoder AVIndexMode AVWebdatasetDecoder",
@@ -150,7 +174,7 @@ ENERGON_MODULES: dict[str, str] = {
 
 # Those that are files of ours. Each has `__getattr__ = energon_names(__name__)` for the rest.
 REAL_MODULES = frozenset(
-    {"loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking"}
+    {"cli", "loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking"}
 )
 
 # Where names are that are not public in ours, and those that are called otherwise.
@@ -213,4 +237,5 @@ def add_modules() -> None:
 
 
 def _homes(module: str) -> dict[str, str]:
-    return {name: home_of(name) for name in ENERGON_MODULES[module].split()}
+    names = ENERGON_MODULES[module].split()
+    return {name: _COMMANDS.get(f"{module}.{name}") or home_of(name) for name in names}
