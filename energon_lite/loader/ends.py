@@ -100,7 +100,9 @@ class PassEnds:
         return even
 
     def num_steps(self, place: Place) -> int:
-        """Counts the batches that the rank gives in a pass (an epoch, if endless).
+        """Counts the batches that the rank gives in a pass, the next one where one has just ended.
+
+        Of endless data it is an epoch's.
 
         It is worked out before anything is read, so samples that will be skipped or expanded, and
         packs and buckets without a length index, are estimated. If the last whole pass had another
@@ -108,7 +110,7 @@ class PassEnds:
         """
         if self._learned is not None:
             return self._learned
-        start = place.start
+        start = place.start.after(self._dataset.training) if place.ended else place.start
         about = (start.slots.num_streams, start.pass_index, self.chosen())
         if about not in self._predicted:
             self._predicted = {about: self._predict(start)}
@@ -116,7 +118,8 @@ class PassEnds:
 
     def learn(self, place: Place) -> None:
         """Notes how many batches a pass had that has just ended."""
-        if place.start.slots.base == 0 and not place.given:
+        is_virtual = self._dataset.training and self._dataset.pass_length is not None
+        if place.start.slots.base == 0 and not place.given and not is_virtual:
             self._learned = None
             if place.num_steps != self.num_steps(place):
                 self._learned = place.num_steps
@@ -224,14 +227,8 @@ class EvenPass:
             RuntimeError: A rank did not vote in time.
         """
         while True:
-            if self._own is None and not self._has_ended:
-                self._own = fetch()
-                self._has_ended = self._own is None
-                self._can_pad = self._marked()
-            own, step = self._own, self._step
-            is_due = own is not None and (
-                not self._is_aligned or self._slots.turn_of(own.slot) <= step
-            )
+            own, step = self._fetched(fetch), self._step
+            is_due = own is not None and (not self._is_aligned or self._turn(own) == step)
             sums = self.votes.cast(Vote(is_due, own is not None, self._can_pad), step)
             num_ranks = self._slots.world_size
             self._step += 1
@@ -245,6 +242,19 @@ class EvenPass:
                 return self._padding() if own is None else self._kept(own)
             if sums.has == num_ranks:
                 return own
+
+    def _fetched(self, fetch: Callable[[], Delivery | None]) -> Delivery | None:
+        """Returns the rank's next delivery, which stays until it is given or dropped."""
+        if self._own is None and not self._has_ended:
+            own = fetch()
+            while own is not None and self._is_aligned and self._turn(own) < self._step:
+                own = fetch()  # it was dropped, and is computed again by other workers
+            self._own, self._has_ended = own, own is None
+            self._can_pad = self._marked()
+        return self._own
+
+    def _turn(self, own: Delivery) -> int:
+        return self._slots.turn_of(own.slot)
 
     def end(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
         """Ends the pass; returns the sums of two counts over ranks, and whether these are all."""

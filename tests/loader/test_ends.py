@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -38,6 +39,8 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.balance import CostModel
+from energon_lite.length_index import measure_lengths
 from energon_lite.loader import ends, votes
 
 from ..conftest import examples
@@ -425,6 +428,46 @@ def test_len_is_what_comes_where_nothing_is_skipped(roots, monkeypatch, end) -> 
     assert (len(set(lengths)) == 1) is (end != "uneven")
     limited = Together(monkeypatch, lambda c: make(worker_config=c, limit=3), 4, end=end)
     assert list(map(len, limited.loaders)) == list(map(len, limited.one_pass())) == [3] * 4
+
+
+class Planned(FilteredPacks):
+    """Packs planned by a length index."""
+
+    def __init__(self, **packing: Any) -> None:
+        super().__init__(0, packing=Packing(16, lengths="index", **packing))
+
+    def fate(self, number: int) -> float:
+        return 1.0
+
+
+SHARED: dict[str, Any] = {
+    "balance": "global_window", "balance_window": 8, "cost": CostModel(token=1, token_squared=0.1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", [{}, SHARED], ids=["own", "shared"])
+@pytest.mark.parametrize("end", ["drop", "pad", "uneven"])
+def test_len_of_planned_packs_is_what_comes(
+    roots, monkeypatch, tmp_path_factory, packing, end
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "indexed"
+    if not folder.exists():
+        shutil.copytree(roots[97], folder)
+        measure_lengths(folder, Planned(), name="index", num_workers=0)
+
+    def make(config: WorkerConfig) -> Any:
+        return get_train_dataset(
+            folder, worker_config=config, task_encoder=Planned(**packing), batch_size=2,
+            repeat=False, shuffle_buffer_size=9,
+        )  # fmt: skip
+
+    run = Together(monkeypatch, make, 3, end=end)
+    for number in range(3):
+        lengths = list(map(len, run.loaders))
+        found = run.one_pass()
+        assert list(map(len, found)) == lengths, number
+        if end != "drop":
+            assert valid_numbers(found) == list(range(97))
 
 
 @pytest.mark.parametrize("kind", ["packs", "buckets", "batches"])

@@ -243,6 +243,13 @@ def test_consumer_of_exactly_all_batches_of_virtual_epochs(texts, length) -> Non
     assert_same(found, expected)
 
 
+def test_len_of_a_virtual_epoch_stays_what_it_is(texts) -> None:
+    loader = loader_of(train(texts, "skipping", repeat=False, virtual_epoch_length=5))
+    for _ in range(5):
+        assert len(loader) == 5
+        list(loader)
+
+
 def test_passes_of_no_data_stay_empty(texts) -> None:
     make = train(texts, repeat=False, batch_size=50, batch_drop_last=True)
     loader = loader_of(make)
