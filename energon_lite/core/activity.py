@@ -60,7 +60,8 @@ def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
 def first_leaf(key: RestoreKey) -> RestoreKey:
     """Returns the key of the first source sample inside a restore key."""
     while type(key[-1]) is tuple:
-        key = next(entry for entry in key if type(entry) is tuple)
+        # An item of a generator hook has one input.
+        key = key[2] if len(key) == 3 else next(entry for entry in key if type(entry) is tuple)
     return key
 
 

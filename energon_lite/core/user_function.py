@@ -50,6 +50,10 @@ def _own_references() -> int:
 _OWN_REFERENCES = _own_references()
 
 
+# Results that are nothing to be checked or stamped, such as lengths.
+_PLAIN_TYPES = frozenset((int, float, bool, str, tuple))
+
+
 class _LeftOut:
     """Stands for the result of a call that gave none."""
 
@@ -144,6 +148,8 @@ class UserFunction:
                 result = self.function(argument)
         else:
             result = self.function(argument)
+        if type(result) in _PLAIN_TYPES:
+            return result
         if result is None or inspect.isgenerator(result):
             raise _bad_result(self, result)
         return result if result is argument else _stamped(result, key)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from energon_lite.buckets.held import HeldFields, KeyTable, Window, compact
+from energon_lite.buckets.held import KEY_COLUMNS, HeldFields, KeyTable, Window, compact
 from energon_lite.buckets.settings import Buckets
 from energon_lite.buckets.windows import aligned, cut_window
 from energon_lite.core.activity import current_activity, leaves
@@ -133,7 +133,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._table = KeyTable()
         self._again = Again(spec.restore_member)
         # Lists to come: from `_place` on, in the order in which they are given.
-        self._rows = compact(np.zeros((0, 4), np.int64))
+        self._rows = compact(np.zeros((0, KEY_COLUMNS), np.int64))
         self._samples: list[Any] = []
         self._edges = np.zeros(1, np.int64)
         self._place = 0
@@ -219,17 +219,17 @@ class _BucketCursor(Cursor[list[Any]]):
         """Cuts what was read into lists, and begins the next window with what is left over."""
         spec, window = self._spec, self._window
         rows = window.rows()
-        lengths = rows[:, 4]
+        lengths = rows[:, KEY_COLUMNS]
         limits = np.maximum(spec.buckets.limits(lengths, spec.batch_size), 1)
         cut = cut_window(
             lengths,
             limits,
-            rows[:, 5] if len(window.groups) > 1 else None,
+            rows[:, -1] if len(window.groups) > 1 else None,
             longest_first=self._num_windows % 2 == 0,
             is_last=self._has_ended and not spec.drop_last,
         )
         batches = cut.batches.reordered(self._order(cut.batches, lengths))
-        self._rows = compact(rows[batches.indices, :4])
+        self._rows = compact(rows[batches.indices, :KEY_COLUMNS])
         self._samples = [window.samples[i] for i in batches.indices.tolist()]
         self._edges, self._place = batches.offsets, 0
         self._window = window.carried(cut.carried)
@@ -237,7 +237,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._num_windows += 1
         if self._has_ended and len(self._window):
             left = self._window
-            keys = self._table.release(left.rows()[:, :4])
+            keys = self._table.release(left.rows()[:, :KEY_COLUMNS])
             for key, sample in zip(keys, left.samples, strict=True):
                 left_out(key, sample, "makes no full batch at the end of the data", "batch")
             self._window = Window()
@@ -296,8 +296,10 @@ class _BucketCursor(Cursor[list[Any]]):
         # What was given of the window is not there any more, but counts for the pace of reading.
         given = size - len(rows)
         self._table, self._window = table, window
-        self._again = Again(self._spec.restore_member, table.others.values())
-        self._rows = compact(np.array([(0, 0, 0, 0)] * given + rows, np.int64).reshape(-1, 4))
+        held = (*lists, *(keys for _, keys, _ in snapshot.field("groups")))
+        self._again = Again(self._spec.restore_member, held)
+        none = (0,) * KEY_COLUMNS
+        self._rows = compact(np.array([none] * given + rows, np.int64).reshape(-1, KEY_COLUMNS))
         self._samples = [LEFT_OUT] * size
         self._edges = np.concatenate([[given], given + ends]).astype(np.int64)
         self._place = 0

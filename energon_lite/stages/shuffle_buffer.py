@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from energon_lite.buckets.held import KeyArray
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of, random_words
@@ -104,6 +105,7 @@ class _ShuffleCursor(Cursor[T]):
         self._inner: Cursor[T] = spec.dataset.cursor(stream)
         self._random_key = spec.random_key(stream)
         self._held: list[tuple[RestoreKey, T]] = []
+        self._keys = KeyArray()
         self._given = 0
         self._words: tuple[int, list[int]] = (-1, [])
 
@@ -115,12 +117,14 @@ class _ShuffleCursor(Cursor[T]):
             except StopIteration:
                 break
             held.append((self._inner.key, item))
+            self._keys.add(self._inner.key)
         if not held:
             raise StopIteration
         # The last one fills the gap, so that nothing has to be moved.
         chosen = self._word() % len(held)
         held[chosen], held[-1] = held[-1], held[chosen]
         self.key, item = held.pop()
+        self._keys.take(chosen)
         self._given += 1
         return item
 
@@ -133,10 +137,8 @@ class _ShuffleCursor(Cursor[T]):
         return self._words[1][place]
 
     def snapshot(self) -> Snapshot:
-        held = tuple(key for key, _ in self._held)
-        return Snapshot(
-            "shuffle_buffer", {"given": self._given, "held": held}, (self._inner.snapshot(),)
-        )
+        fields: Any = self._keys.fields({"given": self._given})
+        return Snapshot("shuffle_buffer", fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
         snapshot.expect("shuffle_buffer", 1)
@@ -153,6 +155,7 @@ class _ShuffleCursor(Cursor[T]):
         self._inner.restore(snapshot.inner[0])
         again = Again(self._spec.dataset.restore_sample, held)
         self._held = [(key, again(key)) for key in held]
+        self._keys = KeyArray(held)
         self._given = given
 
 

@@ -54,7 +54,7 @@ class GroupWindows:
         self.given: list[Held] = []  # the last list, where others may have to be filled up
         # The same as `batches`, in the order of giving, and `waiting`, as rows for snapshots.
         self._table = KeyTable()
-        self._rows_N5 = np.empty((0, _COLUMNS), dtype=np.int64)
+        self._rows_NK = np.empty((0, _COLUMNS), dtype=np.int64)
         self._ahead = array("q")
 
     @property
@@ -96,12 +96,12 @@ class GroupWindows:
             return
         # Those that came first; what does not fill a list stays for the next window.
         num = num_lists * step
-        rows_N5 = np.array(self._ahead[: num * _COLUMNS]).reshape(num, _COLUMNS)
+        rows_NK = np.array(self._ahead[: num * _COLUMNS]).reshape(num, _COLUMNS)
         places = quantile_sync(np.arange(num_lists), size, self._key, self.number)
         if self._longest_first and not self.number:
             places = np.arange(num_lists)[::-1]
-        order = np.argsort(rows_N5[:, KEY_COLUMNS], kind="stable").reshape(num_lists, step)[places]
-        self._rows_N5 = rows_N5[order.ravel()]
+        order = np.argsort(rows_NK[:, KEY_COLUMNS], kind="stable").reshape(num_lists, step)[places]
+        self._rows_NK = rows_NK[order.ravel()]
         self.batches = [[self.waiting[i] for i in batch] for batch in order[::-1].tolist()]
         del self.waiting[:num], self._ahead[: num * _COLUMNS]
         self.number += 1
@@ -114,8 +114,8 @@ class GroupWindows:
     def take(self) -> list[Held]:
         """Takes the next list of the window."""
         batch = self.batches.pop()
-        self._table.release(self._rows_N5[: len(batch), :KEY_COLUMNS])
-        self._rows_N5 = self._rows_N5[len(batch) :]
+        self._table.release(self._rows_NK[: len(batch), :KEY_COLUMNS])
+        self._rows_NK = self._rows_NK[len(batch) :]
         return batch
 
     def take_waiting(self) -> list[Held]:
@@ -134,7 +134,7 @@ class GroupWindows:
             (self.number, self.num_seen, self.num_surplus),
             self._table.frozen(),
             compact(self._waiting_rows()),
-            compact(self._rows_N5),
+            compact(self._rows_NK),
             self._batch_size,
             tuple([held.key for held in self.given]),
         )
@@ -170,7 +170,7 @@ class GroupWindows:
             (*self._table.row(entry.key), entry.length)
             for entry in itertools.chain.from_iterable(reversed(self.batches))
         ]
-        self._rows_N5 = np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)
+        self._rows_NK = np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)
         # Of a source that was taken out of the run, lists may lack samples: they are made anew.
         short = [batch for batch in found if len(batch) < self._batch_size]
         self.waiting, self._ahead = [], array("q")
@@ -186,8 +186,8 @@ class GroupState:
     Attributes:
         counts: windows begun, samples read, and of these left out as surplus.
         table: what the rows mean.
-        waiting: rows of samples in no window yet, shape (N, 5).
-        batches: rows of those in the lists to come, in their order, shape (M, 5).
+        waiting: rows of samples in no window yet, shape (N, 6).
+        batches: rows of those in the lists to come, in their order, shape (M, 6).
         batch_size: samples of a list.
         given: keys of the last list, where others may have to be filled up.
     """
