@@ -37,6 +37,15 @@ _STANDARD_KEYS = (
     "split_part", "split_config", "parallel_shard_iters", "max_samples_per_sequence",
     "shuffle_over_epochs",
 )  # fmt: skip
+# What a dataset class may override in Energon, and would change nothing here, or fail.
+_ORDER = "the order of samples is no method of a dataset class here; see docs/order.md"
+_NOT_CALLED = {
+    "_load_sample_raw": "override load_sample",
+    "build": "put stages over it in build_train_datasets of the task encoder",
+    "shard_workers": _ORDER,
+    "slice_workers": _ORDER,
+    "split_samples_to_workers": _ORDER,
+}
 
 
 def load_factory(
@@ -119,6 +128,13 @@ def _dataset_class(config: YamlMap, where: str, trust: bool) -> type[BaseWebdata
         raise DatasetFormatError(
             f"{where}: {module}.{name} is not a dataset class (no BaseWebdatasetFactory)"
         )
+    for base in cls.__mro__:
+        for method, instead in _NOT_CALLED.items():
+            if method in vars(base) and not base.__module__.startswith("energon_lite."):
+                raise DatasetFormatError(
+                    f"{where}: {module}.{base.__name__} overrides {method}, which is not called "
+                    f"here as Energon does: {instead}"
+                )
     return cls
 
 

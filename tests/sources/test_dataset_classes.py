@@ -247,6 +247,29 @@ def test_module_that_is_missing_is_named_and_a_class_of_ours_is_taken_instead(tm
     assert sample["txt"] == "text 0 "
 
 
+class Building(DefaultDecoderWebdatasetFactory[TextSample]):
+    __sample_type__ = TextSample
+
+    def build(self, worker_rotation_offset: int = 0, **settings: Any) -> Any:
+        return super().build(worker_rotation_offset, **settings)
+
+
+class RawLoading(Loud):
+    def _load_sample_raw(self, raw_sample: Any) -> Any:
+        return raw_sample
+
+
+@pytest.mark.parametrize(
+    ("cls", "text"),
+    [(Building, "Building overrides build, "), (RawLoading, "override load_sample")],
+)
+def test_override_that_would_not_be_called_is_refused_by_name(tmp_path, cls, text) -> None:
+    folder = text_set(tmp_path / "texts", 3)
+    name_class(folder, cls, "field_map: {text: txt}\n")
+    with pytest.raises(DatasetFormatError, match=text):
+        load_factory(folder)
+
+
 def test_tensors_come_as_they_were_decoded(tmp_path) -> None:
     folder = tmp_path / "pictures"
     write_tar(folder / "a.tar", [("0.jpg", jpeg(1)), ("0.txt", b"grey")])
