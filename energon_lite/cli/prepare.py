@@ -30,7 +30,7 @@ DatasetOrFile = Annotated[
 Tars = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TARS]...",
+        metavar="TARS",
         help="Tars below the folder: names, brace patterns, globs (quote them).  [default: all]",
     ),
 ]

@@ -1,14 +1,16 @@
-"""`prepare_dataset` with the arguments that Energon's dataset class has for it."""
+"""What Energon's dataset class has for preparing data: `prepare_dataset` with its arguments."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_lite.prepare.dataset import prepare_as
 from energon_lite.prepare.plan import Request
+from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.tar import iter_tar, split_name
 
 logger = logging.getLogger(__name__)
 
@@ -75,3 +77,42 @@ def prepare_like_energon(
         fix_duplicates=fix_duplicates, watch=progress_fn,
     )  # fmt: skip
     return set(report.part_names)
+
+
+def iter_dataset_content(
+    path: str | PathLike[str], extract_keys: Container[str] = ()
+) -> Iterator[dict[str, bytes | None]]:
+    """Yields the samples of a tar: for each part its bytes if it is in `extract_keys`, else None.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable.
+    """
+    tar, key = local_path(path), None
+    sample: dict[str, bytes | None] = {}
+    with tar.open("rb") as file:
+        for header in iter_tar(tar):
+            found = split_name(header.name) if header.is_file else None
+            if found is None:
+                continue
+            if found[0] != key and sample:
+                yield sample
+                sample = {}
+            key, part = found
+            sample[part] = None
+            if part in extract_keys:
+                file.seek(header.data)
+                sample[part] = file.read(header.size)
+    if sample:
+        yield sample
+
+
+def add_media_metadata(*args: object, **kwargs: object) -> NoReturn:
+    """Refuses: this version has no media metadata.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    del args, kwargs
+    raise NotImplementedError(
+        "add_media_metadata: this version has no media metadata, and needs none for pictures"
+    )

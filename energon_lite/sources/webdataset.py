@@ -21,7 +21,11 @@ from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.prepare.energon_api import prepare_like_energon
+from energon_lite.prepare.energon_api import (
+    add_media_metadata,
+    iter_dataset_content,
+    prepare_like_energon,
+)
 from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.makers import OwnMaker, PartFilter
 from energon_lite.sources.sample_loader import SampleLoader
@@ -140,6 +144,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         )
 
     prepare_dataset = staticmethod(prepare_like_energon)
+    iter_dataset_content = staticmethod(iter_dataset_content)
+    add_media_metadata = staticmethod(add_media_metadata)
 
     def __len__(self) -> int:
         """Counts the samples of the split part, or of its subset, without the excluded ones."""

@@ -158,3 +158,25 @@ def test_progress_function_wraps_the_shards_that_are_read(root):
         root, ["parts/*.tar"], split_parts_ratio=[("train", 1.0)], progress_fn=watched, workers=1
     )
     assert calls == [6] * 6
+
+
+def test_samples_of_a_tar_are_listed_with_the_bytes_of_wanted_parts(root):
+    tar = root / "parts/data-5.tar"
+    assert (
+        list(BaseWebdatasetFactory.iter_dataset_content(tar)) == [{"txt": None, "json": None}] * 5
+    )
+    samples = list(BaseWebdatasetFactory.iter_dataset_content(str(tar), ("txt",)))
+    assert samples[0] == {"txt": b"text 50", "json": None}
+    assert len(samples) == 5
+    with pytest.raises(NotImplementedError, match="no media metadata"):
+        BaseWebdatasetFactory.add_media_metadata(root, media_filter=None)
+
+
+def test_the_advice_for_compressed_tars_works_for_each_of_their_names(root):
+    for suffix in (".tgz", ".tar.gz", ".tar.zst"):
+        (root / f"parts/old{suffix}").write_bytes(b"x")
+    with pytest.raises(ValueError, match="compressed tar") as caught:
+        prepare_dataset(root, split_ratio={"train": 1}, num_workers=1)
+    advice = str(caught.value).split("--exclude ")[1].strip("'")
+    report = prepare_dataset(root, split_ratio={"train": 1}, num_workers=1, exclude=advice)
+    assert report.shards == 6
