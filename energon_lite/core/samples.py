@@ -11,6 +11,8 @@ import torch
 from typing_extensions import Self
 
 from energon_lite.core.edataclass import ExtendableDataclassMixin, PinMemoryMixin, edataclass
+from energon_lite.core.hidden_fields import hide_field
+from energon_lite.core.row_weights import RowWeightsMixin
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, layout_of
 from energon_lite.core.state import RestoreKey
 
@@ -54,40 +56,8 @@ class SourceInfo(NamedTuple):
     file_names: tuple[str, ...]
 
 
-def _flat(value: Any) -> Any:
-    """Takes lists out of a list: batches that were mixed into one have a list for each."""
-    if not isinstance(value, list) or not any(isinstance(entry, list) for entry in value):
-        return value
-    entries = (entry if isinstance(entry, list) else [entry] for entry in value)
-    return _flat([inner for entry in entries for inner in entry])
-
-
-# First entry of the restore key of a batch that only fills a step of its rank.
-PADDING = "padding"
-
-
-class _LossWeightMixin:
-    """Gives samples and batches a `loss_weight` and `valid`, unless they have such a field."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        """Gives `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
-        # No property: a subclass with a field of this name would take it for the field's default.
-        if name == "loss_weight":
-            weights = getattr(self, "__loss_weight__", None)
-            if weights is None:
-                keys = self.__key__
-                weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
-            return torch.tensor(_flat(weights), dtype=torch.float32)
-        if name == "valid":
-            shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
-            return torch.full(shape, self.__restore_key__[:1] != (PADDING,))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
 @edataclass
-class Sample(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
+class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
     """One training item. Subclass it with `edataclass` and add fields.
 
     Attributes:
@@ -159,6 +129,10 @@ class Sample(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
                 f"samples. Add the fields to {cls.__qualname__}, or override from_joined."
             )
         return cls.derive_from(primary, __sources__=sources or None, **values)
+
+
+# Energon's samples and batches have four fields; code that lists them sees those.
+hide_field(Sample, "__loss_weight__")
 
 
 @edataclass
@@ -299,7 +273,7 @@ SAMPLE_TYPES: dict[str, type[Sample]] = {
 
 
 @edataclass
-class Batch(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
+class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
     """Several samples in one. Subclass it with `edataclass` and add fields.
 
     Attributes:
@@ -370,6 +344,9 @@ class Batch(_LossWeightMixin, PinMemoryMixin, ExtendableDataclassMixin):
                 error.args = (f"{cls.__qualname__}, field {name!r}: {error}",)
                 raise
         return cls(**values)
+
+
+hide_field(Batch, "__loss_weight__")
 
 
 def _entry(sample: Any, name: str) -> Any:

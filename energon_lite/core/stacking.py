@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from energon_lite.core.hidden_fields import constructor_names
+
 T = TypeVar("T")
 
 # Carried with every sample; in a batch always plain lists with one entry per sample.
@@ -50,7 +52,7 @@ def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
         return Layout.DICT, ()
     if dataclasses.is_dataclass(kind):
         layout = Layout.OWN_METHOD if hasattr(kind, "from_samples") else Layout.DATACLASS
-        return layout, tuple(field.name for field in dataclasses.fields(kind) if field.init)
+        return layout, constructor_names(kind)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return Layout.NAMED_TUPLE, tuple(kind._fields)
     return Layout.VALUE, ()

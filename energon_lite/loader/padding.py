@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from energon_lite.core.samples import PADDING, Batch, Sample
+from energon_lite.core.row_weights import PADDING
+from energon_lite.core.samples import Batch, Sample
 
 VALID = "valid"
 _WEIGHTS = ("loss_weight", "loss_weights")

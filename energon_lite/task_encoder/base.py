@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from energon_lite.buckets.modality import ModalitySplit
 from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import current_batch_index, current_sample_index
+from energon_lite.core.hidden_fields import constructor_names
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
@@ -249,13 +250,13 @@ def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return dict(value._asdict())
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: getattr(value, name) for name in constructor_names(type(value))}
     raise TypeError(f"{type(value).__name__} has no fields; it must be dataclass, NamedTuple, dict")
 
 
 def _names_of(target: type[Any]) -> tuple[str, ...]:
     if dataclasses.is_dataclass(target):
-        return tuple(field.name for field in dataclasses.fields(target) if field.init)
+        return constructor_names(target)
     if hasattr(target, "_fields"):
         return tuple(target._fields)
     raise TypeError(f"{target.__name__} must be a dataclass, a NamedTuple or dict")
