@@ -19,6 +19,8 @@ JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
 
 FORMAT = "energon_lite.loader"
+# The one key of what `state_dict()` of a loader returns.
+STATE_KEY = "loader_state"
 VERSION = 3
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, VERSION, checksum, digest
+from energon_lite.core.state import FORMAT, JSON, STATE_KEY, VERSION, checksum, digest
 from energon_lite.core.topology import RankSlots
 from energon_lite.loader.stats import check_counts
 
@@ -46,8 +46,11 @@ def checked_states(states: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _checked(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
+        is_whole = isinstance(state, Mapping) and STATE_KEY in state
         raise StateError(
-            f"{type(state).__name__} is not a loader state of energon_lite "
+            "this is what state_dict() returned; give it to load_state_dict()"
+            if is_whole
+            else f"{type(state).__name__} is not a loader state of energon_lite "
             "(what save_state_rank() gives)"
         )
     version = state.get("version")

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, VERSION, Snapshot
+from energon_lite.core.state import FORMAT, JSON, STATE_KEY, VERSION, Snapshot
 from energon_lite.loader.resume import Place
-
-KEY = "loader_state"
 
 
 def rank_state(
@@ -67,7 +65,7 @@ def as_state_dict(states: Sequence[dict[str, Any]], config: dict[str, JSON]) -> 
         states: of all ranks, without their configuration.
         config: the configuration that they share.
     """
-    return {KEY: json.dumps({"format": FORMAT, "config": config, "ranks": list(states)})}
+    return {STATE_KEY: json.dumps({"format": FORMAT, "config": config, "ranks": list(states)})}
 
 
 def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -81,13 +79,13 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """
     if isinstance(state_dict, (list, tuple)):
         return [state for entry in state_dict for state in states_of(entry)]
-    if not isinstance(state_dict, Mapping) or KEY not in state_dict:
+    if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
         return [state_dict]  # whether that is the state of a rank shows when it is read
     try:
-        found = json.loads(state_dict[KEY])
+        found = json.loads(state_dict[STATE_KEY])
         return [{**state, "config": found["config"]} for state in found["ranks"]]
     except (TypeError, ValueError, KeyError) as error:
         raise StateError(
-            f"the state's {KEY!r} is {state_dict[KEY]!r:.80}, not what state_dict() gave; it was "
-            "edited or damaged"
+            f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
+            "gave; it was edited or damaged"
         ) from error
