@@ -37,14 +37,17 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
 
     def overrides(self, hook: str) -> bool:
         """Whether a hook does more than the default, here or in the other task encoder."""
-        if hook in vars(self):
+        if getattr(self, hook) == getattr(self._task_encoder, hook):
             return self._task_encoder.overrides(hook)
-        return getattr(type(self), hook) is not getattr(AugmentTaskEncoder, hook)
+        return hook in vars(self) or (
+            getattr(type(self), hook) is not getattr(AugmentTaskEncoder, hook)
+        )
 
     @property
     def has_own_encode_sample(self) -> bool:
         """Whether the user wrote an `encode_sample`, here or in the other task encoder."""
-        return "encode_sample" not in vars(self) or self._task_encoder.has_own_encode_sample
+        other = self._task_encoder
+        return self.encode_sample != other.encode_sample or other.has_own_encode_sample
 
 
 def _of_the_other(name: str) -> Callable[..., Any]:

@@ -140,13 +140,13 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
         return current_sample_index()
 
     def overrides(self, hook: str) -> bool:
-        """Whether a hook does more than the default."""
-        return getattr(type(self), hook) is not getattr(TaskEncoder, hook)
+        """Whether a hook does more than the default; also one that is set on the instance."""
+        return _function_of(self, hook) is not getattr(TaskEncoder, hook)
 
     @property
     def has_own_encode_sample(self) -> bool:
         """Whether the user wrote an `encode_sample`, beside that of `DefaultTaskEncoder`."""
-        return type(self).encode_sample is not TaskEncoder.encode_sample
+        return _function_of(self, "encode_sample") is not TaskEncoder.encode_sample
 
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -206,15 +206,20 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     def overrides(self, hook: str) -> bool:
         """Whether a hook does more than the default: a subclass has its own, or a type is set."""
         types = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
-        own = getattr(type(self), hook)
-        if hook in types and own is getattr(DefaultTaskEncoder, hook):
+        if hook in types and _function_of(self, hook) is getattr(DefaultTaskEncoder, hook):
             return types[hook] is not None
         return super().overrides(hook)
 
     @property
     def has_own_encode_sample(self) -> bool:
         """Whether the user wrote an `encode_sample`."""
-        return type(self).encode_sample is not DefaultTaskEncoder.encode_sample
+        return _function_of(self, "encode_sample") is not DefaultTaskEncoder.encode_sample
+
+
+def _function_of(encoder: AnyTaskEncoder, hook: str) -> Any:
+    """Returns what is called for a hook, without the encoder that it is bound to."""
+    found = getattr(encoder, hook)
+    return getattr(found, "__func__", found)
 
 
 def as_type(value: Any, target: type[Any] | None) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from energon_lite import (
+    AugmentTaskEncoder,
     Cooker,
     DefaultTaskEncoder,
     FatalSampleError,
@@ -444,6 +445,26 @@ def test_skips_before_a_generator_are_counted_once_though_the_run_is_resumed_ins
         loader = resumed
         assert next(iter(loader), None) is not None
     assert loader.num_skipped == {"texts/train": 20}
+
+
+class SetLater(DefaultTaskEncoder):
+    """Chooses its hooks when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode_sample = self.louder  # type: ignore[method-assign]
+        self.encode_batch = lambda batch: {"texts": batch.text}  # type: ignore[method-assign]
+
+    @stateless
+    def louder(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=sample.text.upper())
+
+
+def test_hooks_that_are_set_on_the_instance_are_called(texts) -> None:
+    (batch,) = first(loader_of(texts, SetLater(), batch_size=3), 1)
+    assert all(text.startswith("TEXT") for text in batch["texts"])
+    (batch,) = first(loader_of(texts, AugmentTaskEncoder(SetLater()), batch_size=3), 1)
+    assert all(text.startswith("TEXT") for text in batch["texts"])
 
 
 class WithoutInit(DefaultTaskEncoder):
