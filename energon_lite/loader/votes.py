@@ -100,6 +100,7 @@ class StoreVotes:
         self._has_peers = has_peers
         self._limit_sec = store.timeout.total_seconds()
         self._kept: deque[list[str]] = deque()
+        self._total = 0
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -119,13 +120,14 @@ class StoreVotes:
         name = f"{self._pass_name}/{self._number}"
         if not self._is_cast:  # else a wait was interrupted
             self._add(name, vote)
-        self._wait_for(name)
-        total = int(self._store.get(f"{name}/all"))
+        if not self._is_last:
+            self._wait_for(name)
+            self._total = int(self._store.get(f"{name}/all"))
         self._kept.append(self._keys(name, "sum", "all"))
         self._forget_old()
         self._number += 1
         self._is_cast = self._is_last = False
-        return Vote(*(total >> _BITS * i & _MASK for i in (1, 2, 3)))
+        return Vote(*(self._total >> _BITS * i & _MASK for i in (1, 2, 3)))
 
     def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
         """Returns the sums of two counts over all ranks, at the end of a pass.
@@ -163,10 +165,10 @@ class StoreVotes:
         if not self._is_first_peer(name):
             return
         packed = 1 + sum(value << _BITS * i for i, value in enumerate(vote, start=1))
-        total = self._store.add(f"{name}/sum", packed)
-        self._is_last = total & _MASK == self._world_size
-        if self._is_last:
-            self._store.set(f"{name}/all", str(total))
+        self._total = self._store.add(f"{name}/sum", packed)
+        if self._total & _MASK == self._world_size:
+            self._store.set(f"{name}/all", str(self._total))
+            self._is_last = True
 
     def _forget_old(self) -> None:
         """Removes votes that all ranks saw long ago."""

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -399,6 +400,49 @@ def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatc
     (found,) = Together(monkeypatch, make, 1, end="pad").one_pass()
     assert all(batch.pop("valid").all() for batch in found)
     assert_same(found, expected)
+
+
+class FailsOnce(Filtered):
+    """Stops its process the first time that it sees sample 30."""
+
+    has_failed = False
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        if number_of(sample) == 30 and not self.has_failed:
+            self.has_failed = True
+            raise FatalSampleError("out of luck")
+        return sample
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_rank_that_tries_again_after_an_error_stays_in_step(roots, monkeypatch, end) -> None:
+    encoders: list[FailsOnce] = []
+
+    def make(config: WorkerConfig) -> Any:
+        encoders.append(FailsOnce(0))
+        return get_train_dataset(
+            roots[61], worker_config=config, task_encoder=encoders[-1], batch_size=2, repeat=False,
+            shuffle_buffer_size=9, max_samples_per_sequence=3,
+        )  # fmt: skip
+
+    unbroken = Together(monkeypatch, make, 3, end=end)
+    for encoder in encoders:
+        encoder.has_failed = True
+    whole = unbroken.one_pass()
+    run = Together(monkeypatch, make, 3, end=end)
+    found: list[list[Any]] = [[], [], []]
+
+    def go_on(rank: int) -> None:
+        for _ in range(2):
+            with suppress(FatalSampleError):
+                found[rank].extend(iter(run.loaders[rank]))
+                return
+
+    for future in [pool.submit(go_on, rank) for rank, pool in enumerate(run.pools)]:
+        future.result(timeout=60)
+    assert [encoder.has_failed for encoder in encoders[3:]].count(True) == 1
+    assert_same(found, whole)
 
 
 def test_ranks_that_lost_too_many_samples_together_all_fail(roots, monkeypatch) -> None:
