@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -64,6 +65,7 @@ class PlannedBatchSampler(BatchSampler):
     _order: Iterable[int]  # of the user's
     _is_unseeded: bool  # whether that is drawn from torch's global generator
     _is_placed: bool  # whether rank and world size were given
+    _is_assumed: bool  # whether they are those of torch.distributed, which may be initialised later
     _is_dealt: bool = False  # whether accelerate was seen to deal what comes
     _first: int  # units of the epoch that were given by the run that saved
     _progress: Progress | None
@@ -133,13 +135,16 @@ class PlannedBatchSampler(BatchSampler):
         if (rank is None) != (world_size is None):
             raise TypeError(f"rank={rank} and {name}={world_size}: give both, or none.")
         self._is_placed = world_size is not None and world_size > 1
+        self._is_assumed = rank is None and not is_alone
         if rank is not None and world_size is not None:
-            place = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
-        elif is_alone:
-            place = WorkerConfig(rank=0, world_size=1, num_workers=0)
+            WorkerConfig(rank=rank, world_size=world_size, num_workers=0)  # refuses what cannot be
+            self.rank, self.world_size = rank, world_size
         else:
-            place = WorkerConfig.default_worker_config(num_workers=0)
-        self.rank, self.world_size = place.rank, place.world_size
+            self.rank, self.world_size = 0, 1
+        if self._is_assumed:
+            with suppress(ValueError):  # `_ranks` raises it, if there is no process group by then
+                place = WorkerConfig.default_worker_config(num_workers=0)
+                self.rank, self.world_size = place.rank, place.world_size
 
     def _ranks(self) -> Sequence[int]:
         """Returns the ranks whose batches are wanted: this one, or all if accelerate deals them.
@@ -151,6 +156,9 @@ class PlannedBatchSampler(BatchSampler):
             self._enter(epoch, 0, {})  # others have told the sampler only
         dealer = find_dealer()
         if dealer is None or dealer.world_size == 1:
+            if self._is_assumed and not self._is_dealt:
+                place = WorkerConfig.default_worker_config(num_workers=0)
+                self._settle(place.rank, place.world_size)
             return [self.rank]
         name = type(self).__name__
         if self._is_placed:
@@ -165,7 +173,7 @@ class PlannedBatchSampler(BatchSampler):
         return range(self.world_size)
 
     def _settle(self, rank: int, world_size: int) -> None:
-        """Takes the place that accelerate has, which may be another than it was without."""
+        """Takes a place that may be another than when the sampler was made."""
         self.rank, self.world_size = rank, world_size
 
     @property

@@ -56,8 +56,19 @@ def check_replicas(sampler: object) -> None:
     if (num_replicas := getattr(sampler, "num_replicas", 1) or 1) > 1:
         raise TypeError(
             f"sampler, a {type(sampler).__name__}, gives each of {num_replicas} ranks samples of "
-            "its own, of which they would make different numbers of packs. Leave it out: ranks get "
-            "parts of one plan."
+            "its own, of which they would make different numbers of batches. Leave it out: ranks "
+            "get parts of one plan. If Lightning puts it there, use "
+            "Trainer(use_distributed_sampler=False)."
+        )
+
+
+def refuse_sampler(sampler: object) -> None:
+    """Refuses any sampler, with a `TypeError`, where a batch sampler has an order of its own."""
+    check_replicas(sampler)
+    if sampler is not None:
+        raise TypeError(
+            f"sampler is a {type(sampler).__name__}, but this batch sampler has an order of its "
+            "own, by seed and epoch. Leave it out."
         )
 
 

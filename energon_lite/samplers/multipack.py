@@ -295,6 +295,7 @@ def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -
     if isinstance(lengths, Sampler):
         raise TypeError(
             f"lengths is a {type(lengths).__name__}. With a sampler, give the arguments of "
-            "axolotl's class: sampler, batch_size, batch_max_len, lengths"
+            "axolotl's class: sampler, batch_size, batch_max_len, lengths. If Lightning puts it "
+            "there, use Trainer(use_distributed_sampler=False)."
         )
     check_replicas(sampler)

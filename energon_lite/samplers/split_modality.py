@@ -31,6 +31,7 @@ from energon_lite.samplers.base import (
     either,
     positive,
 )
+from energon_lite.samplers.given_order import refuse_sampler
 from energon_lite.samplers.original_calls import also_called
 from energon_lite.samplers.plan import check_choice, digest
 
@@ -76,6 +77,7 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         num_replicas: number of data-parallel processes.
         world_size: another name of `num_replicas`.
         dataset: if given, its length must be N.
+        sampler: not taken. Lightning puts one here, and gets an error that says what to do.
 
     Raises:
         TypeError: An argument is given twice, or not an integer; or a group is not hashable.
@@ -113,7 +115,9 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         num_replicas: int | None = None,
         world_size: int | None = None,
         dataset: Sized | None = None,
+        sampler: None = None,
     ) -> None:
+        refuse_sampler(sampler)
         self.groups, self.lengths = _groups_and_lengths(modality_lengths, groups)
         if dataset is not None and len(dataset) != len(self.lengths):
             raise ValueError(
@@ -129,6 +133,7 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
             name="num_replicas",
         )  # fmt: skip
         self.global_batch_size = positive("global_batch_size", global_batch_size)
+        self._is_whole_step = batch_size is None
         if batch_size is None:
             _check_multiple(self.global_batch_size, num_replicas=self.world_size)
             batch_size = self.global_batch_size // self.world_size
@@ -154,14 +159,20 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         return int(self._planned().num_dropped)
 
     def _settle(self, rank: int, world_size: int) -> None:
-        if world_size != self.world_size:
+        if world_size == self.world_size:
+            return super()._settle(rank, world_size)
+        if self._is_dealt:
             raise ValueError(
                 f"accelerate deals whole batches to {world_size} processes, but the sampler was "
                 f"made for {self.world_size}, with {self.batch_size} samples in a batch. Make it "
                 "after Accelerator() or TrainingArguments; with split_batches=True, give rank=0 "
                 "and num_replicas=1."
             )
-        super()._settle(rank, world_size)
+        if self._is_whole_step:
+            _check_multiple(self.global_batch_size, num_replicas=world_size)
+            self.batch_size = self.global_batch_size // world_size
+        _check_multiple(self.global_batch_size, batch_size=self.batch_size, num_replicas=world_size)
+        return super()._settle(rank, world_size)
 
     @cached_property
     def _config(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from energon_lite.samplers.base import (
     check_lengths,
     positive,
 )
+from energon_lite.samplers.given_order import refuse_sampler
 from energon_lite.samplers.plan import Deal, End, check_choice, cut_packs, deal_packs, digest
 from energon_lite.samplers.windows import cut_epoch, shuffle_steps
 
@@ -72,6 +73,7 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         rank: index of this data-parallel process, given together with `world_size`. By default as
             `torch.distributed` says.
         world_size: number of data-parallel processes.
+        sampler: not taken. Lightning puts one here, and gets an error that says what to do.
 
     Raises:
         TypeError: None or several of the three are given; or an argument is not an integer, or a
@@ -104,7 +106,9 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         end: End = "split",
         rank: int | None = None,
         world_size: int | None = None,
+        sampler: None = None,
     ) -> None:
+        refuse_sampler(sampler)
         check_choice("overlong", overlong, get_args(Overlong))
         check_choice("end", end, get_args(End))
         self.lengths = check_lengths(lengths, least=1)

@@ -349,6 +349,51 @@ def test_distributed_sampler_deals_twice_and_is_refused() -> None:
         order_settings(DistributedSampler(range(150), num_replicas=2, rank=0))
 
 
+@pytest.mark.parametrize("kind", ["multipack", "modality", "tokens"])
+def test_sampler_that_lightning_puts_in_is_refused_with_the_way_out(kind: str) -> None:
+    order: Any = DistributedSampler(range(150), num_replicas=2, rank=0)
+    made_of: Any
+    made_of, settings, lengths = {
+        "modality": (SplitModalityBatchSampler, {"global_batch_size": 12}, [(True, 5)] * 150),
+        "tokens": (TokenBudgetBatchSampler, {"batch_size": 5}, LENGTHS),
+        "multipack": (MultipackBatchSampler, {"capacity": 100}, LENGTHS),
+    }[kind]
+    with pytest.raises(TypeError, match=r"Trainer\(use_distributed_sampler=False\)"):
+        made_of(lengths, sampler=order, **settings)
+    if not issubclass(made_of, MultipackBatchSampler):
+        with pytest.raises(TypeError, match="has an order of its own"):
+            made_of(lengths, sampler=RandomSampler(range(150)), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_meet_after_the_sampler_was_made_get_their_parts(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers = [made(kind, LENGTHS) for _ in range(2)]
+    lengths, batches = [], []
+    for rank, sampler in enumerate(samplers):
+        distributed(monkeypatch, rank=rank, world_size=2)
+        lengths.append(len(sampler))
+        batches.append(list(sampler))
+        assert batches[-1] == list(made(kind, LENGTHS))
+    assert lengths == [len(rows) for rows in batches] == [lengths[0]] * 2
+    assert set(flat(batches)) == set(range(150))
+
+
+def test_place_that_only_the_environment_has_in_part_is_refused_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Lightning starts further processes so, and makes their process group in fit().
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    sampler = MultipackBatchSampler(LENGTHS, 100, 3)
+    with pytest.raises(ValueError, match="WORLD_SIZE"):
+        list(sampler)
+    distributed(monkeypatch, rank=1, world_size=2)
+    assert len(list(sampler)) == len(sampler)
+    assert (sampler.rank, sampler.world_size) == (1, 2)
+
+
 def test_all_batches_on_every_process_are_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -128,6 +128,7 @@ def trainer_case(name: str, *, out: str, resume: bool = False, num_workers: int 
 def run_cases(cases: list[dict[str, Any]]) -> list[Any]:
     """What each case gives on this rank."""
     os.environ["ACCELERATE_USE_CPU"] = "1"
+    AcceleratorState._reset_state(reset_partial_state=True)  # of the process that was forked
     torch.set_num_threads(1)
     results = []
     for case in cases:
