@@ -134,9 +134,10 @@ def test_a_bad_tar_exits_with_one_and_names_it(root):
 
 def test_a_prepared_folder_is_not_prepared_again_unless_asked(root):
     assert run("prepare", root, *TYPED).exit_code == 0
-    again = run("prepare", root, *TYPED)
-    assert again.exit_code == 1
-    assert "--force-overwrite" in again.stderr
+    for given in (TYPED, []):
+        again = run("prepare", root, *given)
+        assert again.exit_code == 1
+        assert "is already prepared; use force_overwrite (--force-overwrite)" in again.stderr
     assert run("prepare", root, *TYPED, "--force-overwrite").exit_code == 0
     assert run("prepare", root, "--tar-index-only").exit_code == 0
 

@@ -21,7 +21,7 @@ from energon_lite.prepare.config import (
     sample_type_of,
 )
 from energon_lite.prepare.indexing import first_parts
-from energon_lite.prepare.plan import Request, decide_splits
+from energon_lite.prepare.plan import Request, decide_splits, prepared_already
 from energon_lite.prepare.shards import Shard, find_shards
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META, is_prepared
@@ -53,6 +53,7 @@ def complete(
         typer.BadParameter: Nobody answers; names the option that does.
         typer.Abort: The folder is prepared, and is to stay so.
         ValueError: What the options say cannot work.
+        FileExistsError: The folder is prepared, and nobody answers whether to go on.
     """
     shards = find_shards(root, request.exclude, request.paths)
     names = [shard.name for shard in shards]
@@ -63,7 +64,7 @@ def complete(
     if request.sample_type is not None:
         sample_type_of(request.sample_type)
     if is_prepared(root) and not request.force_overwrite:
-        request = _again(request, answers)
+        request = _again(root, request, answers)
     if not has_split:
         request = _ask_split(names, request, answers)
     if not needs_config:
@@ -79,13 +80,13 @@ def _missing(option: str, what: str) -> typer.BadParameter:
     return typer.BadParameter(f"missing: {what}", param_hint=option)
 
 
-def _again(request: Request, answers: Answers) -> Request:
+def _again(root: Path, request: Request, answers: Answers) -> Request:
     question = "It seems the dataset had already been prepared. Do you want to continue?"
     try:
         if not answers.yes(question, default=False):
             raise typer.Abort
     except NoAnswerError:
-        return request  # refused, with the way out, where it is planned
+        raise prepared_already(root) from None
     return request._replace(force_overwrite=True)
 
 

@@ -87,6 +87,14 @@ def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]
     return split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
 
 
+def prepared_already(root: Path) -> FileExistsError:
+    """Returns the error for a folder that is prepared, and that nobody wants to prepare again."""
+    return FileExistsError(
+        f"{root} is already prepared; use force_overwrite (--force-overwrite) to do it again, "
+        "or tar_index_only (--tar-index-only) to make the indexes only"
+    )
+
+
 def make_plan(root: Path, request: Request) -> Plan:
     """Decides about a new dataset; errors are those of `prepare_dataset`."""
     by_loader = request.loader_parts is not None
@@ -95,10 +103,7 @@ def make_plan(root: Path, request: Request) -> Plan:
         parse_ratio(request.split_ratio)
     shards = find_shards(root, request.exclude, request.paths)
     if is_prepared(root) and not request.force_overwrite:
-        raise FileExistsError(
-            f"{root} is already prepared; use force_overwrite (--force-overwrite) to do it again, "
-            "or tar_index_only (--tar-index-only) to make the indexes only"
-        )
+        raise prepared_already(root)
     splits = decide_splits([shard.name for shard in shards], request)
     texts = {request.split_config: split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
