@@ -430,7 +430,7 @@ def test_group_of_share_0_is_held_until_it_is_too_many() -> None:
 
 def test_group_without_a_share_is_refused_by_the_name_of_its_sample() -> None:
     rows = [*mixed(8), ("video", 3)]
-    with pytest.raises(FatalSampleError, match=r"\('pool', 0, 8, 8\).*gave 'video', which shares"):
+    with pytest.raises(FatalSampleError, match=r"'pool\[8\]': group_by gave 'video', which shares"):
         passes(batches_of(rows, shares={"images": 3, "text": 1}))
 
 
