@@ -124,7 +124,7 @@ class KeyArray:
     def take(self, place: int) -> None:
         """Removes the key at a place, which the last one takes."""
         rows, first = self._rows, place * KEY_COLUMNS
-        if rows[first] < 0:
+        if self._table.others and rows[first] < 0:
             del self._table.others[rows[first + 1]]
         rows[first : first + KEY_COLUMNS] = rows[-KEY_COLUMNS:]
         del rows[-KEY_COLUMNS:]

@@ -107,34 +107,33 @@ class _ShuffleCursor(Cursor[T]):
         self._held: list[tuple[RestoreKey, T]] = []
         self._keys = KeyArray()
         self._given = 0
-        self._words: tuple[int, list[int]] = (-1, [])
+        self._words: list[int] = []  # the next one last
 
     def __next__(self) -> T:
-        held = self._held
-        while len(held) < self._spec.size:
-            try:
-                item = next(self._inner)
-            except StopIteration:
-                break
-            held.append((self._inner.key, item))
-            self._keys.add(self._inner.key)
-        if not held:
-            raise StopIteration
+        held, inner, size = self._held, self._inner, self._spec.size
+        try:
+            while len(held) < size:
+                item = next(inner)
+                held.append((inner.key, item))
+                self._keys.add(inner.key)
+        except StopIteration:
+            if not held:
+                raise
+        words = self._words or self._next_words()
+        chosen = words.pop() % len(held)
         # The last one fills the gap, so that nothing has to be moved.
-        chosen = self._word() % len(held)
         held[chosen], held[-1] = held[-1], held[chosen]
         self.key, item = held.pop()
         self._keys.take(chosen)
         self._given += 1
         return item
 
-    def _word(self) -> int:
-        """Gives the random word of the item that comes next."""
+    def _next_words(self) -> list[int]:
+        """Makes random words for the items that come next, up to a multiple of `_WORDS`."""
         block, place = divmod(self._given, _WORDS)
-        if self._words[0] != block:
-            words = random_words(self._random_key, size=_WORDS, skip=block * _WORDS)
-            self._words = (block, words.tolist())
-        return self._words[1][place]
+        words = random_words(self._random_key, size=_WORDS, skip=block * _WORDS)
+        self._words = words[place:][::-1].tolist()
+        return self._words
 
     def snapshot(self) -> Snapshot:
         fields: Any = self._keys.fields({"given": self._given})
@@ -156,7 +155,7 @@ class _ShuffleCursor(Cursor[T]):
         again = Again(self._spec.dataset.restore_sample, held)
         self._held = [(key, again(key)) for key in held]
         self._keys = KeyArray(held)
-        self._given = given
+        self._given, self._words = given, []
 
 
 def _depth(dataset: SavableDataset[Any]) -> int:
