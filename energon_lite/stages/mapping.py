@@ -239,8 +239,8 @@ class _ExpandCursor(Cursor[T]):
         self._given = 0
         if not given:
             return
-        key = snapshot.field("input")
-        if not isinstance(key, tuple) or bool(key) != (self._below is not None):
+        key = snapshot.fields.get("input")  # None in states of before there were such keys
+        if key is not None and (type(key) is not tuple or bool(key) != (self._below is not None)):
             raise StateError(
                 f"The checkpoint stands inside {self._function.where}, of the input {key!r:.80}, "
                 f"which can {'' if self._below else 'not '}be made again here; mark the hooks "
@@ -251,7 +251,7 @@ class _ExpandCursor(Cursor[T]):
         slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
         self._slot, self._draws = activity.batch_index, snapshot.count("draws")
         with passing_over():
-            if self._below is not None:
+            if self._below is not None and key:
                 self._take_again(key, self._below.restore_sample(key), given)
             else:
                 activity.num_draws = self._draws
