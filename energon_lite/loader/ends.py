@@ -69,6 +69,7 @@ class PassEnds:
         self._counted: tuple[Any, list[int], bool] | None = None
         self._predicted: dict[Any, int] = {}
         self._learned: int | None = None
+        self._agreed = (0, 0)  # streams, and the steps of a whole pass over them that was padded
 
     def chosen(self) -> End:
         """Returns how the next pass ends."""
@@ -97,7 +98,15 @@ class PassEnds:
         else:
             self._votes.begin_pass()
             even.votes = self._votes
+        if shared is not None and _is_whole(place) and place.num_steps == 0:
+            num_streams, num_steps = self._agreed
+            even.num_agreed = num_steps * (num_streams == place.start.slots.num_streams)
         return even
+
+    def end(self, place: Place, even: EvenPass) -> None:
+        """Notes the steps of a validation pass, whose next one will have as many."""
+        if even.end == "pad" and _is_whole(place) and not self._dataset.training:
+            self._agreed = place.start.slots.num_streams, place.num_steps
 
     def num_steps(self, place: Place) -> int:
         """Counts the batches that the rank gives in a pass, the next one where one has just ended.
@@ -119,7 +128,7 @@ class PassEnds:
     def learn(self, place: Place) -> None:
         """Notes how many batches a pass had that has just ended."""
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
-        if place.start.slots.base == 0 and not place.given and not is_virtual:
+        if _is_whole(place) and not is_virtual:
             self._learned = None
             if place.num_steps != self.num_steps(place):
                 self._learned = place.num_steps
@@ -185,6 +194,11 @@ class PassEnds:
         return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
 
 
+def _is_whole(place: Place) -> bool:
+    """Whether the ranks began the pass, and did not resume it from others."""
+    return place.start.slots.base == 0 and not place.given
+
+
 class EvenPass:
     """One pass of a rank that ends at the same step as that of all others.
 
@@ -194,15 +208,22 @@ class EvenPass:
         end: "drop" or "pad".
         is_default: whether nobody asked for that; then padding yields to dropping where a batch has
             no place for a mask.
+
+    Attributes:
+        end: "drop" or "pad".
+        votes: where the ranks vote.
+        num_agreed: steps that all ranks make without a vote, as in the pass before. A rank that has
+            fewer batches this time pads.
     """
 
     def __init__(
         self, dataset: SavableDataset[Any], place: Place, end: End, is_default: bool
     ) -> None:
         self.votes: Votes = _OwnVote()
+        self.num_agreed = 0
         self._dataset = dataset
         self._slots, self._pass_index = place.start.slots, place.start.pass_index
-        self._end = end
+        self.end = end
         self._is_default = is_default
         self._is_aligned = dataset.steps_are_alike
         # In step with the other ranks, which is to say: steps of this pass, or turns.
@@ -229,16 +250,18 @@ class EvenPass:
         while True:
             own, step = self._fetched(fetch), self._step
             is_due = own is not None and (not self._is_aligned or self._turn(own) == step)
-            sums = self.votes.cast(Vote(is_due, own is not None, self._can_pad), step)
             num_ranks = self._slots.world_size
+            sums = Vote(num_ranks, num_ranks, num_ranks)
+            if step >= self.num_agreed:
+                sums = self.votes.cast(Vote(is_due, own is not None, self._can_pad), step)
             self._step += 1
-            if self._end == "pad" and sums.can_pad < num_ranks:
+            if self.end == "pad" and sums.can_pad < num_ranks:
                 self._drop_instead()
-            if sums.is_left == 0 or (self._end == "drop" and sums.is_left < num_ranks):
+            if sums.is_left == 0 or (self.end == "drop" and sums.is_left < num_ranks):
                 return None
             if is_due:
                 self._own = None
-            if self._end == "pad":
+            if self.end == "pad":
                 return self._padding() if own is None else self._kept(own)
             if sums.has == num_ranks:
                 return own
@@ -256,17 +279,17 @@ class EvenPass:
     def _turn(self, own: Delivery) -> int:
         return self._slots.turn_of(own.slot)
 
-    def end(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
+    def end_pass(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
         """Ends the pass; returns the sums of two counts over ranks, and whether these are all."""
         is_all = not isinstance(self.votes, CountedVotes)
         return self.votes.end_pass(counts), is_all
 
     def _marked(self) -> bool:
         """Marks the batch that was fetched as valid, if padding is wanted and it has a place."""
-        if self._own is None or self._end == "drop":
+        if self._own is None or self.end == "drop":
             return True
         can_pad = mark_valid(self._own.item)
-        if not can_pad and not self._is_default:
+        if not can_pad and (not self._is_default or self._step < self.num_agreed):
             raise TypeError(
                 f'end="pad" marks each batch with a mask `valid`, and a '
                 f"{type(self._own.item).__name__} has no place for it, or has an own field of that "
@@ -275,7 +298,7 @@ class EvenPass:
         return can_pad
 
     def _drop_instead(self) -> None:
-        self._end = "drop"
+        self.end = "drop"
         if self._slots.rank == 0:
             logger.warning(
                 "Batches have no place for a mask `valid`, so passes are not padded: they end with "

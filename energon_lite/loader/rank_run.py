@@ -208,7 +208,8 @@ class RankRun(Generic[T]):
         lost, is_whole = self.place.failures, is_end and self._config.world_size == 1
         counts = lost.failed, lost.drawn
         if is_end and self._even is not None:
-            counts, is_whole = self._even.end(counts)
+            self._ends.end(self.place, self._even)
+            counts, is_whole = self._even.end_pass(counts)
         if is_end or self._even is None:
             self._limit.check(*counts, is_whole=is_whole)
 

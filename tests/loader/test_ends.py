@@ -402,6 +402,65 @@ def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatc
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("limit", [None, 2])
+def test_validations_after_the_first_vote_once(roots, monkeypatch, limit) -> None:
+    make = partial(validation, roots[61], encoder_of("packs", 3), limit=limit)
+    run = Together(monkeypatch, make, 4)
+    cast = votes.StoreVotes.cast
+    num_votes = []
+    monkeypatch.setattr(
+        votes.StoreVotes, "cast", lambda *call: num_votes.append(call) or cast(*call)
+    )
+    first = run.one_pass()
+    steps = steps_of(first)
+    at_limit = limit is not None
+    assert len(num_votes) == 4 * (steps + 2 - at_limit)  # the end, and what failed until there
+    for _ in range(2):
+        num_votes.clear()
+        assert_same(run.one_pass(), first)
+        assert len(num_votes) == 4 * (2 - at_limit)
+    num_votes.clear()
+    run.begin()
+    states = (run.take(1), run.save())[1]
+    assert_same(run.take(), [own[1:] for own in first])
+    resumed = Together(monkeypatch, make, 4, states=states)
+    num_votes.clear()
+    assert_same(resumed.take(), [own[1:] for own in first])
+    assert len(num_votes) == 4 * (steps + 1 - at_limit)
+
+
+class Wavering(Filtered):
+    """Skips other samples each time."""
+
+    num_calls = 0
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        self.num_calls += 1
+        if random.Random(self.num_calls).random() < 0.3:
+            raise SkipSample
+        return sample
+
+
+def test_validations_that_differ_have_equally_many_steps_nevertheless(roots, monkeypatch) -> None:
+    encoders = [Wavering(0) for _ in range(4)]
+
+    def make(config: WorkerConfig) -> Any:
+        return validation(roots[61], encoders[config.rank], config, batch_size=1)
+
+    run = Together(monkeypatch, make, 4)
+    steps = []
+    for _ in range(6):
+        for encoder in encoders[:2]:
+            encoder.num_calls += 1
+        found = run.one_pass()
+        steps.append(steps_of(found))
+        counts = [sum(bool(batch.valid.all()) for batch in own) for own in found]
+        assert steps[-1] == max(*counts, steps[-2] if len(steps) > 1 else 0)
+        assert len(set(valid_numbers(found))) == sum(counts)
+    assert len(set(steps)) > 1
+
+
 class FailsOnce(Filtered):
     """Stops its process the first time that it sees sample 30."""
 
