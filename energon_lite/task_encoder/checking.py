@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from energon_lite.core.topology import WorkerConfig
 from energon_lite.task_encoder.base import (
     HOOKS,
     SETTINGS,
@@ -67,6 +68,22 @@ def checked_encoder(encoder: AnyTaskEncoder | None) -> AnyTaskEncoder:
                 stacklevel=4,
             )
     return given
+
+
+def checked_config(config: WorkerConfig | None) -> WorkerConfig | None:
+    """Returns a worker config, or None for the default.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    given: Any = config
+    if given is None or isinstance(given, WorkerConfig):
+        return config
+    raise TypeError(
+        f"worker_config={given!r:.80} is no WorkerConfig; give WorkerConfig(rank=..., "
+        "world_size=..., num_workers=...) or WorkerConfig.default_worker_config(num_workers), "
+        "called"
+    )
 
 
 def _meant(name: str, known: frozenset[str]) -> str | None:

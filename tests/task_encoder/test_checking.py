@@ -119,6 +119,12 @@ def test_sizes_that_cannot_be_are_named(texts, settings, error, text) -> None:
         get_train_dataset(texts, worker_config=CONFIG, **settings)
 
 
+@pytest.mark.parametrize("config", [4, WorkerConfig, WorkerConfig.default_worker_config])
+def test_worker_config_that_is_none_is_told_so(texts, config) -> None:
+    with pytest.raises(TypeError, match=r"is no WorkerConfig; give WorkerConfig\(rank="):
+        get_train_dataset(texts, worker_config=config, batch_size=2, shuffle_buffer_size=None)
+
+
 @pytest.mark.parametrize(("limit", "error"), [("3", TypeError), (-1, ValueError)])
 def test_limit_of_validation_is_checked_too(texts, limit, error) -> None:
     with pytest.raises(error, match="limit="):
