@@ -105,9 +105,10 @@ def pin_memory(value: Any) -> Any:
 
 
 class PinMemoryMixin:
-    """Gives a dataclass `pin_memory()`, which torch's DataLoader calls on what it returns."""
+    """Gives a dataclass `pin_memory()`, which torch's DataLoader calls on what it returns.
 
-    __slots__ = ()
+    It has no `__slots__`: as in Energon, code may set further attributes on samples and batches.
+    """
 
     def pin_memory(self) -> Self:
         """Copies the instance with all its tensors in page-locked memory."""

@@ -15,8 +15,9 @@ from energon_lite.core.hidden_fields import constructor_names
 T = TypeVar("T")
 
 # Carried with every sample; in a batch always plain lists with one entry per sample.
+LOSS_WEIGHT = "__loss_weight__"
 SERVICE_FIELDS = frozenset(
-    {"__key__", "__restore_key__", "__subflavors__", "__sources__", "__loss_weight__"}
+    {"__key__", "__restore_key__", "__subflavors__", "__sources__", LOSS_WEIGHT}
 )
 
 
@@ -259,10 +260,12 @@ def _columns(values: list[Any], names: tuple[str, ...]) -> Iterable[list[Any]]:
 def _combine_dicts(
     values: list[Any], join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor], name: str
 ) -> dict[Any, Any]:
+    if not all(isinstance(value, dict) for value in values):
+        raise TypeError(_odd_one_out(name, values))
+    if any(LOSS_WEIGHT in value for value in values):  # which a dict has only if it is not 1
+        values = [{LOSS_WEIGHT: 1.0} | value for value in values]
     keys = values[0].keys()
     for index, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise TypeError(_odd_one_out(name, values))
         if value.keys() != keys:
             missing = sorted(map(str, keys - value.keys()))
             extra = sorted(map(str, value.keys() - keys))

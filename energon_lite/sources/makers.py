@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from energon_lite.core.activity import current_activity
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample
 from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
+from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import RestoreKey
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META
@@ -26,14 +27,14 @@ class ServiceFields(NamedTuple):
     loss_weight: float
 
     def by_name(self) -> dict[str, Any]:
-        """Gives them under the names that they have in a sample."""
-        return {
+        """Returns them under the names that they have in a sample; a loss weight if it is not 1."""
+        fields = {
             "__key__": self.key,
             "__restore_key__": self.restore_key,
             "__subflavors__": self.subflavors,
             "__sources__": self.sources,
-            "__loss_weight__": self.loss_weight,
         }
+        return fields if self.loss_weight == 1 else {**fields, LOSS_WEIGHT: self.loss_weight}
 
 
 # Makes a sample of its decoded parts and its service fields.

@@ -12,7 +12,7 @@ from energon_lite.buckets.settings import Buckets
 from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.hidden_fields import constructor_names
 from energon_lite.core.samples import CrudeSample
-from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch
+from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, generic_batch
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names
 from energon_lite.packing.settings import Packing
@@ -194,7 +194,12 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Makes a batch of the samples' type, or a `raw_batch_type`."""
-        batched: T_raw_batch = as_type(self._batched(samples), self._raw_batch_type)
+        kind: Any = self._raw_batch_type
+        is_packed = isinstance(samples[0], PackedSample)
+        if hasattr(kind, "from_samples") and not is_packed:
+            batched: T_raw_batch = kind.from_samples(samples)
+        else:
+            batched = as_type(self._batched(samples), kind)
         return batched
 
     @stateless
@@ -232,11 +237,14 @@ def as_type(value: Any, target: type[Any] | None) -> Any:
     Raises:
         TypeError: `value` lacks a field that `target` needs; names it.
     """
-    if target is None or type(value) is target:
+    if target is None or isinstance(value, target):
         return value
     fields = _fields_of(value)
     if issubclass(target, dict):
-        return target(fields)
+        found = fields.get(LOSS_WEIGHT)
+        weights = found if isinstance(found, list) else [found]
+        is_one = all(weight in (None, 1.0) for weight in weights)
+        return target({k: v for k, v in fields.items() if k != LOSS_WEIGHT or not is_one})
     names = _names_of(target)
     wanted = {name: fields[name] for name in names if name in fields}
     try:

@@ -12,6 +12,7 @@ import torch
 
 from energon_lite import Batch, Sample, TextSample, edataclass, generic_batch
 from energon_lite.core.hidden_fields import constructor_names
+from energon_lite.task_encoder.base import as_type
 
 FOUR = ["__key__", "__restore_key__", "__subflavors__", "__sources__"]
 
@@ -105,7 +106,19 @@ def test_the_weights_of_a_batch_are_kept(kind):
     assert [field.name for field in dataclasses.fields(kind)] == [*FOUR, "text"]
 
 
-def test_a_subclass_keeps_its_slots_and_its_post_init():
-    assert not hasattr(sample_of(Deeper), "__dict__")
+def test_dicts_have_the_weight_only_where_it_is_not_1():
+    plain, heavy = sample_of(Slotted), sample_of(Slotted, __loss_weight__=0.5)
+    assert "__loss_weight__" not in as_type(plain, dict)
+    dicts = [as_type(sample, dict) for sample in (plain, heavy)]
+    batch = generic_batch(dicts)
+    assert batch["__loss_weight__"] == [1.0, 0.5]
+    assert as_type(generic_batch([plain, plain]), dict).keys() == {*FOUR, "text", "number"}
+    assert as_type(generic_batch([plain, heavy]), dict)["__loss_weight__"] == [1.0, 0.5]
+
+
+def test_a_sample_takes_further_attributes_and_keeps_its_post_init():
+    sample = sample_of(Deeper)
+    sample.seen = [1]
+    assert pickle.loads(pickle.dumps(sample)).seen == copy.copy(sample).seen == [1]
     plain = Plain(__key__="k", __restore_key__=(), text=" t ", __loss_weight__=0.5)
     assert (plain.text, plain.__loss_weight__) == ("t", 0.5)
