@@ -1,0 +1,742 @@
+"""How five public code bases use Energon, written anew: imports, samples, encoders, loops, states.
+
+Only `as_energon` stands between them and this library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pickle
+import re
+import warnings
+from collections import UserDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from .energon_data import captions, caption, class_of, png, prepared, write_shards  # isort: skip
+
+
+def words(text: str) -> list[int]:
+    """A tokenizer."""
+    return [len(word) for word in text.split()]
+
+
+def vqa(folder, num_samples=24):
+    """A VQA dataset with train and val parts."""
+    write_shards(
+        folder,
+        num_samples,
+        lambda n: {
+            "jpg": png(n),
+            "json": {"q": f"what is {n} " + "x " * (n % 4), "a": f"the answer {n}"},
+        },
+        maxcount=8,
+    )
+    field_map = {"image": "jpg", "context": "json[q]", "answers": "json[a]"}
+    config = {"sample_type": class_of("VQASample"), "field_map": field_map}
+    return prepared(folder, config, train="parts/data-[01].tar", val="parts/data-2.tar")
+
+
+def cyclic(loader):
+    while True:
+        yield from loader
+
+
+class EnergonDataloader:
+    """What Megatron's training loops put around a loader."""
+
+    def __init__(self, dataloader):
+        self._dataloader = dataloader
+        self._iter = iter(cyclic(dataloader))
+
+    def __next__(self):
+        return next(self._iter)
+
+    def __iter__(self):
+        return iter(self._iter)
+
+    def save_state(self):
+        return self._dataloader.save_state_rank()
+
+
+# ---------------------------------------------------------------- Megatron-LM, multimodal example
+
+
+def multimodal_encoder():
+    from megatron.energon import (
+        Batch,
+        CaptioningSample,
+        DefaultTaskEncoder,
+        MultiChoiceVQASample,
+        OCRSample,
+        Sample,
+        SimilarityInterleavedSample,
+        VQASample,
+    )
+    from megatron.energon.task_encoder.base import stateless
+
+    @dataclass
+    class ImageTaskSample(Sample):
+        __key__: str
+        __restore_key__: tuple
+        __subflavor__: dict
+        __subflavors__: dict
+        imgs: list
+        num_tiles: list
+        tokens: torch.Tensor
+        total_len: int
+        labels: torch.Tensor = None
+
+    @dataclass
+    class ImageTaskSamplePacked(Sample):
+        __key__: str
+        __restore_key__: tuple
+        __subflavor__: dict
+        __subflavors__: dict
+        tokens: torch.Tensor
+        labels: torch.Tensor
+        imgs: list
+        cu_lengths: torch.Tensor
+
+    @dataclass
+    class ImageTaskBatchPacked(Batch):
+        __key__: list
+        __restore_key__: tuple
+        __subflavor__: dict
+        __subflavors__: list
+        tokens: torch.Tensor
+        labels: torch.Tensor
+        imgs: torch.Tensor
+        cu_lengths: list
+
+    class TaskEncoder(DefaultTaskEncoder[OCRSample, OCRSample, ImageTaskBatchPacked, dict]):
+        def __init__(self, packing_seq_length):
+            super().__init__()
+            self.packing_seq_length = packing_seq_length
+            self.prompts = ["describe", "what is it"]
+
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample):
+            if isinstance(sample, (OCRSample, SimilarityInterleavedSample, MultiChoiceVQASample)):
+                raise NotImplementedError("Sample format not supported", sample)
+            if isinstance(sample, CaptioningSample):
+                prompt = self.prompts[np.random.randint(len(self.prompts))]
+                yield self._encode(sample, f"{prompt} {sample.caption}")
+            elif isinstance(sample, VQASample):
+                yield self._encode(sample, f"{sample.context} {sample.answers}")
+
+        def _encode(self, sample, text):
+            tokens = words(text)
+            return ImageTaskSample(
+                __key__=sample.__key__,
+                __restore_key__=sample.__restore_key__,
+                __subflavor__=None,
+                __subflavors__=sample.__subflavors__,
+                imgs=[torch.from_numpy(np.asarray(sample.image)).float()],
+                num_tiles=[1],
+                tokens=torch.tensor(tokens),
+                labels=torch.tensor(tokens),
+                total_len=len(tokens),
+            )
+
+        def select_samples_to_pack(self, samples):
+            packs, room = [], 0
+            for sample in sorted(samples, key=lambda s: -s.total_len):
+                if sample.total_len > room:
+                    packs.append([])
+                    room = self.packing_seq_length
+                packs[-1].append(sample)
+                room -= sample.total_len
+            return packs
+
+        @stateless
+        def pack_selected_samples(self, samples):
+            ends = np.cumsum([0, *(s.total_len for s in samples)])
+            return ImageTaskSamplePacked(
+                __key__=",".join(s.__key__ for s in samples),
+                __restore_key__=(),
+                __subflavor__=None,
+                __subflavors__=samples[0].__subflavors__,
+                tokens=torch.cat([s.tokens for s in samples]),
+                labels=torch.cat([s.labels for s in samples]),
+                imgs=[img for s in samples for img in s.imgs],
+                cu_lengths=torch.tensor(ends),
+            )
+
+        def batch(self, samples):
+            longest = max(len(s.tokens) for s in samples)
+            tokens = torch.zeros((len(samples), longest), dtype=torch.int64)
+            for i, sample in enumerate(samples):
+                tokens[i, : len(sample.tokens)] = sample.tokens
+            return ImageTaskBatchPacked(
+                __key__=[s.__key__ for s in samples],
+                __restore_key__=[s.__restore_key__ for s in samples],
+                __subflavor__=None,
+                __subflavors__=samples[0].__subflavors__,
+                tokens=tokens,
+                labels=tokens,
+                imgs=torch.stack([img for s in samples for img in s.imgs]),
+                cu_lengths=[getattr(s, "cu_lengths", None) for s in samples],
+            )
+
+        def encode_batch(self, batch):
+            raw = dataclasses.asdict(batch)
+            del raw["__subflavors__"]
+            return raw
+
+    return TaskEncoder
+
+
+def print_error_handler(exc: Exception, key: str | None) -> None:
+    """Energon ignores it, and calls it nowhere; it has another signature than ours."""
+    raise AssertionError("never called")
+
+
+def multimodal_loaders(path, encoder, packing_buffer_size, workers):
+    from megatron.energon import (
+        LimitDataset,
+        RepeatDataset,
+        WorkerConfig,
+        get_loader,
+        get_savable_loader,
+        get_train_dataset,
+        get_val_datasets,
+    )
+
+    worker_config = WorkerConfig(
+        rank=0,
+        world_size=1,
+        num_workers=workers,
+        data_parallel_group=None,
+        worker_debug_path=None,
+        worker_log_level=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        common = {
+            "batch_size": 2,
+            "task_encoder": encoder,
+            "worker_config": worker_config,
+            "packing_buffer_size": packing_buffer_size,
+            "handler": print_error_handler,
+            "image_decode": "pil",
+        }
+        train = get_train_dataset(
+            path,
+            virtual_epoch_length=1000,
+            max_samples_per_sequence=100,
+            shuffle_buffer_size=100,
+            **common,
+        )
+        validation = [
+            LimitDataset(
+                RepeatDataset(ds, worker_config=worker_config),
+                length=6,
+                worker_config=worker_config,
+                reset_after_epoch=True,
+            )
+            for ds, _ in get_val_datasets(path, **common)
+        ]
+        return (
+            get_savable_loader(train, worker_config=worker_config),
+            [get_loader(ds, worker_config=worker_config) for ds in validation],
+        )
+
+
+@pytest.mark.parametrize(("buffer", "workers"), [(None, 0), (8, 0), (8, 1)])
+def test_megatron_lm_multimodal(tmp_path, buffer, workers):
+    path = vqa(tmp_path / "ds")
+    encoder = multimodal_encoder()(30)
+    train, validation = multimodal_loaders(path, encoder, buffer, workers)
+    loop = EnergonDataloader(train)
+    batches = [next(loop) for _ in range(5)]
+    names = {"tokens", "labels", "imgs", "cu_lengths", "__key__", "__restore_key__"}
+    assert set(batches[0]) == names | {"__subflavor__", "__sources__"}
+    assert all(len(batch["tokens"]) == 2 for batch in batches)
+    torch.save({"dataloader_state_dict": loop.save_state()}, tmp_path / "rank000.pt")
+    expected = [next(loop)["__key__"] for _ in range(6)]
+    if buffer:
+        assert all("," in key for keys in expected[:2] for key in keys)
+
+    resumed, _ = multimodal_loaders(path, multimodal_encoder()(30), buffer, workers)
+    saved = torch.load(tmp_path / "rank000.pt", map_location="cpu", weights_only=False)
+    resumed.restore_state_rank(saved["dataloader_state_dict"])
+    loop = EnergonDataloader(resumed)
+    assert [next(loop)["__key__"] for _ in range(6)] == expected
+
+    (val,) = validation
+    passes = [[batch["__key__"] for batch in val] for _ in range(2)]
+    assert [len(batches) for batches in passes] == [6, 6]
+    assert passes[0] == passes[1]
+
+
+# ---------------------------------------------------------------------- Megatron-LM, mimo example
+
+
+class BatchFeature(UserDict):
+    """What the processors of transformers return: a mapping that is no dict."""
+
+    def __getattr__(self, item):
+        try:
+            return self.data[item]
+        except KeyError:
+            raise AttributeError(item) from None
+
+    def __getstate__(self):
+        return {"data": self.data}
+
+    def __setstate__(self, state):
+        self.__dict__["data"] = state["data"]
+
+
+def mimo_encoder():
+    from megatron.energon import DefaultTaskEncoder, VQASample
+    from megatron.energon.task_encoder.base import stateless
+
+    class VLMTaskEncoder(DefaultTaskEncoder[VQASample, dict, dict, dict]):
+        def __init__(self, processor):  # calls no super().__init__()
+            self.processor = processor
+
+        @stateless
+        def encode_sample(self, sample: VQASample):
+            inputs = self.processor(images=sample.image, text=sample.context)
+            for key, value in inputs.items():
+                inputs[key] = value.squeeze(0)
+            inputs["labels"] = torch.full_like(inputs["input_ids"], -100)
+            return inputs
+
+        def batch(self, samples: list[dict]) -> dict:
+            batched: dict[str, Any] = {}
+            for key in samples[0].keys():  # noqa: SIM118 as they write it
+                values = [s[key] for s in samples if key in s and s[key] is not None]
+                if key in ("input_ids", "labels"):
+                    batched[key] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+                else:
+                    batched[key] = torch.stack(values)
+            return batched
+
+        def encode_batch(self, batch_data: dict) -> dict:
+            return {
+                "input_ids": batch_data["input_ids"],
+                "labels": batch_data.get("labels"),
+                "modality_inputs": {"images": {"pixel_values": batch_data["pixel_values"]}},
+            }
+
+    return VLMTaskEncoder
+
+
+@pytest.mark.parametrize("as_mapping", [dict, BatchFeature])
+def test_megatron_lm_mimo(tmp_path, as_mapping):
+    path = vqa(tmp_path / "ds")
+    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
+
+    def processor(images, text):
+        return as_mapping({"input_ids": torch.tensor([words(text)]), "pixel_values": images[None]})
+
+    worker_config = WorkerConfig.default_worker_config(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        train_loader = get_loader(
+            get_train_dataset(
+                str(path),
+                batch_size=8,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+                task_encoder=mimo_encoder()(processor),
+                worker_config=worker_config,
+            ),
+            worker_config=worker_config,
+        )
+    assert len(train_loader) == 2
+    for batch in itertools.islice(train_loader, 3):
+        assert set(batch) == {"input_ids", "labels", "modality_inputs"}
+        assert batch["modality_inputs"]["images"]["pixel_values"].shape == (8, 3, 8, 12)
+
+
+# --------------------------------------------------------------------------------- Megatron-Bridge
+
+
+BRIDGE = """
+import pickle
+import re
+from dataclasses import dataclass
+from typing import List, Optional
+
+import torch
+from megatron.energon.epathlib.epath import EPath
+from megatron.energon.flavors.base_dataset import Sample
+from megatron.energon.flavors.webdataset import DefaultDecoderWebdatasetFactory
+from webdataset.autodecode import Decoder, imagehandler
+
+
+@dataclass
+class ChatMLSample(Sample):
+    conversation: str
+    imgs: Optional[List[torch.Tensor]] = None
+
+
+class pictures:
+    def __call__(self, key, data):
+        if re.sub(r".*[.]", "", key).lower() != "jpgs":
+            return None
+        return [imagehandler("torchrgb")("png", entry) for entry in pickle.loads(data)]
+
+
+class ChatMLWebdataset(DefaultDecoderWebdatasetFactory[ChatMLSample]):
+    __sample_type__ = ChatMLSample
+
+    def __init__(self, path: EPath, *, auto_decode: bool = True, **kwargs):
+        kwargs.pop("decoder", None)
+        super().__init__(path, decoder=None, **kwargs)
+        if auto_decode:
+            self._decoder = Decoder([imagehandler("torchrgb"), pictures()])
+"""
+
+
+def test_megatron_bridge(tmp_path, monkeypatch):
+    write_shards(
+        tmp_path / "ds",
+        12,
+        lambda n: {
+            "jpgs": pickle.dumps([png(n), png(n + 1)]),
+            "json": [{"from": "human", "value": f"hi {n}"}, {"from": "gpt", "value": "ho"}],
+        },
+    )
+    config = {
+        **class_of("ChatMLWebdataset", "bridge_data"),
+        "field_map": {"imgs": "jpgs", "conversation": "json"},
+    }
+    prepared(tmp_path / "ds", config)
+    (tmp_path / "bridge_data.py").write_text(BRIDGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ENERGON_LITE_TRUST", "1")
+    from megatron.energon import (
+        Batch,
+        DefaultTaskEncoder,
+        WorkerConfig,
+        get_savable_loader,
+        get_train_dataset,
+    )
+
+    @dataclass
+    class EncodedSample:
+        __key__: str
+        __subflavors__: dict
+        input_ids: torch.Tensor
+        visual_tensors: dict = field(default_factory=dict)
+
+    @dataclass
+    class EncodedBatch(Batch):
+        __keys__: list = field(default_factory=list)
+        __subflavors__: list = field(default_factory=list)
+        input_ids: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+        visual_tensors: dict = field(default_factory=dict)
+
+    class TaskEncoder(DefaultTaskEncoder[Any, EncodedSample, EncodedBatch, dict]):
+        def encode_sample(self, sample):
+            turns = sample.conversation
+            turns = json.loads(turns) if isinstance(turns, (str, bytes)) else turns
+            return EncodedSample(
+                __key__=sample.__key__,
+                __subflavors__=sample.__subflavors__,
+                input_ids=torch.tensor(words(turns[0]["value"])),
+                visual_tensors={"pixel_values": torch.stack(sample.imgs)},
+            )
+
+        def batch(self, samples):
+            keys = [s.__key__ for s in samples]
+            return EncodedBatch(
+                __key__=keys,
+                __restore_key__=(),
+                __keys__=keys,
+                __subflavors__=[s.__subflavors__ for s in samples],
+                input_ids=torch.stack([s.input_ids for s in samples]),
+                visual_tensors={
+                    "pixel_values": torch.cat([s.visual_tensors["pixel_values"] for s in samples])
+                },
+            )
+
+        def encode_batch(self, batch):
+            raw = dataclasses.asdict(batch)
+            for name in ("__key__", "__keys__", "__restore_key__", "__subflavors__", "__sources__"):
+                raw.pop(name, None)
+            return raw
+
+    def loader():
+        worker_config = WorkerConfig.default_worker_config(0)
+        dataset = get_train_dataset(
+            tmp_path / "ds",
+            batch_size=2,
+            task_encoder=TaskEncoder(),
+            worker_config=worker_config,
+            packing_buffer_size=None,
+            split_part="train",
+            shuffle_buffer_size=100,
+            max_samples_per_sequence=None,
+        )
+        return get_savable_loader(dataset)
+
+    first = loader()
+    loop = EnergonDataloader(first)
+    batch = next(loop)
+    assert set(batch) == {"input_ids", "visual_tensors"}
+    assert batch["visual_tensors"]["pixel_values"].shape == (4, 3, 8, 12)
+    state = loop.save_state()
+    expected = next(loop)["visual_tensors"]["pixel_values"]
+    resumed = loader()
+    resumed.restore_state_rank(state)
+    assert torch.equal(next(EnergonDataloader(resumed))["visual_tensors"]["pixel_values"], expected)
+
+
+# -------------------------------------------------------------------------------------------- NeMo
+
+
+@dataclass
+class ImageTextSample:
+    """No subclass of Sample: NeMo's is made empty, then filled."""
+
+    __key__: str = ""
+    images: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+
+
+@dataclass
+class PackedImageTextSample(ImageTextSample):
+    __restore_key__: tuple = ()
+    position_ids: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class ImageTextRawBatch:
+    __keys__: list = field(default_factory=list)
+    images: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+
+
+def nemo_encoder(packed):
+    from megatron.energon import DefaultTaskEncoder, VQASample, batch_list, batch_pad_stack
+    from megatron.energon.task_encoder.base import stateless
+
+    class MultiModalTaskEncoder(DefaultTaskEncoder[VQASample, ImageTextSample, Any, dict]):
+        def __init__(self, tokenizer):  # calls no super().__init__()
+            self.tokenizer = tokenizer
+            self.encoders = {VQASample.__name__: self._encode_vqa}
+
+        def _encode_vqa(self, sample, out):
+            out.__key__ = sample.__key__
+            out.images = sample.image
+            out.tokens = torch.tensor(self.tokenizer(sample.context))
+            return out
+
+        @stateless
+        def encode_sample(self, sample):
+            return self.encoders[type(sample).__name__](sample, ImageTextSample())
+
+        def batch(self, samples):
+            return ImageTextRawBatch(
+                __keys__=batch_list([s.__key__ for s in samples]),
+                images=batch_pad_stack([s.images for s in samples]),
+                tokens=batch_pad_stack([s.tokens for s in samples]),
+            )
+
+        def encode_batch(self, batch_data):
+            batch_dict = batch_data.__dict__
+            batch_dict["media"] = batch_dict["images"]
+            del batch_dict["images"]
+            batch_dict["attention_mask"] = None
+            return batch_dict
+
+        def select_samples_to_pack(self, samples):
+            return [samples[i : i + 3] for i in range(0, len(samples), 3)]
+
+        @stateless
+        def pack_selected_samples(self, samples):
+            return PackedImageTextSample(
+                __key__=",".join(s.__key__ for s in samples),
+                __restore_key__=(),
+                tokens=torch.cat([s.tokens for s in samples]),
+                images=torch.stack([s.images for s in samples]),
+                position_ids=torch.arange(sum(len(s.tokens) for s in samples)),
+            )
+
+    return MultiModalTaskEncoder(words)
+
+
+@pytest.mark.parametrize("packing_buffer_size", [None, 9])
+def test_nemo(tmp_path, packing_buffer_size):
+    path = vqa(tmp_path / "ds")
+    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+
+    def loader(split="train"):
+        worker_config = WorkerConfig.default_worker_config(0)
+        dataset = get_train_dataset(
+            str(path),
+            batch_size=1 if packing_buffer_size else 2,
+            task_encoder=nemo_encoder(packing_buffer_size),
+            worker_config=worker_config,
+            packing_buffer_size=packing_buffer_size,
+            split_part=split,
+            shuffle_buffer_size=100,
+            max_samples_per_sequence=None,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return get_savable_loader(dataset, worker_config=worker_config)
+
+    first = loader()
+    batches = list(itertools.islice(first, 3))
+    assert set(batches[0]) == {"__keys__", "tokens", "media", "attention_mask"}
+    state = first.save_state_global(global_dst_rank=0)
+    expected = [batch["__keys__"] for batch in itertools.islice(first, 5)]
+    resumed = loader()
+    resumed.restore_state_global(state)
+    assert [batch["__keys__"] for batch in itertools.islice(resumed, 5)] == expected
+    assert len(list(itertools.islice(loader("val"), 4))) == 4
+
+
+# ------------------------------------------------------- Megatron-LM, its newer multimodal encoder
+
+
+def test_megatron_lm_cookers_and_preencoding(tmp_path):
+    write_shards(tmp_path / "ds", 24, caption, maxcount=8)
+    config = {**class_of("CrudeWebdataset"), "subflavors": {"cook": "conversation"}}
+    prepared(tmp_path / "ds", config)
+    from megatron.energon import (
+        Batch,
+        Cooker,
+        DefaultTaskEncoder,
+        MapDataset,
+        Sample,
+        SampleDecoder,
+        WorkerConfig,
+        __version__,
+        basic_sample_keys,
+        get_savable_loader,
+        get_train_dataset,
+        stateless,
+    )
+    from megatron.energon.av import AVDecoder
+    from megatron.energon.edataclass import edataclass
+
+    assert isinstance(__version__, str)
+
+    @edataclass
+    class ConversationSample(Sample):
+        conversation: list
+
+    @edataclass
+    class PreEncodedTaskSample(Sample):
+        tokens: torch.Tensor
+        image: Any
+        total_len: int
+
+    @edataclass
+    class PackedTaskSample(Sample):
+        __key__: list[str]
+        tokens: torch.Tensor
+        imgs: list
+        samples_seen: int
+
+    @edataclass
+    class BatchedPackedTaskSample(Batch):
+        tokens: torch.Tensor
+        samples_seen: int
+
+    @stateless
+    def cook_conversation(sample: dict) -> ConversationSample:
+        assert not isinstance(sample["jpg"], AVDecoder)
+        return ConversationSample(
+            **basic_sample_keys(sample), conversation=[sample["jpg"], sample["json"]["caption"]]
+        )
+
+    class MultiModalTaskEncoder(
+        DefaultTaskEncoder[ConversationSample, PackedTaskSample, BatchedPackedTaskSample, dict]
+    ):
+        decoder = SampleDecoder(image_decode="pil", guess_content=True)
+        cookers = [Cooker(cook_conversation, has_subflavors={"cook": "conversation"})]  # noqa: RUF012
+
+        @stateless(restore_seeds=True)
+        def preencode_sample(self, sample):
+            tokens = torch.tensor(words(sample.conversation[1]))
+            return PreEncodedTaskSample.derive_from(
+                sample, tokens=tokens, image=sample.conversation[0], total_len=len(tokens)
+            )
+
+        def select_samples_to_pack(self, samples):
+            samples = sorted(samples, key=lambda s: s.total_len)
+            return [samples[i : i + 4] for i in range(0, len(samples), 4)]
+
+        @stateless
+        def postencode_sample(self, sample):
+            sample.image = torch.from_numpy(np.array(sample.image))
+            return sample
+
+        @stateless
+        def pack_selected_samples(self, samples):
+            return PackedTaskSample(
+                __key__=[s.__key__ for s in samples],
+                __restore_key__=(),
+                __subflavors__=samples[0].__subflavors__,
+                __sources__=tuple(source for s in samples for source in s.__sources__),
+                tokens=torch.cat([s.tokens for s in samples]),
+                imgs=[s.image for s in samples],
+                samples_seen=len(samples),
+            )
+
+        def batch(self, samples):
+            return BatchedPackedTaskSample(
+                __key__=[s.__key__ for s in samples],
+                __restore_key__=[s.__restore_key__ for s in samples],
+                __subflavors__=[s.__subflavors__ for s in samples],
+                __sources__=(),
+                tokens=torch.cat([s.tokens for s in samples])[None],
+                samples_seen=sum(s.samples_seen for s in samples),
+            )
+
+        def encode_batch(self, batch):
+            return {
+                field.name: getattr(batch, field.name)
+                for field in dataclasses.fields(batch)
+                if not re.fullmatch("__(subflavors|sources|restore_key)__", field.name)
+            }
+
+    def loader():
+        worker_config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        dataset = get_train_dataset(
+            tmp_path / "ds",
+            batch_size=1,
+            task_encoder=MultiModalTaskEncoder(),
+            worker_config=worker_config,
+            packing_buffer_size=8,
+            shuffle_buffer_size=10,
+            max_samples_per_sequence=10,
+        )
+        return get_savable_loader(
+            MapDataset(dataset, lambda batch: batch, worker_config=worker_config)
+        )
+
+    first = loader()
+    batches = list(itertools.islice(first, 3))
+    assert set(batches[0]) == {"__key__", "tokens", "samples_seen"}
+    assert batches[0]["samples_seen"] == 4
+    state = first.save_state_rank()
+    expected = [batch["__key__"] for batch in itertools.islice(first, 6)]
+    resumed = loader()
+    resumed.restore_state_rank(state)
+    assert [batch["__key__"] for batch in itertools.islice(resumed, 6)] == expected
+
+
+def test_pictures_of_captions_come_decoded(tmp_path):
+    """The plain data of the examples above."""
+    captions(tmp_path / "ds", 4)
+    from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    ds = get_val_dataset(tmp_path / "ds", split_part="train", batch_size=None, worker_config=config)
+    assert [tuple(sample.image.shape) for sample in get_loader(ds)] == [(3, 8, 12)] * 4
