@@ -262,7 +262,7 @@ def test_megatron_lm_multimodal(tmp_path, buffer, workers):
     torch.save({"dataloader_state_dict": loop.save_state()}, tmp_path / "rank000.pt")
     expected = [next(loop)["__key__"] for _ in range(6)]
     if buffer:
-        assert all("," in key for keys in expected[:2] for key in keys)
+        assert any("," in key for keys in expected for key in keys)
 
     resumed, _ = multimodal_loaders(path, multimodal_encoder()(30), buffer, workers)
     saved = torch.load(tmp_path / "rank000.pt", map_location="cpu", weights_only=False)
