@@ -106,13 +106,13 @@ def iter_dataset_content(
         yield sample
 
 
-def add_media_metadata(*args: object, **kwargs: object) -> NoReturn:
+def add_media_metadata(parent_path: object, **kwargs: object) -> NoReturn:
     """Refuses: this version has no media metadata.
 
     Raises:
         NotImplementedError: Always.
     """
-    del args, kwargs
+    del parent_path, kwargs
     raise NotImplementedError(
         "add_media_metadata: this version has no media metadata, and needs none for pictures"
     )

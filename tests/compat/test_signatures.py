@@ -42,8 +42,6 @@ EXCEPTIONS: dict[str, str] = {
     "*.split_samples_to_workers": _INSIDE,
     "*.config": "the settings are those of the dataset that is built",
     "*.as_file_store": _LATER,
-    "*.add_media_metadata": _LATER,
-    "*.iter_dataset_content": _LATER,
     "*.cache": _LATER,
     "AugmentTaskEncoder.encode_batch(batch_data)": "called batch, as in TaskEncoder",
     "AugmentTaskEncoder.encode_batch(batch)": "called so in TaskEncoder",
