@@ -17,7 +17,7 @@ from energon_lite.buckets.windows import Int64Array, padded_share, useful_share
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.samplers.dealing import find_dealer
+from energon_lite.samplers.dealing import find_dealer, is_asked_for_size
 from energon_lite.samplers.given_order import EpochSampler, is_unseeded, own_epoch
 
 
@@ -67,6 +67,8 @@ class PlannedBatchSampler(BatchSampler):
     _is_placed: bool  # whether rank and world size were given
     _is_assumed: bool  # whether they are those of torch.distributed, which may be initialised later
     _is_dealt: bool = False  # whether accelerate was seen to deal what comes
+    _is_split: bool = False  # whether it cuts batches, of which all must be full
+    _batch_size: int | None
     _first: int  # units of the epoch that were given by the run that saved
     _progress: Progress | None
 
@@ -168,13 +170,22 @@ class PlannedBatchSampler(BatchSampler):
                 "rank only: the others' would be lost. Leave out rank and world size, or do not "
                 "pass the loader to Accelerator.prepare()."
             )
-        self._is_dealt = True
+        self._is_dealt, self._is_split = True, dealer.splits
         self._settle(*((0, 1) if dealer.splits else (dealer.rank, dealer.world_size)))
         return range(self.world_size)
 
     def _settle(self, rank: int, world_size: int) -> None:
         """Takes a place that may be another than when the sampler was made."""
         self.rank, self.world_size = rank, world_size
+
+    @property
+    def batch_size(self) -> Any:
+        """Samples or packs of a batch; None if they differ, and for accelerate."""
+        return None if is_asked_for_size() else self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int | None) -> None:
+        self._batch_size = batch_size
 
     @property
     def sampler(self) -> Iterable[int]:

@@ -44,3 +44,18 @@ def find_dealer() -> Dealer | None:
                 return Dealer(state.process_index, state.num_processes, asking.split_batches)
         frame = frame.f_back
     return None
+
+
+def is_asked_for_size() -> bool:
+    """Whether the caller's caller is accelerate, which takes whole batches as they are.
+
+    With a batch size, accelerate expects that all batches but the last of all have it, and
+    `gather_for_metrics` that each has as many samples of the dataset: packs would be lost.
+    """
+    frame = sys._getframe(2)
+    return (
+        frame.f_globals.get("__name__") == "accelerate.data_loader"
+        and type(frame.f_locals.get("self")).__name__ == "BatchSamplerShard"
+        and not frame.f_locals.get("split_batches", False)
+        and frame.f_code.co_name == "__init__"
+    )

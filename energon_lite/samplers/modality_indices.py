@@ -67,7 +67,7 @@ class SplitModalitySampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Returns how many indices the next iteration yields: the same number on each rank."""
-        return len(self.batches) * self.batches.batch_size
+        return len(self.batches) * int(self.batches.batch_size)
 
     @property
     def num_replicas(self) -> int:

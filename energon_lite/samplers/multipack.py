@@ -242,7 +242,7 @@ class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
     def _multiple(self) -> int:
         if self.end != "split":
             return 1
-        return self.world_size * (self.batch_size if self.drop_last or self._is_dealt else 1)
+        return self.world_size * (self.batch_size if self.drop_last or self._is_split else 1)
 
     def _make_plan(self, multiple: int) -> EpochPlan:
         order = None
@@ -261,10 +261,9 @@ class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
         return plan
 
     def _deal(self) -> Deal:
-        # accelerate takes a batch of fewer packs for the last of all, and loses what is beside it.
         return deal_packs(
             len(self._planned().packs), self._first, self.batch_size, self.world_size,
-            drop_last=self.drop_last, end=self.end, whole=self._is_dealt,
+            drop_last=self.drop_last, end=self.end,
         )  # fmt: skip
 
     def _check_audience(self) -> None:

@@ -237,37 +237,26 @@ def deal_packs(
     *,
     drop_last: bool,
     end: End,
-    whole: bool = False,
 ) -> Deal:
     """Deals packs `first`..`num_packs - 1` to ranks so that each gets as many in each step.
-
-    Args:
-        num_packs: P.
-        first: packs done before.
-        batch_size: packs in a batch.
-        world_size: number of ranks.
-        drop_last: whether to leave out what makes no whole step.
-        end: whether to leave out what is not a pack for each rank, or to repeat others.
-        whole: whether to do so with what makes no whole step.
 
     Raises:
         ValueError: No rank would get any, of a whole epoch.
     """
     step = batch_size * world_size
     num_whole, rest = divmod(num_packs - first, step)
-    if drop_last or (whole and end == "drop"):
+    if drop_last:
         rest = 0
     elif end != "drop":
-        rest += -rest % (step if whole else world_size)
+        rest += -rest % world_size
     num_whole, rest = num_whole + rest // step, rest % step
     deal = Deal(first, num_packs, batch_size, world_size, num_whole, rest // world_size)
     if deal.num_batches == 0 and first == 0:
-        what = "drop_last=True" if drop_last else "end='drop'"
         why = (
-            f"{what} leaves out what is less than a step of {step:,} (batch_size="
+            f"drop_last=True leaves out what is less than a step of {step:,} (batch_size="
             f"{batch_size} times world_size={world_size}). Use drop_last=False, or a smaller "
             "batch_size."
-            if drop_last or whole
+            if drop_last
             else f"end='drop' leaves out what is less than one for each of world_size={world_size}."
             " Use end='pad', or fewer ranks."
         )

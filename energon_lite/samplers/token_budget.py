@@ -135,7 +135,7 @@ class TokenBudgetBatchSampler(PaddedBatchSampler):
         # None, accelerate knows that batches have different sizes: those of another it would lose.
         self.sampler = range(len(self.lengths))
         self.drop_last = bool(drop_last)
-        self.batch_size = self.num_samples if self.drop_last else None  # type: ignore[assignment]
+        self.batch_size = self.num_samples if self.drop_last else None
         self._enter(0, 0, {})
 
     @property

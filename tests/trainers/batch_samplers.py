@@ -74,8 +74,8 @@ def indices_of(batch: torch.Tensor) -> list[int]:
 
 
 def accelerate_case(
-    name: str, *, early: bool = False, prepared: bool = True, skip: int = 0, num_workers: int = 0,
-    **settings: Any,
+    name: str, *, early: bool = False, prepared: bool = True, skip: int = 0, stop: int = 0,
+    num_workers: int = 0, gather: bool = False, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Gives the indices of each batch of each epoch on this rank."""
     set_seed(5)
@@ -87,9 +87,18 @@ def accelerate_case(
         loader = accelerator.prepare(loader)
     epochs = [[indices_of(batch) for batch in loader] for _ in range(EPOCHS)]
     found = {"before": before, "len": len(loader), "epochs": epochs}
+    if gather:
+        batches = [accelerator.gather_for_metrics(batch) for batch in loader]
+        found["gathered"] = [index for batch in batches for index in indices_of(batch)]
     if skip:
         loader.set_epoch(1)
         found["skipped"] = [indices_of(batch) for batch in skip_first_batches(loader, skip)]
+    if stop:
+        loaders = [accelerator.prepare(loader_of(SAMPLERS[name](), num_workers)) for _ in range(2)]
+        batches = iter(loaders[0])
+        found["before_stop"] = [indices_of(next(batches)) for _ in range(stop)]
+        loaders[1].load_state_dict(loaders[0].state_dict())
+        found["resumed"] = [indices_of(batch) for batch in loaders[1]]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,12 @@ PLAIN: dict[str, dict[str, Any]] = {
     "dispatched": {"name": "multipack", "dispatch_batches": True},
     "uneven": {"name": "tokens", "even_batches": False},
     "seedable": {"name": "axolotl_random", "use_seedable_sampler": True},
+    "gathered": {"name": "multipack", "gather": True},
     "not prepared": {"name": "multipack", "prepared": False},
 }  # fmt: skip
+if find_spec("torchdata"):
+    PLAIN["stateful"] = {"name": "multipack", "use_stateful_dataloader": True, "skip": 3}
+    PLAIN["stateful workers"] = PLAIN["stateful"] | {"num_workers": 2, "stop": 4}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "random": ({"name": "axolotl_random"}, "Each of 2 processes would draw an order of its own"),
     "placed": ({"name": "placed"}, "accelerate deals the batches of MultipackBatchSampler to 2"),
@@ -69,8 +74,13 @@ def test_accelerate_gives_every_sample_once_an_epoch(name: str, accelerated: Any
         assert rank["len"] == len(rank["epochs"][0])
         if "sequential" not in name and name != "not prepared":
             assert rank["epochs"][0] != rank["epochs"][1], "accelerate sets the epoch"
+        if "gathered" in rank:
+            assert sorted(rank["gathered"]) == list(range(NUM))
         if "skipped" in rank:
             assert rank["skipped"] == rank["epochs"][1][3:]
+        if "resumed" in rank:
+            assert rank["before_stop"] == rank["epochs"][0][:4]
+            assert rank["resumed"] == rank["epochs"][0][4:]
 
 
 @pytest.mark.parametrize("name", REFUSED)
