@@ -17,7 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from energon_lite import (
+    AugmentTaskEncoder,
     DefaultTaskEncoder,
+    MapDataset,
     Packing,
     SkipSample,
     TextSample,
@@ -110,6 +112,26 @@ def test_nothing_is_measured_twice_unless_data_or_code_changed(root) -> None:
     (report,) = measure_lengths(root, Expanding(), num_workers=0)
     assert report.measured == NUM_SAMPLES
     assert stored(root) == [n * (i % 3) for i, n in enumerate(EXPECTED)]
+
+
+def test_stages_of_an_own_builder_are_measured_too(root) -> None:
+    class Doubled(Letters):
+        def build_encode_sample(self, dataset: Any, *, worker_config: Any) -> Any:
+            dataset = super().build_encode_sample(dataset, worker_config=worker_config)
+            return MapDataset(dataset, _twice, worker_config=worker_config)
+
+    measure_lengths(root, Doubled(), num_workers=0)
+    assert stored(root) == [2 * n for n in EXPECTED]
+
+
+def _twice(sample: TextSample) -> TextSample:
+    return TextSample.derive_from(sample, text=2 * sample.text)
+
+
+def test_encoder_over_another_is_named_by_the_code_of_both() -> None:
+    letters, expanding = AugmentTaskEncoder(Letters()), AugmentTaskEncoder(Expanding())
+    assert fingerprint(letters) == fingerprint(AugmentTaskEncoder(Letters()))
+    assert fingerprint(letters) != fingerprint(expanding)
 
 
 def test_empty_split_parts_are_passed_over_unless_named(root) -> None:

@@ -19,6 +19,8 @@ def fingerprint(encoder: Any) -> str:
         if part.__module__.partition(".")[0] not in ("energon_lite", "builtins", "typing"):
             with suppress(OSError, TypeError):
                 code.update(inspect.getsource(part).encode())
+    if hasattr(encoder, "_task_encoder"):  # an AugmentTaskEncoder has most hooks of that
+        code.update(fingerprint(encoder._task_encoder).encode())
     return f"{measures.__module__}:{measures.__qualname__}:{code.hexdigest()}"
 
 

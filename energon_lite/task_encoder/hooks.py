@@ -111,9 +111,9 @@ class Hooks:
                 f"{type(encoder).__name__} does not say how long a sample is: give it a method "
                 "sample_length(self, sample) -> int (or a dict of resources)"
             )
-        for name in _encoding_hooks(encoder):
-            if not (encoder.packing is not None and name == "postencode_sample"):
-                dataset = MapDataset(dataset, self.hook(name))
+        dataset = encoder.build_encode_sample(dataset, worker_config=self.config)
+        if encoder.overrides("postencode_sample") and encoder.packing is None:
+            dataset = MapDataset(dataset, self.hook("postencode_sample"))
         return MeasureDataset(dataset, self.hook("sample_length"))
 
     def build(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
@@ -129,11 +129,19 @@ class Hooks:
         return built if built is dataset else LossWeightDataset(built)
 
     def encoded(self, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-        """Puts the hooks before packing or batching over cooked samples."""
-        for name in _encoding_hooks(self.encoder):
-            if name != "postencode_sample":
-                dataset = MapDataset(dataset, self.hook(name))
-        return dataset
+        """Puts `preencode_sample` or `encode_sample` over cooked samples.
+
+        Raises:
+            ValueError: The user wrote both.
+        """
+        encoder = self.encoder
+        names = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
+        if len(names) == 2 and encoder.has_own_encode_sample:
+            raise ValueError(
+                f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
+                "first part of encode_sample as preencode_sample and the rest as postencode_sample"
+            )
+        return MapDataset(dataset, self.hook(names[0])) if names else dataset
 
     def batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         """Puts packing and batching, with the hooks from there on, over encoded samples."""
@@ -341,16 +349,3 @@ def _has_index(dataset: Any) -> bool:
     """Whether all blends by tokens know their lengths from an index."""
     own = getattr(dataset, "lengths", True) is not None
     return own and all(_has_index(child) for child in dataset.children)
-
-
-def _encoding_hooks(encoder: AnyTaskEncoder) -> list[str]:
-    """Lists the per-sample hooks that do something, in their order."""
-    hooks = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
-    if len(hooks) == 2:
-        if encoder.has_own_encode_sample:
-            raise ValueError(
-                f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
-                "first part of encode_sample as preencode_sample and the rest as postencode_sample"
-            )
-        hooks.remove("encode_sample")
-    return hooks + ["postencode_sample"] * encoder.overrides("postencode_sample")
