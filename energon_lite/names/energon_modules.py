@@ -47,12 +47,15 @@ ENERGON_MODULES: dict[str, str] = {
     "cache.file_cache_pool": "FileCacheLazy FileStoreCachePool",
     "cache.file_store": "DecodeFileStore JsonlFileStore SystemFileStore WebdatasetFileStore",
     "cache.no_cache": "DirectLazy NoCachePool",
+    "bracecollapse": "collapse",
     "dataset_config": "get_dataset_from_config load_config",
+    "deprecation": "deprecated warn_deprecated",
     "edataclass": "edataclass",
     "epathlib": "EPath",
     "epathlib.epath": "EPath",
     "errors": "ErrorContext FatalSampleError SYSTEM_EXCEPTIONS SampleException SkipSample "
     "handle_restore_errors log_exception reraise_exception",
+    "eyaml": "load_yaml",
     "flavors": "AVData AVDecoder AVDecoderType BaseCoreDatasetFactory BaseWebdatasetFactory "
     "CaptioningSample CaptioningWebdataset CrudeJsonlDatasetFactory CrudeSample CrudeWebdataset "
     "DefaultCrudeJsonlDatasetFactory DefaultDecoderWebdatasetFactory "
@@ -88,7 +91,8 @@ ENERGON_MODULES: dict[str, str] = {
     "ImageDecoderType JoinedWebdatasetFactory SampleDecoder StandardWebdatasetFactory VideoData "
     "WebdatasetMeta",
     "flavors.webdataset.base_webdataset": "BaseWebdatasetFactory DatasetSubset",
-    "flavors.webdataset.config": "MAIN_FOLDER_NAME",
+    "flavors.webdataset.config": "INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME "
+    "INFO_YAML_FILENAME MAIN_FOLDER_NAME SPLIT_YAML_FILENAME",
     "flavors.webdataset.default_decoder_webdataset": "DefaultDecoderWebdatasetFactory",
     "flavors.webdataset.default_generic_webdataset": "DefaultGenericWebdatasetFactory",
     "flavors.webdataset.empty_dataset_error": "EmptyDatasetError",
@@ -110,7 +114,9 @@ ENERGON_MODULES: dict[str, str] = {
     "flavors.webdataset.standard_webdataset": "StandardWebdatasetFactory",
     "flavors.webdataset.structs": "DatasetSubset FilteredSample ShardInfo WebdatasetInfo "
     "WebdatasetSplits",
+    "fork_hook": "DataclassForkMixin ForkMixin",
     "loader": "get_loader get_savable_loader",
+    "local_copy": "ensure_local_copy",
     "media": "AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType "
     "deserialize_media_metadata serialize_media_metadata",
     "media.metadata": "AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType "
@@ -118,12 +124,14 @@ ENERGON_MODULES: dict[str, str] = {
     "metadataset": "DatasetLoader DatasetLoaderInterface Metadataset MetadatasetV2 load_dataset "
     "prepare_metadataset traverse_metadataset",
     "metadataset.dataset_loader": "DatasetLoader",
+    "metadataset.join_dataset_loader": "JoinDatasetLoader JoinedDatasetInfo",
     "metadataset.loader": "load_dataset prepare_metadataset traverse_metadataset",
     "metadataset.loader_interface": "DatasetBlendMode DatasetLoaderInterface LoadedDataset "
     "LoadedDatasetList TraversedDatasetReference",
     "metadataset.metadataset": "DatasetReference Metadataset MetadatasetBlender",
     "metadataset.metadataset_v2": "AuxDatasetReference AuxFilesystemReference DatasetReference "
     "MetadatasetBlend MetadatasetBlendEpochized MetadatasetJoin MetadatasetV2 Subset",
+    "module_loader": "ModuleLoader",
     "rng": "SystemRng SystemRngState WorkerRng",
     "sample_utils": "default_get_batch_keys",
     "savable": "Savable",
@@ -144,6 +152,7 @@ ENERGON_MODULES: dict[str, str] = {
     "get_cooker_need_primary",
     "task_encoder.loader": "get_train_dataset get_val_dataset get_val_datasets",
     "transforms": "CustomTransform MergeTransform",
+    "typed_converter": "JsonParser JsonValueError to_json_object",
     "watchdog": "Watchdog",
     "worker": "WorkerConfig",
     "wrappers": "BatchDataset BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset "
@@ -172,9 +181,10 @@ ENERGON_MODULES: dict[str, str] = {
     "wrappers.watchdog_dataset": "WatchdogDataset",
 }
 
-# Those that are files of ours. Each has `__getattr__ = energon_names(__name__)` for the rest.
+# Those that are files of ours; `__getattr__ = energon_names(__name__)` in them has the rest.
 REAL_MODULES = frozenset(
     {"cli", "loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking"}
+    | {"transforms"}
 )
 
 # Where names are that are not public in ours, and those that are called otherwise.
@@ -188,11 +198,17 @@ _HOMES = {
         "metadataset.energon_api": "TraversedDatasetReference",
         "metadataset.loaded": "DatasetBlendMode LoadedDataset LoadedDatasetList",
         "storage.epath": "EPath",
+        "transforms": "CustomTransform MergeTransform",
         "task_encoder.base": "T_batch T_encoded_sample T_raw_batch T_sample",
     }.items()
     for name in names.split()
 } | {
     "FlexState": "builtins:dict",
+    "INDEX_SQLITE_FILENAME": f"{ROOT}.storage.sqlite:INDEX_SQLITE",
+    "INDEX_UUID_FILENAME": f"{ROOT}.storage.nvmeta:INDEX_UUID",
+    "INFO_JSON_FILENAME": f"{ROOT}.storage.nvmeta:INFO_JSON",
+    "INFO_YAML_FILENAME": f"{ROOT}.storage.nvmeta:INFO_YAML",
+    "SPLIT_YAML_FILENAME": f"{ROOT}.storage.nvmeta:DEFAULT_SPLIT",
     "MAIN_FOLDER_NAME": f"{ROOT}.storage.tar_index:META",
     "SYSTEM_EXCEPTIONS": f"{ROOT}.core.errors:FATAL_EXCEPTIONS",
     "SavableDataLoaderState": "builtins:dict",

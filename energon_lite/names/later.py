@@ -27,8 +27,8 @@ REASONS: dict[str, str] = {
         "FileCacheLazy FileStore FileStoreCachePool FileStoreDecoder FileStoreWrapper "
         "JsonlFileStore Lazy MockLazy NoCachePool PrimaryFileStore SystemFileStore "
         "WebdatasetFileStore get_cooker_need_cache get_cooker_need_primary",
-        _JOINS: "JoinIndexFileITarReader JoinIndexReader JoinIndexWriter JoinedWebdatasetFactory "
-        "MetadatasetJoin",
+        _JOINS: "JoinDatasetLoader JoinIndexFileITarReader JoinIndexReader JoinIndexWriter "
+        "JoinedDatasetInfo JoinedWebdatasetFactory MetadatasetJoin",
         _JSONL: "CrudeJsonlDatasetFactory DefaultCrudeJsonlDatasetFactory IJsonlFile "
         "IJsonlIndexReader IJsonlIndexWriter IJsonlReader JsonlPreparator",
         _STATE: "Savable SavableCheckpoint SavableDatasetCheckpoint SavableDatasetState",
@@ -41,12 +41,13 @@ REASONS: dict[str, str] = {
         "RawSampleData SavableDatasetWrapper ShardInfosITarReader Sharder "
         "SimpleSavableDatasetWrapper SqliteITarEntryReader SqliteIndexReader TarIndexReader "
         "WebdatasetSampleLoaderDataset field_access get_failure_tolerance get_stateless "
-        "handle_restore_errors legacy_handler open_itar split_field_access",
+        "handle_restore_errors legacy_handler open_itar split_field_access DataclassForkMixin "
+        "ForkMixin JsonParser JsonValueError ModuleLoader collapse deprecated ensure_local_copy "
+        "load_yaml to_json_object warn_deprecated",
         "use `load_dataset(path).get_datasets(...)`": "get_dataset_from_config",
         "`image_decode` is a text here": "ImageDecoderType",
         "use `SampleDecoder()`": "DEFAULT_DECODER",
         "use `subset=(first, last + 1)`, or `subset:` in a metadataset": "DatasetSubset",
-        "apply the transforms of torchvision one after the other": "CustomTransform MergeTransform",
         "use `prepare_dataset(path, ...)` or `energon-lite prepare`": "DuplicateSampleKeyError "
         "SqliteIndexWriter TarIndexWriter WebdatasetPreparator",
         "use `sample_rng()` for randomness that is the same after a resume": "WorkerRng",

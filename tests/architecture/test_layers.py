@@ -10,7 +10,7 @@ from .source_tree import PACKAGE, Module, package_modules
 
 # Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
 ROWS: list[list[str | frozenset[str]]] = [
-    ["names", "as_energon", "core"],
+    ["names", "as_energon", "transforms", "core"],
     [frozenset({"order", "storage", "packing", "loss"})],
     ["buckets", "balance", "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
