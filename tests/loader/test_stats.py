@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from energon_lite import (
     Cooker,
@@ -32,6 +32,7 @@ from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
 
 from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
+from ..rank_processes import in_ranks
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 SIZES = {"a": 24, "b": 14, "c": 5}
@@ -602,26 +603,17 @@ def test_slow_decoding_of_a_source_is_named(tmp_path, clock) -> None:
 
 # ---------------------------------------------------------------------------------- several ranks
 
-RANK = """
-import json, os, sys
-import torch.distributed as dist
-from itertools import islice
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 
-folder, meeting, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-config = WorkerConfig.default_worker_config(0)
-config.num_streams = 4
-loader = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
-keys = [batch.__restore_key__ for batch in islice(loader, 6 + 2 * rank)]
-stats = loader.stats().reduced()
-one = dist.new_group([1])
-own = loader.stats().reduced(one) if rank == 1 else loader.stats()
-assert own.scalars() == loader.stats().scalars()
-print(json.dumps({"keys": keys, "stats": stats.scalars(""), "asked": stats.asked}), flush=True)
-dist.barrier()
-os._exit(0)  # this torch may abort at interpreter exit after gloo
-"""
+def run_rank(rank: int, path: Path) -> dict[str, Any]:
+    config = WorkerConfig.default_worker_config(0)
+    config.num_streams = 4
+    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config))
+    keys = [batch.__restore_key__ for batch in islice(loader, 6 + 2 * rank)]
+    stats = loader.stats().reduced()
+    one = dist.new_group([1])
+    own = loader.stats().reduced(one) if rank == 1 else loader.stats()
+    assert own.scalars() == loader.stats().scalars()
+    return {"keys": keys, "stats": stats.scalars("")}
 
 
 @pytest.mark.processes
@@ -631,17 +623,7 @@ def test_reduced_stats_are_those_of_all_ranks_on_each(sets, tmp_path) -> None:
         "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
         "    blend: [{path: a}, {path: b}]\n"
     )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(path), str(tmp_path / "meet"), str(rank), "2"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
+    ranks = in_ranks(run_rank, 2, tmp_path / "ranks", path)
     counts = Counter(key[0] for rank in ranks for batch in rank["keys"] for key in batch[2:])
     assert sum(counts.values()) == (6 + 8) * 3
     for rank in ranks:
