@@ -43,6 +43,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.length_index import measure_lengths
 from energon_lite.loader import ends, votes
+from energon_lite.stages.planned.window import Planner
 
 from ..conftest import examples
 from ..helpers import assert_same, ignore, number_of, text_set, through_json, train
@@ -571,6 +572,24 @@ def test_len_of_planned_packs_is_what_comes(
         assert list(map(len, found)) == lengths, number
         if end != "drop":
             assert valid_numbers(found) == list(range(97))
+
+
+def test_len_of_a_shared_plan_makes_the_plan_once(roots, tmp_path_factory, monkeypatch) -> None:
+    folder = tmp_path_factory.mktemp("shared") / "indexed"
+    shutil.copytree(roots[97], folder)
+    measure_lengths(folder, Planned(), name="index", num_workers=0)
+    config = WorkerConfig(rank=0, world_size=4, num_workers=0, num_streams=16)
+    dataset = get_train_dataset(
+        folder, worker_config=config, task_encoder=Planned(**SHARED), batch_size=2, repeat=False
+    )
+    plans = []
+    plan = Planner.plan
+    monkeypatch.setattr(Planner, "plan", lambda *call: plans.append(call) or plan(*call))
+    loader = get_savable_loader(dataset, end="pad")
+    assert len(loader) == len(loader) > 0
+    loader.save_state_rank()
+    loader.save_state_rank()
+    assert len(plans) <= 2  # that of 16 streams, and that of one for the statistics
 
 
 @pytest.mark.parametrize("kind", ["packs", "buckets", "batches"])

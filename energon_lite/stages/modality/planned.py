@@ -185,7 +185,9 @@ class BatchPlanner(Planner):
         lists = list(self._dealt(rows))
         offsets = np.cumsum([0, *map(len, lists)]).astype(np.int64)
         packs = Packs(np.concatenate([waiting[:0], *lists]), offsets)
-        return Arranged(units, packs, np.zeros(len(packs)), waiting)
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        num_lists = (sizes[:, None] > np.arange(self._stream.num_streams)).sum(axis=0)
+        return Arranged(units, packs, np.zeros(len(packs)), waiting, num_lists)
 
     def _order(self, longest: Int64Array, number: int) -> list[int]:
         """Gives an order of steps: at random, or for the first plan from long to short."""

@@ -73,8 +73,13 @@ class PackPlanner(Planner):
             is_last=is_last,
         )
         costs = self._costs(found.packs, units.lengths)
-        own = self._own(costs, found.groups, number)
-        return Arranged(units, found.packs.reordered(own), costs[own], found.carried)
+        if not self._is_shared:
+            return Arranged(units, found.packs, costs, found.carried)
+        steps = self._steps(costs, found.groups, number)
+        own = steps[:, self._stream.index]
+        own = own[own != NO_PACK]
+        num_lists: Int64Array = (steps != NO_PACK).sum(axis=0)
+        return Arranged(units, found.packs.reordered(own), costs[own], found.carried, num_lists)
 
     def _units(
         self, refs: Refs, lengths: Int64Array, carried: Sequence[RestoreKey], notes: Notes
@@ -140,10 +145,8 @@ class PackPlanner(Planner):
         costs: Float64Array = self._packing.cost.costs(packs, lengths)
         return costs
 
-    def _own(self, costs: Float64Array, groups: Int64Array, number: int) -> Int64Array:
-        """Gives the packs of this stream, in their order."""
-        if not self._is_shared:
-            return np.arange(len(costs))
+    def _steps(self, costs: Float64Array, groups: Int64Array, number: int) -> Int64Array:
+        """Returns the pack that each stream has at each step, or none; shape (T, S)."""
         num_streams = self._stream.num_streams
         steps = [np.empty((0, num_streams), dtype=np.int64)]
         batches = [steps[0][:, 0]]
@@ -158,9 +161,7 @@ class PackPlanner(Planner):
         all_steps = np.concatenate(steps)
         if len(steps) > 2:
             all_steps = all_steps[self._mixed(all_steps, batches, number)]
-        column = all_steps[:, self._stream.index]
-        own: Int64Array = column[column != NO_PACK]
-        return own
+        return all_steps
 
     def _mixed(self, steps: Int64Array, batches: list[Int64Array], number: int) -> Int64Array:
         """Gives an order of the steps of several groups, in which those of a batch stay together.

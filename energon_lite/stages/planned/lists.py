@@ -29,6 +29,9 @@ from energon_lite.stages.planned.window import PlannedWindow, Planner, unit_keys
 
 Int64Array = npt.NDArray[np.int64]
 
+# Counts of streams and passes that are kept, as a plan takes seconds.
+_MOST_COUNTED = 4096
+
 
 class PlannedLists(Collected):
     """Lists of samples, planned window by window of the order; nothing is held back.
@@ -55,6 +58,7 @@ class PlannedLists(Collected):
         self.is_shared = is_shared
         self.plannable = PlannableDataset(self.dataset)
         self.digest, self.mean_tokens = self._totals()
+        self._counted: dict[tuple[int, int, int], int] = {}
 
     @abstractmethod
     def planner(self, stream: Stream) -> Planner:
@@ -110,8 +114,23 @@ class PlannedLists(Collected):
         """Counts the lists of a stream's pass; of endless data, about those of its first epoch."""
         if self.endless:
             return -(-self.dataset.num_items(stream) // max(1, int(self.samples_per_list)))
+        about = (stream.index, stream.num_streams, stream.pass_index)
+        if about not in self._counted:
+            if len(self._counted) > _MOST_COUNTED:
+                self._counted.clear()
+            self._counted.update(self._count(stream))
+        return self._counted[about]
+
+    def _count(self, stream: Stream) -> dict[tuple[int, int, int], int]:
+        """Counts the lists of a stream; of a shared plan, which is made once, those of all."""
+        own, total = 0, np.zeros(stream.num_streams, dtype=np.int64)
         with activity_of(Activity(stream, max_skip_rate=1.0)):
-            return sum(len(window.packs) for window in self.windows(stream))
+            for window in self.windows(stream):
+                own += len(window.packs)
+                if window.num_lists is not None:
+                    total += window.num_lists
+        counts = enumerate(total.tolist()) if self.is_shared else [(stream.index, own)]
+        return {(index, stream.num_streams, stream.pass_index): num for index, num in counts}
 
     def windows(self, stream: Stream) -> Iterator[PlannedWindow]:
         """Gives the plans of a stream's windows, of which nothing is read."""

@@ -87,6 +87,7 @@ class PlannedWindow:
         carried: restore keys of what waits for the next window.
         is_last: whether no window follows.
         notes: what was left out.
+        num_lists: shape (S,); how many lists each stream has of a plan that is shared.
     """
 
     refs: Refs
@@ -97,6 +98,7 @@ class PlannedWindow:
     carried: tuple[RestoreKey, ...]
     is_last: bool
     notes: Notes
+    num_lists: Int64Array | None = None
 
 
 class LengthsOf(Protocol):
@@ -115,12 +117,14 @@ class Arranged(NamedTuple):
         costs: shape (P,); of each list.
         waiting: shape (W,); units that wait for the next window; after the last one nothing does,
             and they are left out.
+        num_lists: shape (S,); how many lists each stream has of a plan that is shared.
     """
 
     units: Units
     packs: Packs
     costs: Float64Array
     waiting: Int64Array
+    num_lists: Int64Array | None = None
 
 
 class Planner(ABC):
@@ -172,12 +176,13 @@ class Planner(ABC):
         lengths = self._lengths_of(refs)
         notes = Notes([], Counter(), Counter())
         units = self._units(refs, lengths, carried, notes)
-        units, packs, costs, waiting = self._arranged(refs, units, len(carried), number, is_last)
+        arranged = self._arranged(refs, units, len(carried), number, is_last)
+        units, packs, costs, waiting, num_lists = arranged
         keys = tuple(unit_keys(refs, units, waiting, self._names))
         if is_last:
             self._note_left_over(keys, notes)
             keys = ()
-        return PlannedWindow(refs, lengths, units, packs, costs, keys, is_last, notes)
+        return PlannedWindow(refs, lengths, units, packs, costs, keys, is_last, notes, num_lists)
 
     def _refs(self, keys: Sequence[RestoreKey]) -> Refs:
         rows = [whole(key) for key in keys]
