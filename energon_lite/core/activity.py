@@ -178,6 +178,16 @@ class Activity:
             raise RuntimeError("No sample is being processed by a hook.")
         return int(first[-1])
 
+    def seed_generators(self, number: int = 0) -> None:
+        """Seeds what hooks draw from globally, for the function that starts or resumes.
+
+        Args:
+            number: items that it has made of its input.
+        """
+        generators = self.generators
+        if generators is not None and generators.drawn:
+            generators.seed("hook", self.seed, self.restore_key, self.hook, number)
+
     def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
         """Notes that a user function starts on the sample `key`."""
         self.hook = hook

@@ -17,8 +17,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
 from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_activity
+from energon_lite.core.drawing import generators_of
 from energon_lite.core.errors import StateError
-from energon_lite.core.global_generators import StreamGenerators, checked_names
+from energon_lite.core.global_generators import checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
@@ -183,9 +184,8 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
     @property
     def functions(self) -> tuple[UserFunction, ...]:
-        """The functions of the user that this dataset calls, and those below it."""
-        own = [value for value in vars(self).values() if isinstance(value, UserFunction)]
-        return (*own, *(function for child in self.children for function in child.functions))
+        """The functions of the user that this dataset itself calls."""
+        return tuple(value for value in vars(self).values() if isinstance(value, UserFunction))
 
     @property
     def samples_are_known(self) -> bool:
@@ -286,18 +286,6 @@ class WrapperDataset(SavableDataset[T_co]):
     def num_items(self, stream: Stream) -> int:
         """As the dataset below."""
         return self.dataset.num_items(stream)
-
-
-def generators_of(
-    dataset: SavableDataset[Any], stream: Stream, drawn: Sequence[str] = ()
-) -> StreamGenerators | None:
-    """Returns what a stream's hooks may draw from, and drew from; None if all are `@stateless`."""
-    unmarked = [f for f in dataset.functions if not f.is_stateless]
-    if not unmarked:
-        return None
-    seed = dataset.worker_config.seed_offset if dataset.worker_config else 0
-    # A generator hook is run again on a resume, and so is what makes its input.
-    return StreamGenerators(seed, stream, drawn, any(f.is_generator for f in unmarked))
 
 
 @contextmanager

@@ -118,6 +118,8 @@ class UserFunction:
         if is_stateless is None:
             is_stateless = bool(getattr(function, "__stateless__", False))
         self.is_stateless = is_stateless
+        # What is run again whether it is marked or not, as cookers are, says it itself.
+        self.may_draw = bool(getattr(function, "__may_draw__", not is_stateless))
         self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
         own_tolerance = getattr(function, "__failure_tolerance__", None)
         self.failure_tolerance: int = failure_tolerance if own_tolerance is None else own_tolerance
@@ -136,9 +138,8 @@ class UserFunction:
     def enter(self, activity: Activity, key: RestoreKey, number: int = 0) -> None:
         """Notes that the function starts, or resumes after `number` items, on the input `key`."""
         activity.enter(self.name, self.seed, key)
-        generators = activity.generators
-        if generators is not None and generators.drawn and not self.is_stateless:
-            generators.seed("hook", self.seed, key, self.name, number)
+        if self.may_draw:
+            activity.seed_generators(number)
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""

@@ -102,10 +102,14 @@ class LoaderMaker:
         self.sample_type = sample_type
         self.loader = loader
         self.seed = seed
+        self.may_draw = not getattr(loader, "__stateless__", False)
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample; of the service fields the loader may set the key only."""
-        current_activity().enter("sample_loader", self.seed, service.restore_key)
+        activity = current_activity()
+        activity.enter("sample_loader", self.seed, service.restore_key)
+        if self.may_draw:
+            activity.seed_generators()
         fields = self.loader({"__key__": service.key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
@@ -141,6 +145,7 @@ class OwnMaker:
         self.load_sample = load_sample
         self.is_wanted = is_wanted
         self.seed = seed
+        self.may_draw = not getattr(load_sample, "__stateless__", False)
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Any:
         """Makes one sample; service fields that it does not set are set here.
@@ -151,7 +156,10 @@ class OwnMaker:
         """
         if not self.is_wanted(service.key):
             raise SkipSample
-        current_activity().enter("load_sample", self.seed, service.restore_key)
+        activity = current_activity()
+        activity.enter("load_sample", self.seed, service.restore_key)
+        if self.may_draw:
+            activity.seed_generators()
         fields = service.by_name()
         shard = service.sources[0].shard_name
         raw = {name: fields[name] for name in ("__key__", "__restore_key__", "__sources__")}

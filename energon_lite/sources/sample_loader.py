@@ -59,6 +59,11 @@ class SampleLoader:
         self._sample_type: Any = getattr(maker, "sample_type", None)
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether a function of the user, not marked `@stateless`, makes the samples."""
+        return bool(getattr(self._maker, "may_draw", False))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the plans behind: they are made again as parts come."""
         return {**self.__dict__, "_plans": {}}

@@ -88,6 +88,7 @@ class WebdatasetSource(SavableDataset[T]):
         self._function = UserFunction(
             loader.__call__, name="load", config=worker_config, is_stateless=True
         )
+        self._function.may_draw = getattr(loader, "may_draw", False)
 
     @property
     def name(self) -> str:

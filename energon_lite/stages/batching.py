@@ -53,6 +53,7 @@ class Collected(WrapperDataset[list[Any]]):
 
     def __init__(self, dataset: SavableDataset[Any], holding_back: str = "") -> None:
         super().__init__(dataset.nested())
+        self.holds_back = bool(holding_back)
         if holding_back and not dataset.can_restore_sample():
             raise ValueError(
                 f"{holding_back} hold samples back, and these are saved as restore keys; but a "

@@ -49,6 +49,7 @@ class ShuffleBufferDataset(WrapperDataset[T]):
         if size is not None and size < 0:
             raise ValueError(f"size={size} is negative; None, 0 or 1 for no shuffling")
         self.size = max(1, size or 1)
+        self.holds_back = self.size > 1
         if self.size > 1 and not dataset.can_restore_sample():
             raise ValueError(
                 "A shuffle buffer holds items back, and these are saved as restore keys; but a "

@@ -329,6 +329,8 @@ class CookFunction:
         self.cooker = cooker
         self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
         self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
+        called = (cooker.cook, encoder.cook_crude_sample)
+        self.__may_draw__ = not all(getattr(f, "__stateless__", False) for f in called)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

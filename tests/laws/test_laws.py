@@ -152,6 +152,7 @@ MAP_CASES: list[Case] = [
     lambda root: MapDataset(MapDataset(texts(root), stage(drawing_seldom)), stage(drawing_twice)),
     lambda root: BatchDataset(MapDataset(texts(root), stage(drawing)), 4, stage(drawn_list)),
     lambda root: BatchDataset(MapDataset(texts(root), stage(twice)), 4, stage(drawn_list)),
+    lambda root: MapDataset(MapDataset(texts(root), stage(drawing_seldom)), stage(twice)),
     lambda root: train(root, "skipping")(QUIET),
     lambda root: train(root, "expanding batches", batch_size=4)(QUIET),
     lambda root: validation(root, "expanding")(QUIET),

@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
+    Cooker,
     DefaultTaskEncoder,
     Packing,
     TextSample,
     WorkerConfig,
+    basic_sample_keys,
     get_train_dataset,
     stateless,
 )
@@ -87,7 +89,22 @@ class PackedUnmarked(DefaultTaskEncoder):
         return {"packs": samples, "noise": noise()}
 
 
-ENCODERS = (Unmarked, Seldom, Expanding, PackedUnmarked)
+def cook(parts: dict[str, Any]) -> TextSample:
+    """A cooker without a mark, of which samples wait in a buffer."""
+    number = int(parts["__key__"])
+    drawn = f"{noise()}" if number % 3 else ""
+    return TextSample(**basic_sample_keys(parts), text=f"{number} {drawn}")
+
+
+class Cooking(PackedUnmarked):
+    cookers = (Cooker(cook),)
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return sample
+
+
+ENCODERS = (Unmarked, Seldom, Expanding, PackedUnmarked, Cooking)
 
 
 class Making:
@@ -100,6 +117,8 @@ class Making:
 
     def __call__(self, config: WorkerConfig) -> SavableDataset[Any]:
         more = {"max_samples_per_sequence": 5, **self.settings}
+        if self.encoder.cookers:
+            more["dataset_config"] = "crude.yaml"
         return get_train_dataset(
             self.path, worker_config=config, task_encoder=self.encoder(), **more
         )
@@ -107,7 +126,10 @@ class Making:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("random") / "texts", 50)
+    root = text_set(tmp_path_factory.mktemp("random") / "texts", 50)
+    crude = "{__module__: megatron.energon, __class__: CrudeWebdataset}"
+    (root / ".nv-meta" / "crude.yaml").write_text(crude)
+    return root
 
 
 def numbers_in(slots: dict[int, Any]) -> list[float]:
@@ -145,6 +167,35 @@ def test_resumed_run_draws_what_the_unbroken_one_draws(
         run = Ranks(make, world_size, states=run.save(), seed=seed)
         found.update(run.steps(number))
     assert_same(dict(sorted(found.items())), {m: whole[m] for m in sorted(found)})
+
+
+LOADER = """
+import random
+
+def sample_loader(parts):
+    return {"__key__": parts["__key__"], "text": f"{parts['txt']} {random.random()}"}
+
+def part_filter(part):
+    return True
+"""
+LOADER_CONFIG = """
+sample_type: {__module__: megatron.energon, __class__: TextSample}
+sample_loader: own_loader.py:sample_loader
+part_filter: own_loader.py:part_filter
+"""
+
+
+def test_sample_loader_draws_the_same_after_a_resume(texts: Path) -> None:
+    (texts / ".nv-meta" / "own_loader.py").write_text(LOADER)
+    (texts / ".nv-meta" / "loader.yaml").write_text(LOADER_CONFIG)
+    make = Making(texts, DefaultTaskEncoder, dataset_config="loader.yaml", trust=True)
+    run = Ranks(make, 1, num_streams=2)
+    start = run.steps(3)
+    resumed = Ranks(make, 2, states=run.save()).steps(5)
+    whole = Ranks(make, 1, num_streams=2).slots(13)
+    assert_same(dict(sorted({**start, **resumed}.items())), whole)
+    drawn = [text.split()[-1] for item in whole.values() for text in item.text]
+    assert len(set(drawn)) == len(drawn) == 39
 
 
 @pytest.mark.parametrize("encoder", ENCODERS[:3])
