@@ -24,6 +24,7 @@ from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 from energon_lite.loader.padding import as_padding
 from energon_lite.loader.processes import torch_settings
 from energon_lite.loader.rank_run import RankRun, RunSettings
+from energon_lite.loader.seek import EpochSampler
 from energon_lite.loader.state_dict import as_state_dict, states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.watchdog import Watchdog
@@ -94,6 +95,8 @@ class SavableDataLoader(DataLoader[T]):
             collate_fn=OwnCollate(self),
             **torch_settings(config.num_workers, config, prefetch_factor, settings.timeout_sec),
         )
+        # torch takes no sampler for an IterableDataset; trainers call set_epoch of what is here.
+        self.__dict__["sampler"] = EpochSampler(self)
 
     # ------------------------------------------------------------------------------ iteration
 
@@ -127,8 +130,8 @@ class SavableDataLoader(DataLoader[T]):
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
-        self._run.begin()
-        batches = self._run.batches()
+        self.worker_config.check_place()
+        batches = self._run.iterate()
         prepared = self._prepared
         return batches if prepared is None else prepared.batches(self, batches, self._run)
 

@@ -117,9 +117,13 @@ class RankRun(Generic[T]):
         length = self.dataset.num_items(Stream(0, 1))
         return place.start.pass_index * length + (length if place.ended else min(here, length))
 
+    def iterate(self) -> Iterator[T]:
+        """Begins when the first batch is asked for: trainers call `set_epoch` after `iter`, too."""
+        self.begin()
+        yield from self.batches()
+
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
-        self._config.check_place()
         seek, self.seek = self.seek, Seek(is_fresh=False, offset=self.seek.offset)
         if self.dataset.training:
             self._go_to_epoch(seek)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from torch.utils.data import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -61,3 +67,20 @@ class Seek:
         if self.is_fresh and not has_passes:
             return (self.epoch or 0) * num_steps + (self.batch or 0)
         return max(0, (self.batch or 0) - num_given)
+
+
+class EpochSampler(Sampler[None]):
+    """The `sampler` that trainers read from a loader: draws nothing, passes `set_epoch` on."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
+
+    def __iter__(self) -> Iterator[None]:
+        """Yields None for ever, as torch's sampler of an `IterableDataset` does."""
+        return repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Calls `set_epoch` of the loader."""
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)

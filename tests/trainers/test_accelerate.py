@@ -29,6 +29,7 @@ def accelerated(
     save_at: int = 0,
     resume: str = "",
     accumulate: int = 1,
+    num_streams: int = 0,
     **settings: Any,
 ) -> tuple[list[list[str]], list[int], list[bool]]:
     """Trains as Accelerate's examples do; returns keys, steps of the optimizer, ends seen."""
@@ -38,7 +39,9 @@ def accelerated(
         gradient_accumulation_steps=accumulate,
         dataloader_config=accelerate.DataLoaderConfiguration(use_stateful_dataloader=True),
     )
-    loader = train_loader(folder, _config(accelerator, 0), **{"repeat": False, **settings})
+    config = _config(accelerator, 0)
+    config.num_streams = num_streams or config.num_streams
+    loader = train_loader(folder, config, **{"repeat": False, **settings})
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     prepared, wrapped, optimizer = accelerator.prepare(loader, model, optimizer)
@@ -96,6 +99,17 @@ def test_accelerate_saves_and_loads_the_state_in_mid_epoch(world_size: int, tmp_
     assert found[0][2] == ([False] * 14 + [True]) * 4
     found = run_ranks(world_size, accelerated, folder, state, resume="state")
     assert [seen for seen, _, _ in found] == [seen[20:60] for seen in whole]
+
+
+def test_state_of_two_processes_is_loaded_by_one(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 60)
+    state = tmp_path / "state"
+    run = {"repeat": True, "num_streams": 6}
+    found = run_ranks(2, accelerated, folder, state, save_at=8, virtual_epoch_length=10, **run)
+    whole = in_slot_order([seen for seen, _, _ in found])
+    run["virtual_epoch_length"] = 20
+    rest, _, _ = run_ranks(1, accelerated, folder, state, resume="state", **run)[0]
+    assert rest[:40] == whole[16:56]
 
 
 def test_gradients_are_accumulated_to_the_end_of_each_epoch(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def fit(
     save_every: int = 20,
     ckpt: str | None = None,
     num_workers: int = 0,
+    num_streams: int = 0,
     validate: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
     **trainer_settings: Any,
@@ -59,7 +60,10 @@ def fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = WorkerConfig(
-        rank=rank, world_size=world_size, num_workers=num_workers, num_streams=3 * world_size
+        rank=rank,
+        world_size=world_size,
+        num_workers=num_workers,
+        num_streams=num_streams or 3 * world_size,
     )
     module = Module()
     trainer = lightning.Trainer(
@@ -142,6 +146,28 @@ def test_endless_data_in_virtual_epochs_resume(tmp_path: Path) -> None:
     assert len(whole) == steps == 28
     rest, _, _ = run_ranks(1, fit, folder, tmp_path, settings=settings, ckpt="step=10.ckpt")[0]
     assert rest == whole[10:]
+
+
+def test_epochs_with_a_limit_are_the_beginnings_of_passes(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    passes, _, _ = run_ranks(1, fit, folder, tmp_path / "a")[0]
+    limit = {"limit_train_batches": 10, "save_every": 5}
+    whole, _, steps = run_ranks(1, fit, folder, tmp_path / "b", **limit)[0]
+    assert steps == 40
+    assert whole == [keys for epoch in range(4) for keys in passes[15 * epoch : 15 * epoch + 10]]
+    for step in (5, 10, 25):
+        rest, _, _ = run_ranks(1, fit, folder, tmp_path / "b", ckpt=f"step={step}.ckpt", **limit)[0]
+        assert rest == whole[step:]
+
+
+def test_run_of_two_processes_is_resumed_by_one(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 60)
+    run = {"settings": {"virtual_epoch_length": 12}, "epochs": 2, "save_every": 5, "num_streams": 6}
+    whole = in_slot_order([seen for seen, _, _ in run_ranks(2, fit, folder, tmp_path, **run)])
+    run["settings"] = {"virtual_epoch_length": 24}
+    rest, _, _ = run_ranks(1, fit, folder, tmp_path, ckpt="step=5.ckpt", **run)[0]
+    assert len(rest) > 24
+    assert rest[:38] == whole[10:48]
 
 
 def fabric_run(folder: Path, path: Path, world_size: int, save_at: int) -> list[list[str]]:
