@@ -29,11 +29,13 @@ def in_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args:
     late = [process for process in processes if process.is_alive()]
     for process in late:
         process.kill()
+    files = [folder / f"rank-{rank}" for rank in range(world_size)]
+    found = [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]
+    for rank, entry in enumerate(found):
+        if entry is not None and entry[1] is not None:
+            raise AssertionError(f"rank {rank} failed:\n{entry[1]}")
     assert not late, f"{len(late)} of {world_size} ranks hang"
-    found = [pickle.loads((folder / f"rank-{rank}").read_bytes()) for rank in range(world_size)]
-    for rank, (result, failure) in enumerate(found):
-        assert failure is None, f"rank {rank}, which gave {result}, failed:\n{failure}"
-    return [result for result, _ in found]
+    return [entry[0] for entry in found if entry is not None]
 
 
 def _run(function: Any, rank: int, world_size: int, folder: Path, args: tuple[Any, ...]) -> None:
