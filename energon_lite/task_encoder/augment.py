@@ -6,11 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from energon_lite.task_encoder.base import HOOKS, SETTINGS, AnyTaskEncoder, TaskEncoder
+from energon_lite.task_encoder.base import (
+    HOOKS,
+    SETTINGS,
+    AnyTaskEncoder,
+    T_batch,
+    T_encoded_sample,
+    T_raw_batch,
+    T_sample,
+    TaskEncoder,
+)
 from energon_lite.task_encoder.builders import PipelineBuilders
 
 
-class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
+class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """Has all hooks and settings of another task encoder; a subclass overrides what it changes.
 
     In an override `super()` calls the hook of the other one. What the other one marks `@stateless`
@@ -52,7 +61,7 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
 
 def _of_the_other(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(TaskEncoder, name))
-    def hook(self: AugmentTaskEncoder, *arguments: Any, **named: Any) -> Any:
+    def hook(self: Any, *arguments: Any, **named: Any) -> Any:
         return getattr(self._task_encoder, name)(*arguments, **named)
 
     hook.__doc__ = f"Calls `{name}` of the other task encoder."

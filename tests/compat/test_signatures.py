@@ -142,3 +142,10 @@ def test_every_name_of_energon_is_here_or_explained():
     top = [name for name in TABLE if name not in PRESENT and name not in REASONS]
     assert top == []
     assert len(PRESENT) > 75
+
+
+def test_task_encoders_take_the_types_of_energon():
+    from energon_lite import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
+
+    for kind in (TaskEncoder, DefaultTaskEncoder, AugmentTaskEncoder):
+        assert issubclass(type("Mine", kind[int, str, list, dict].__mro_entries__(()), {}), kind)
