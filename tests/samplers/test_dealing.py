@@ -137,6 +137,41 @@ def test_packs_are_cut_to_a_multiple_and_no_further(
     assert largest_whole <= smallest_cut
 
 
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 4),
+    st.booleans(), st.sampled_from(["best", "sequential"]), st.data(),
+)  # fmt: skip
+def test_split_epoch_is_counted_and_resumes_with_the_rest(
+    lengths: list[int], world_size: int, batch_size: int, drop_last: bool, algorithm: Any,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    samplers = [
+        MultipackBatchSampler(
+            lengths, 30, batch_size, algorithm=algorithm, drop_last=drop_last, rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    if len(lengths) < world_size * batch_size and drop_last:
+        with pytest.raises(ValueError, match="nothing would be given"):
+            len(samplers[0])
+        return
+    steps = steps_of(samplers)
+    counts = Counter(flat(steps))
+    num_repeated, num_dropped = samplers[0].num_repeated, samplers[0].num_dropped
+    assert len(counts) == len(lengths) - num_dropped
+    assert counts.total() == len(counts) + num_repeated
+    multiple = world_size * (batch_size if drop_last else 1)
+    num_packs = len(MultipackBatchSampler(lengths, 30, algorithm=algorithm, rank=0, world_size=1))
+    if len(lengths) >= -(-num_packs // multiple) * multiple:
+        assert num_repeated == num_dropped == 0
+    position = data.draw(st.integers(0, len(steps)))
+    state = json.loads(json.dumps(samplers[0].state_dict(batches_given=position)))
+    for sampler in samplers:
+        sampler.load_state_dict(state)
+    assert steps_of(samplers) == steps[position:]
+
+
 def test_too_few_samples_to_cut_are_repeated_or_left_out_and_counted() -> None:
     lengths = [10] * 13
     sampler = MultipackBatchSampler(lengths, 10, 2, rank=0, world_size=4)
