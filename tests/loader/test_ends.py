@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import shutil
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -47,6 +44,7 @@ from energon_lite.stages.planned.window import Planner
 
 from ..conftest import examples
 from ..helpers import assert_same, ignore, number_of, text_set, through_json, train
+from ..rank_processes import in_ranks
 
 PRIMES = (61, 97, 127, 163)
 
@@ -677,65 +675,48 @@ def test_state_saved_while_ranks_are_padding_resumes_with_as_many_steps(
 
 # ---------------------------------------------------------------------------------- real processes
 
-RANK = """
-import json, sys
-import torch, torch.distributed as dist
-from energon_lite import DefaultTaskEncoder, SkipSample, WorkerConfig, get_loader, get_val_dataset
 
-class Encoder(DefaultTaskEncoder):
-    def encode_sample(self, sample):
-        if int(sample.__key__) < 16:
-            raise SkipSample
-        return sample
-
-folder, meeting = sys.argv[1:3]
-rank, world, num_workers = map(int, sys.argv[3:])
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-config = WorkerConfig.default_worker_config(num_workers)
-config.num_streams = 2 * world
-dataset = get_val_dataset(
-    folder, split_part="train", batch_size=2, worker_config=config, task_encoder=Encoder()
-)
-loader = get_loader(dataset)
-passes = []
-for number in range(3):
-    keys, steps = [], 0
-    for batch in loader:
-        total = batch.valid.sum()
-        dist.all_reduce(total)  # would hang, if one rank made more steps
-        assert total > 0
-        steps += 1
-        keys += [key for key, is_valid in zip(batch.__key__, batch.valid) if is_valid]
-        if number == 1 and steps == 2:
-            break
-    passes.append((steps, keys))
-print(json.dumps([passes, len(loader)]))
-dist.destroy_process_group()
-"""
+def run_rank(
+    rank: int, folder: Path, kind: str, num_workers: int
+) -> tuple[list[tuple[int, list[int]]], int, list[str]]:
+    """Steps and valid samples of three validations, the second left early; `len`, and the log."""
+    log: list[str] = []
+    ends.logger.warning = lambda text, *values: log.append(text % values)  # type: ignore[assignment]
+    config = WorkerConfig.default_worker_config(2)
+    config.num_streams = 6
+    loader = get_savable_loader(
+        validation(folder, encoder_of("batches", 3), config), max_skip_rate=1
+    )
+    passes = []
+    for number in range(3):
+        numbers: list[int] = []
+        steps = 0
+        for batch in loader:
+            total = batch.valid.sum()
+            dist.all_reduce(total)  # would hang, if one rank made more steps
+            assert total > 0
+            steps += 1
+            numbers += numbers_of(batch)
+            if number == 1 and steps == 2:
+                break
+        passes.append((steps, numbers))
+    return passes, len(loader), log
 
 
 @pytest.mark.processes
-def test_ranks_with_a_collective_in_each_step_do_not_hang(roots, tmp_path) -> None:
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", RANK, str(roots[61]), str(tmp_path / "meeting")),
-                *map(str, (rank, 3, 2)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 3, outputs[0][1]
-    found = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-    for number, steps in ((0, 8), (1, 2), (2, 8)):
-        assert [passes[number][0] for passes, _ in found] == [steps] * 3
-        if steps == 8:
-            keys = [int(key) for passes, _ in found for key in passes[number][1]]
-            assert sorted(keys) == list(range(16, 61))
-    assert [length for _, length in found] == [8] * 3
-    assert outputs[0][1].count("end each pass at the same step") == 1
-    assert "end each pass" not in outputs[1][1]
+@pytest.mark.parametrize(
+    ("kind", "world_size", "num_workers"), [("batches", 3, 2), ("packs", 8, 0), ("buckets", 8, 0)]
+)
+def test_ranks_with_a_collective_in_each_step_do_not_hang(
+    roots, tmp_path, kind, world_size, num_workers
+) -> None:
+    found = in_ranks(run_rank, world_size, tmp_path / "meeting", roots[163], kind, num_workers)
+    lengths = {length for _, length, _ in found}
+    assert len(lengths) == 1
+    for number in range(3):
+        steps = {passes[number][0] for passes, _, _ in found}
+        assert steps == ({2} if number == 1 else lengths)
+        numbers = [n for passes, _, _ in found for n in passes[number][1]]
+        assert number == 1 or sorted(numbers) == encoder_of(kind, 3).left(163)
+    assert [len(log) for _, _, log in found] == [1] + [0] * (world_size - 1)
+    assert "end each pass at the same step" in found[0][2][0]
