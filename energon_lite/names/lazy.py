@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 ROOT = __name__.split(".")[0]
@@ -15,18 +15,15 @@ ROOT = __name__.split(".")[0]
 
 @cache
 def public_homes() -> Mapping[str, str]:
-    """Returns the module of every public name of the library, read from its stub."""
-    return read_stub(Path(__file__).parents[1] / "__init__.pyi")
-
-
-def read_stub(path: Path) -> dict[str, str]:
-    """Returns name → module of the lines `from module import name` of a stub.
+    """Returns the module of every public name, from `from module import name` in the stub.
 
     Type checkers and editors read the same lines, so there is one list of what is public.
     """
+    stub = get_data(ROOT, "__init__.pyi")  # also where the package lies in a zip file
+    assert stub is not None
     return {
         alias.asname or alias.name: node.module or ""
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.parse(stub).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
