@@ -18,7 +18,7 @@ def test_names_are_found_in_a_zip_file(tmp_path):
             archive.write(path, path.relative_to(PACKAGE.parent))
     code = "import energon_lite; print(energon_lite.SkipSample, energon_lite.__file__)"
     out = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-S", "-c", code],  # no editable install
         env={"PYTHONPATH": str(tmp_path / "code.zip")},
         capture_output=True,
         text=True,
