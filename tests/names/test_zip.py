@@ -19,6 +19,7 @@ def test_names_are_found_in_a_zip_file(tmp_path):
     code = "import energon_lite; print(energon_lite.SkipSample, energon_lite.__file__)"
     out = subprocess.run(
         [sys.executable, "-S", "-c", code],  # no editable install
+        cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path / "code.zip")},
         capture_output=True,
         text=True,
