@@ -17,13 +17,8 @@ CHECKPOINT = FOLDER / "ddp.pt"
 STEPS = 5
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     rank = dist.get_rank()
-    if rank == 0:
-        draw_data(FOLDER)
-    dist.barrier()
-
     loader = make_train_loader(FOLDER / "texts")
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -48,8 +43,16 @@ def main() -> None:
     if rank == 0:
         torch.save(state, CHECKPOINT)
     print(f"rank {rank} of {dist.get_world_size()} trained on {seen[0]} ... {seen[-1]}")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        draw_data(FOLDER)
     dist.barrier()
-    dist.destroy_process_group()
+    train()
+    dist.barrier()
+    dist.destroy_process_group()  # after DDP is gone, which holds the group
 
 
 if __name__ == "__main__":

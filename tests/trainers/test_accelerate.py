@@ -182,12 +182,25 @@ class Prepares(Trainer):
         return self.accelerator.prepare(self.loader)
 
 
+class SavesLoader(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    """What the page "Trainers" advises for long epochs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        path = self.root / f"loader-{state.global_step}.pt"
+        torch.save(kwargs["train_dataloader"].state_dict(), path)
+
+
 def hf_train(
     folder: Path,
     root: Path,
     resume: int = 0,
     kind: type[Trainer] = Trainer,
     validate: bool = False,
+    saves_loader: bool = False,
+    num_workers: int = 0,
     loader: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[list[list[str]], int, list[list[str]]]:
@@ -199,13 +212,18 @@ def hf_train(
         disable_tqdm=True, logging_steps=1000, **{"num_train_epochs": 4, **settings},
     )  # fmt: skip
     model = Model()
-    config = _config(args_place(args), 0)
+    config = _config(args_place(args), num_workers)
+    batches = train_loader(folder, config, **{"repeat": False, "end": "drop", **(loader or {})})
+    saved = root / f"loader-{resume}.pt"
+    if saved.exists():
+        batches.load_state_dict(torch.load(saved, weights_only=True))
     trainer = kind(
-        train_loader(folder, config, **{"repeat": False, "end": "drop", **(loader or {})}),
+        batches,
         val_loader(folder, config) if validate else None,
         model,
         args,
         eval_dataset=[0] if validate else None,
+        callbacks=[SavesLoader(root)] if saves_loader else None,
     )
     trainer.train(resume_from_checkpoint=str(root / f"checkpoint-{resume}") if resume else None)
     return model.seen, trainer.state.global_step, model.validated
@@ -249,6 +267,16 @@ def test_trainer_on_two_processes_resumes(validate: bool, tmp_path: Path) -> Non
         assert sorted(keys) == [f"{n:05d}" for n in range(60)]
     found = run_ranks(2, hf_train, folder, tmp_path, 20, validate=validate)
     assert [seen for seen, _, _ in found] == [seen[20:] for seen in whole]
+
+
+def test_state_that_a_callback_saved_saves_the_skipping(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    run = {"num_workers": 2, "saves_loader": True, "kind": Prepares}
+    whole, _, _ = run_ranks(1, hf_train, folder, tmp_path, **run)[0]
+    for step in (20, 30):
+        rest, steps, _ = run_ranks(1, hf_train, folder, tmp_path, step, **run)[0]
+        assert rest == whole[step:]
+        assert steps == 60
 
 
 def test_trainer_resumes_endless_data_by_steps_with_accumulation(tmp_path: Path) -> None:

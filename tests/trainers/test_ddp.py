@@ -45,7 +45,8 @@ def train(
             state: Any = loader.save_state_rank() if per_rank else loader.save_state_global()
             if per_rank or rank == 0:
                 torch.save({"loader": state}, own)
-    dist.destroy_process_group()
+    # No destroy_process_group: while DDP still holds the group, torch may wait for ever in it.
+    dist.barrier()
     return model.seen
 
 
