@@ -240,7 +240,8 @@ class _ExpandCursor(Cursor[T]):
         if not given:
             return
         key = snapshot.fields.get("input")  # None in states of before there were such keys
-        if key is not None and (type(key) is not tuple or bool(key) != (self._below is not None)):
+        is_key = type(key) is tuple and bool(key) == (self._below is not None)
+        if "input" in snapshot.fields and not is_key:
             raise StateError(
                 f"The checkpoint stands inside {self._function.where}, of the input {key!r:.80}, "
                 f"which can {'' if self._below else 'not '}be made again here; mark the hooks "

@@ -309,8 +309,9 @@ def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str,
     here = f"{path}{state['stage']}"
     yield f"with {here} as another stage", {**state, "stage": "no such stage"}
     for name in state:
-        # States from before hooks were seeded lack "generators".
-        if name not in ("stage", "generators"):
+        # States from before hooks were seeded lack "generators", those from before edited blends
+        # went on inside a generator hook "input".
+        if name not in ("stage", "generators", "input"):
             yield f"without {here}.{name}", {k: v for k, v in state.items() if k != name}
         if name not in ("stage", "inner"):
             for garbage in ("garbage", None, -1.5, {"no": "value"}):
