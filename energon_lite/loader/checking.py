@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from energon_lite.core.errors import StateError
@@ -117,11 +118,12 @@ def _check_streams(state: dict[str, Any]) -> None:
     slots = RankSlots(state["base"], state["rank"], state["world_size"], num_streams)
     last_slot = slots.slot(count - 1) if count else state["base"] - 1
     furthest: float = last_slot
-    if slots.stride > 1:  # a stream may have ended on the way to the next own turn
-        furthest += slots.num_turns * slots.world_size
+    worlds = {slots.world_size, *(len(region["counts"]) for region in state["given"])}
     for region in state["given"]:
         end = region["base"] + max(region["counts"]) * len(region["counts"])
         furthest = max(furthest, float("inf") if -1 in region["counts"] else end)
+    # Where ranks share a stream, each is up to one round of all slots ahead of what it gave.
+    furthest += sum(lcm(num_streams, world) for world in worlds if num_streams % world)
     items: dict[int, int] = {}
     for index, stream in state["streams"].items():
         found: Any = stream.get("items") if isinstance(stream, dict) else None

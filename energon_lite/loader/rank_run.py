@@ -194,6 +194,7 @@ class RankRun(Generic[T]):
             else:
                 has_yielded = True
                 self.place.items_in_pass += 1
+                self.place.beside = None
                 waited = perf_counter() - since
                 self.counter.add(delivery.costs.rows, delivery.skipped, waited)
                 self._look_ahead()
@@ -223,18 +224,15 @@ class RankRun(Generic[T]):
         So it is where a consumer took as many batches as there are, and never saw the end; and
         where a virtual epoch begins at the end of the data.
         """
-        place, slots = self.place, self.place.start.slots
-        if place.num_steps or (self.dataset.training and self.dataset.pass_length is not None):
+        place = self.place
+        if self.dataset.training and self.dataset.pass_length is not None:
             return True
-        # Resumed on another topology: where other ranks have something left, this one waits; with
-        # those that end together none has.
-        for index in range(slots.num_streams) if self._even is None else ():
-            stream = Stream(index, slots.num_streams, place.start.pass_index)
-            first = max(0, -(-(slots.base - index) // slots.num_streams))
-            for batch in range(first, self.dataset.num_items(stream)):
-                if not place.is_given(batch * slots.num_streams + index):
-                    return False
-        return slots.base > 0 or bool(place.given)
+        if place.num_steps and place.beside is None:
+            return True
+        # Just resumed: where other ranks have something left, this one waits; with those that end
+        # together none has.
+        has_begun = bool(place.num_steps or place.start.slots.base or place.given)
+        return has_begun and (self._even is not None or place.all_are_given(self.dataset.num_items))
 
     def _look_ahead(self) -> None:
         """Finds out, where that is asked for, whether the batch to be given is the last one.
@@ -347,7 +345,7 @@ class RankRun(Generic[T]):
         place = self.place
         if place.count or self._snapshots:
             self.place = resumed = self.resumed([json.loads(json.dumps(self.state()))])
-            resumed.items_in_pass = place.items_in_pass
+            resumed.items_in_pass, resumed.beside = place.items_in_pass, place.beside
         return self.place.start
 
     def stop_workers(self) -> None:

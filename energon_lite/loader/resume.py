@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot
-from energon_lite.core.topology import RankSlots
+from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.loader.checking import checked_states
 from energon_lite.loader.failures import PassFailures
 from energon_lite.loader.migration import Migration, compare
@@ -43,6 +43,8 @@ class Place:
     Attributes:
         count: turns since the base that are done.
         num_steps: batches given since the base, with those that only filled a step up.
+        beside: what all ranks had given when this one was resumed beside them on their topology;
+            None once it has given a batch since.
     """
 
     start: PassStart
@@ -55,10 +57,27 @@ class Place:
     skipped: dict[str, int] = field(default_factory=dict)
     stats: SavedStats = field(default_factory=SavedStats)
     edits: list[str] = field(default_factory=list)
+    beside: Region | None = None
 
     def is_given(self, slot: int) -> bool:
         """Tells whether another rank gave a slot before this run was resumed."""
         return any(region.has(slot) for region in self.given)
+
+    def all_are_given(self, num_batches: Callable[[Stream], int]) -> bool:
+        """Whether no rank had anything left of the pass when this one was resumed.
+
+        Args:
+            num_batches: of a stream in its pass.
+        """
+        slots = self.start.slots
+        for index in range(slots.num_streams):
+            stream = Stream(index, slots.num_streams, self.start.pass_index)
+            first = max(0, -(-(slots.base - index) // slots.num_streams))
+            for batch in range(first, num_batches(stream)):
+                slot = batch * slots.num_streams + index
+                if not (self.is_given(slot) or (self.beside and self.beside.has(slot))):
+                    return False
+        return True
 
 
 def resume(
@@ -106,8 +125,8 @@ def resume(
         _check_steps(checked)
     if old_world == world_size:
         aligned = checked
-        place = _own_place(next(state for state in checked if state["rank"] == rank))
         counted = [state for state in checked if state["rank"] == rank]
+        place = _own_place(counted[0], checked)
     else:
         place = _common_place(aligned, world_size)
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
@@ -217,8 +236,20 @@ def _check_steps(states: list[dict[str, Any]]) -> None:
         )
 
 
-def _own_place(state: dict[str, Any]) -> Place:
-    """Goes on exactly where this rank stood, on an unchanged topology."""
+def _given_beside(states: list[dict[str, Any]], pass_index: int) -> Region | None:
+    """Returns what all ranks had given of a pass; None for the state of one rank alone."""
+    if len(states) == 1:
+        return None
+    by_rank = sorted(states, key=lambda state: int(state["rank"]))
+    counts = [
+        -1 if s["ended"] or s["pass"] > pass_index else s["count"] * (s["pass"] == pass_index)
+        for s in by_rank
+    ]
+    return Region(states[0]["base"], counts)
+
+
+def _own_place(state: dict[str, Any], states: list[dict[str, Any]]) -> Place:
+    """Resumes exactly where this rank stood, on an unchanged topology."""
     slots = RankSlots(
         state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
     )
@@ -229,6 +260,7 @@ def _own_place(state: dict[str, Any]) -> Place:
         items_in_pass=state["items_in_pass"],
         count=state["count"],
         num_steps=state.get("steps", state["count"]),
+        beside=_given_beside(states, state["pass"]),
     )
 
 

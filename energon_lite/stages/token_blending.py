@@ -248,6 +248,7 @@ class _TokenBlendCursor(Cursor[T]):
         self._pending = deque(_Draw(child, guess, key) for child, guess, key, _ in pending)
         self._measured = {leaf: 0 for _, _, key, _ in pending for leaf in leaves(key)}
         self._measured.update((next(leaves(key)), tokens) for _, _, key, tokens in pending)
+        self._listen()  # a stage above may still be expanding the sample drawn last
 
 
 def _is_table(value: Any, width: int) -> bool:

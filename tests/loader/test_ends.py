@@ -563,6 +563,8 @@ def test_len_of_planned_packs_is_what_comes(
             repeat=False, shuffle_buffer_size=9,
         )  # fmt: skip
 
+    # Compiles the packers: CPython 3.11 may fail to parse code in several threads at once.
+    next(iter(make(WorkerConfig(rank=0, world_size=1, num_workers=0))))
     run = Together(monkeypatch, make, 3, end=end)
     for number in range(3):
         lengths = list(map(len, run.loaders))
