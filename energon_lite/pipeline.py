@@ -14,7 +14,7 @@ from energon_lite.metadataset.opening import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.flow import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder
-from energon_lite.task_encoder.checking import check_sizes, checked_config, checked_encoder
+from energon_lite.task_encoder.hook_checks import check_sizes, checked_config, checked_encoder
 from energon_lite.task_encoder.hooks import Batching, Hooks
 from energon_lite.task_encoder.own_builders import own_training, own_validation
 

@@ -22,7 +22,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
-from energon_lite.loader.failures import FailureLimit
+from energon_lite.loader.pass_failures import FailureLimit
 from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
 from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
 from energon_lite.loader.resume import Place, resume

@@ -9,9 +9,9 @@ from typing import Any
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot
 from energon_lite.core.topology import RankSlots, Stream
-from energon_lite.loader.checking import checked_states
-from energon_lite.loader.failures import PassFailures
 from energon_lite.loader.migration import Migration, compare
+from energon_lite.loader.pass_failures import PassFailures
+from energon_lite.loader.state_checks import checked_states
 from energon_lite.loader.stats import SavedStats
 from energon_lite.loader.turns import PassStart, StreamStart
 

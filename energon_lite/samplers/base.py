@@ -17,8 +17,8 @@ from energon_lite.buckets.windows import Int64Array, padded_share, useful_share
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.samplers.dealing import find_dealer, is_asked_for_size
-from energon_lite.samplers.given_order import EpochSampler, is_unseeded, own_epoch
+from energon_lite.samplers.base_order import EpochSampler, is_unseeded, own_epoch
+from energon_lite.samplers.dealers import find_dealer, is_asked_for_size
 
 
 class Dealt(Protocol):

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from energon_lite.core.errors import StateError, did_you_mean
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either
-from energon_lite.samplers.given_order import check_replicas, order_of, unseeded_error
+from energon_lite.samplers.base_order import check_replicas, order_of, unseeded_error
 from energon_lite.samplers.original_calls import (
     AXOLOTLS_ORDER,
     WITHOUT_EFFECT,

@@ -31,7 +31,7 @@ from energon_lite.samplers.base import (
     either,
     positive,
 )
-from energon_lite.samplers.given_order import refuse_sampler
+from energon_lite.samplers.base_order import refuse_sampler
 from energon_lite.samplers.original_calls import also_called
 from energon_lite.samplers.plan import check_choice, digest
 

@@ -30,7 +30,7 @@ from energon_lite.samplers.base import (
     check_lengths,
     positive,
 )
-from energon_lite.samplers.given_order import refuse_sampler
+from energon_lite.samplers.base_order import refuse_sampler
 from energon_lite.samplers.plan import Deal, End, check_choice, cut_packs, deal_packs, digest
 from energon_lite.samplers.windows import cut_epoch, shuffle_steps
 

@@ -10,7 +10,7 @@ from energon_lite.metadataset.loaded import LoadedDataset, check_is_list, loaded
 from energon_lite.metadataset.nodes import Node
 from energon_lite.metadataset.opening import LeafOpener
 from energon_lite.stages.weighing import LossWeightDataset
-from energon_lite.task_encoder.checking import is_older
+from energon_lite.task_encoder.hook_checks import is_older
 from energon_lite.task_encoder.hooks import Hooks
 
 AnyDataset = SavableDataset[Any]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon_lite.task_encoder.checking import checked_encoder
+from energon_lite.task_encoder.hook_checks import checked_encoder
 
 from ..helpers import text_set
 
