@@ -70,9 +70,14 @@ architecture: $(INSTALLED)
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
 
-soak: $(INSTALLED) ## Run every property with a thousand examples
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m hypothesis -n $(JOBS) --maxprocesses=8 \
-	    --dist=worksteal --benchmark-disable -o faulthandler_exit_on_timeout=false $(ARGS)
+SOAK := HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --benchmark-disable \
+    -o faulthandler_exit_on_timeout=false
+
+# Tests that kill processes or measure memory need a quiet machine: they run last, one by one.
+soak: $(INSTALLED) ## Run every property with a thousand examples, and the long tests
+	$(SOAK) -m "(hypothesis or soak) and not (soak and processes)" -n $(JOBS) --maxprocesses=8 \
+	    --dist=worksteal $(ARGS)
+	$(SOAK) -m "soak and processes" -p no:xdist $(ARGS)
 
 clean: ## Remove .venv, .venv-trainers, caches and the demo's data
 	rm -rf $(VENV) $(TRAINERS) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
