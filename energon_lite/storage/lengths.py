@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.files import new_file, read_file, write_atomically
 from energon_lite.storage.nvmeta import INDEX_UUID, META
-from energon_lite.storage.tar_index import write_atomically
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Pa
 def _identity(root: Path) -> str:
     """Returns a name for a dataset that it keeps where it is moved."""
     try:
-        return str(UUID((root / META / INDEX_UUID).read_text(encoding="utf-8").strip()))
+        return str(UUID(read_file(root / META / INDEX_UUID).decode().strip()))
     except (OSError, ValueError):  # prepared by an old version
         return f"{root.resolve().name}-{zlib.crc32(os.fsencode(root.resolve())):08x}"
 
@@ -100,10 +100,8 @@ def write_lengths(
     facts.unlink(missing_ok=True)
     for resource, array in checked.items():
         target = lengths_path(root, part, name, resource)
-        temporary = target.with_name(target.name + ".tmp")
-        with temporary.open("wb") as file:
+        with new_file(target) as file:
             np.save(file, array, allow_pickle=False)
-        temporary.replace(target)
     written = {
         "data": data,
         "samples": len(checked[TOKENS]),
@@ -129,7 +127,7 @@ def _checked(lengths: Int64Array) -> Int64Array:
 def read_facts(root: Path, part: str, name: str) -> dict[str, Any] | None:
     """Gives what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
     try:
-        facts = json.loads(_facts_path(root, part, name).read_text(encoding="utf-8"))
+        facts = json.loads(read_file(_facts_path(root, part, name)))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return facts if isinstance(facts, dict) else None
@@ -157,7 +155,7 @@ def read_lengths(
     """
     path = lengths_path(root, part, name, resource)
     try:
-        facts: Any = json.loads(_facts_path(root, part, name).read_text(encoding="utf-8"))
+        facts: Any = json.loads(read_file(_facts_path(root, part, name)))
         lengths: Int64Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.storage.braces import compress, expand
+from energon_lite.storage.files import write_atomically as write_atomically
 from energon_lite.storage.tar_index import META as META
 from energon_lite.storage.tar_index import check_index_size as check_index_size
 from energon_lite.storage.tar_index import index_path as index_path
 from energon_lite.storage.tar_index import read_index as read_index
-from energon_lite.storage.tar_index import write_atomically as write_atomically
 from energon_lite.storage.tar_index import write_index as write_index
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml, load_yaml
 

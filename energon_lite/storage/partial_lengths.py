@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from energon_lite.storage.files import read_file, write_atomically
 from energon_lite.storage.lengths import Int64Array, lengths_path, write_lengths
-from energon_lite.storage.tar_index import write_atomically
 
 _UNKNOWN = -1
 
@@ -66,7 +66,7 @@ class PartialLengths:
 
     def _is_left(self, facts: bytes, shape: tuple[int, int]) -> bool:
         try:
-            if self._facts_path.read_bytes() != facts:
+            if read_file(self._facts_path) != facts:
                 return False
             self._lengths = np.lib.format.open_memmap(self._path, mode="r+")
         except (OSError, ValueError):

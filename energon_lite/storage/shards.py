@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.files import open_regular
 from energon_lite.storage.nvmeta import read_index
 from energon_lite.storage.tar import BLOCK as TAR_BLOCK
 from energon_lite.storage.tar import read_into
@@ -202,7 +203,7 @@ class ShardReader:
         if shard is None:
             path = self.root / self.shards[number]
             offsets = read_index(path, self._counts[number])
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            descriptor = open_regular(path)
             shard = _OpenShard(descriptor, offsets)
             self._close_down_to(MAX_OPEN - 1)
             self._open[number] = shard

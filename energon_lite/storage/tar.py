@@ -17,6 +17,7 @@ from struct import Struct
 from typing import BinaryIO, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.files import open_regular
 
 BLOCK = 512
 # name, size, checksum, typeflag, magic; then the first byte of the prefix field
@@ -261,7 +262,7 @@ def iter_tar(path: Path) -> Iterator[Header]:
     last = "no member"
     pos = 0
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
             window = _Window(file, size)
             while pos < size:
                 header = _next_header(window, pos)

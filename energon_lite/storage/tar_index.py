@@ -10,28 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.files import read_file, write_atomically
 
 META = ".nv-meta"
-
-
-def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Writes a whole file or nothing: a reader never sees a part of it.
-
-    Args:
-        path: the file; an existing one is replaced.
-        data: its content.
-        mode: permission bits; by default those that a new file gets.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-        if mode is not None:
-            temporary.chmod(mode)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def index_path(shard: Path) -> Path:
@@ -71,7 +52,7 @@ def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
     """
     path = index_path(shard)
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {_reindex(shard)}") from None
     if len(raw) != 8 * (count + 1):

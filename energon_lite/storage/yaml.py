@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
+from energon_lite.storage.files import read_file
 
 _WORDS: dict[str, bool | None] = {
     "yes": True,
@@ -242,7 +243,7 @@ def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
         DatasetFormatError: The file is not one valid document in UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DatasetFormatError(f"{path}: no UTF-8 text (byte {error.start})") from None
     return parse_yaml(text, str(path), on_double)
