@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.shards import Shard
-from energon_lite.storage.sqlite import ShardRows, read_record
+from energon_lite.storage.sqlite import ShardRows, read_offsets, read_record
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
 _RECORD_FORMAT = 1
@@ -66,11 +67,9 @@ def index_shard(task: tuple[Shard, Path]) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
     made_from = [_RECORD_FORMAT, shard.name, status.st_size, status.st_mtime_ns]
-    kept = read_record(rows)
+    kept = _kept(rows, made_from)
     if kept is not None:
-        record = json.loads(kept)
-        if record["made_from"] == made_from:
-            return _result(shard, rows, status.st_size, record, is_resumed=True)
+        return _result(shard, rows, status.st_size, kept, is_resumed=True)
     found, end = scan_shard(shard.path)
     parts: dict[str, int] = {}
     for _, part, _, _ in found.parts:
@@ -91,12 +90,30 @@ def index_shard(task: tuple[Shard, Path]) -> ShardResult:
     return _result(shard, rows, status.st_size, record, is_resumed=False)
 
 
+def _kept(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
+    """Returns the record of an earlier run, if its rows are of this tar and whole."""
+    try:
+        record = json.loads(read_record(rows) or "")
+        offsets = read_offsets(rows)
+    except (DatasetFormatError, FileNotFoundError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("made_from") != made_from:
+        return None
+    parts, size_bytes = record.get("parts"), made_from[2]
+    is_whole = (
+        isinstance(parts, dict)
+        and all(type(number) is int for number in parts.values())
+        and record.get("samples") == len(offsets) - 1 > 0
+        and all(a < b for a, b in pairwise(offsets))
+        and 0 <= offsets[0] < offsets[-1] <= size_bytes
+    )
+    return record if is_whole else None
+
+
 def _result(
-    shard: Shard, rows: Path, size_bytes: int, record: dict[str, object], is_resumed: bool
+    shard: Shard, rows: Path, size_bytes: int, record: dict[str, Any], is_resumed: bool
 ) -> ShardResult:
-    samples, parts, warning = record["samples"], record["parts"], record["warning"]
-    assert isinstance(samples, int)
-    assert isinstance(parts, dict)
+    samples, parts, warning = record["samples"], record["parts"], record.get("warning", "")
     return ShardResult(shard, rows, samples, size_bytes, parts, is_resumed, str(warning))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
-from energon_lite.storage.sqlite import sample_indices
+from energon_lite.storage.sqlite import INDEX_SQLITE, sample_indices
 from energon_lite.storage.tar import iter_tar, split_name
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,12 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitP
         for key in keys:
             if found is not None and found.get(key, (-1, 0))[0] == numbers[shard]:
                 places[key] = found[key][1]
+                if not 0 <= places[key] < count:
+                    raise DatasetFormatError(
+                        f"{root / nvmeta.META / INDEX_SQLITE}: sample {key!r} is number "
+                        f"{places[key]} of {shard}, which has {count} samples; "
+                        f"run `energon-lite prepare {root} --tar-index-only`"
+                    )
             if key in places:
                 positions.append(start + places[key])
             else:  # Energon passes over such entries, so this is no error

@@ -6,10 +6,12 @@ device read without end, and a link in the place of a temporary file would be wr
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +29,61 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_SPACE = "free some space there, then run the same command again"
+_WAYS_OUT = {
+    errno.EACCES: "give the user of this process permission for it",
+    errno.EPERM: "give the user of this process permission for it",
+    errno.EROFS: "mount the file system for writing, or work on a copy",
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.ENAMETOOLONG: "give the files and folders shorter names",
+    errno.ELOOP: "links lead in a circle, or a link is where there may be none; remove it",
+    errno.ENOTDIR: "a file is in the place of a folder; remove it",
+    errno.EISDIR: "a folder is in the place of a file; remove it",
+    errno.ENXIO: "it is a socket or a pipe, not a file; remove it",
+    errno.ENODEV: "it is a device, not a file; remove it",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the limit of open files of the machine",
+    errno.EIO: "the storage failed; try again, and check the disk or the mount",
+    errno.ESTALE: "the file was replaced on the network storage; try again",
+}
+_TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+
+
+def explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
+    """Returns the error of the system with the file, and with what to do, in its text."""
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    text = error.strerror or str(error)
+    if way_out is None or way_out in text:
+        return error
+    return OSError(error.errno, f"{text}; {way_out}", os.fspath(error.filename or path))
+
+
+@contextmanager
+def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Explains the errors of the system that come up in a block which uses the file `path`."""
+    try:
+        yield
+    except OSError as error:
+        found = explained(error, path)
+        if found is error:
+            raise
+        raise found from None
+
+
+def is_there(path: Path) -> bool:
+    """Returns whether there is something under this name, of whatever kind.
+
+    Raises:
+        OSError: It cannot be found out: a folder above it may not be read, links lead in a circle.
+    """
+    try:
+        with errors_of(path):
+            path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 def open_regular(path: Path) -> int:
@@ -37,11 +94,32 @@ def open_regular(path: Path) -> int:
 
     Raises:
         FileNotFoundError: There is no such file.
-        DatasetFormatError: It is a pipe, a device, a folder or a socket.
+        DatasetFormatError: It is a pipe, a device, a folder or a socket, or the name can be none.
         OSError: It cannot be opened.
     """
-    # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    return _open(path, os.O_RDONLY)
+
+
+def open_own(path: Path) -> int:
+    """Opens a regular file for reading and writing, and creates it; a link is refused.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        DatasetFormatError: It is a pipe, a device or a socket.
+        OSError: It is a link, or cannot be opened.
+    """
+    return _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        with errors_of(path):
+            # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    except ValueError as error:  # a zero byte, half a surrogate
+        raise DatasetFormatError(f"{str(path)!a} can be the name of no file ({error})") from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -70,7 +148,18 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
             raise DatasetFormatError(
                 f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
             )
-        return file.read(size)
+        with errors_of(path):
+            return file.read(size)
+
+
+def create(path: Path) -> int:
+    """Creates a file under a name that nothing has, not even a link, and opens it for writing.
+
+    Returns:
+        The descriptor.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o666)
 
 
 @contextmanager
@@ -78,18 +167,48 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that gets the name `path` when the block ends, and is removed if that fails.
 
     An existing file is replaced, a link itself and not what it leads to.
+
+    Raises:
+        OSError: It cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    temporary = path.with_name(f"{_stem(path.name)}.{secrets.token_hex(8)}.tmp")
+    with errors_of(path):
+        descriptor = create(temporary)
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
+                yield file
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def _stem(name: str) -> str:
+    # A name may have 255 bytes, and a character 4.
+    return name if len(os.fsencode(name)) <= 200 else name[:50]
+
+
+def remove_leftovers(folder: Path, names: Collection[str]) -> None:
+    """Removes what killed processes left of files that they were writing (`new_file`).
+
+    Args:
+        folder: where the files are.
+        names: names of the files; the temporary files of others stay.
+    """
+    stems = {_stem(name) for name in names}
+    with errors_of(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found and found[1] in stems and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    Path(entry.path).unlink()
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Returns whether links lead out of `folder`, which may be a link itself, to `path`."""
+    home = Path(os.path.realpath(folder))
+    return not Path(os.path.realpath(path)).is_relative_to(home)
 
 
 def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -99,6 +218,9 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
         path: the file; an existing one is replaced.
         data: its content.
         mode: permission bits; by default those that a new file gets.
+
+    Raises:
+        OSError: It cannot be written.
     """
     with new_file(path) as file:
         if mode is not None:

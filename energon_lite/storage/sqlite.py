@@ -9,11 +9,16 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-
-from typing_extensions import Self
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.files import errors_of
+from energon_lite.storage.sqlite_files import (
+    ReadOnlyDatabase,
+    create_database,
+    read_only_uri,
+    reading,
+    writing,
+)
 from energon_lite.storage.tar_index import META
 
 INDEX_SQLITE = "index.sqlite"
@@ -49,6 +54,18 @@ CREATE TABLE shard_parts (
     sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER);
 CREATE TABLE record (content TEXT);
 """
+_INDEX_COLUMNS = {
+    "samples": ("tar_file_id", "sample_key", "sample_index", "byte_offset", "byte_size"),
+    "sample_parts": (
+        "tar_file_id", "sample_index", "part_name", "content_byte_offset", "content_byte_size",
+    ),
+}  # fmt: skip
+_SHARD_COLUMNS = {
+    "shard_samples": ("sample_index", "sample_key", "byte_offset", "byte_size"),
+    "shard_parts": ("sample_index", "part_name", "content_byte_offset", "content_byte_size"),
+    "record": ("content",),
+}
+_ROWS_AGAIN = "remove the folder {}, and run the same command again"
 _KEYS_PER_QUERY = 500
 
 
@@ -60,21 +77,6 @@ class DuplicateKeyError(DatasetFormatError):
         super().__init__(f"sample key {key!r} is there twice")
         self.key = key
         self.tar_file_id = tar_file_id
-
-
-def _create(path: Path, tables: str) -> sqlite3.Connection:
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path, isolation_level=None)
-    # The file gets its name only when it is whole, so it need not survive a crash.
-    connection.executescript(
-        "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;"
-        "PRAGMA cache_size = -262144;" + tables
-    )
-    return connection
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
 
 
 class ShardRows:
@@ -91,46 +93,48 @@ class ShardRows:
         self.parts: list[tuple[int, str, int, int]] = []
 
     def write(self, path: Path, record: str) -> None:
-        """Writes the rows, and a text that tells what they were made from, at once."""
+        """Writes the rows, and a text that says what they were made from, at once."""
         temporary = path.with_name(path.name + ".tmp")
-        connection = _create(temporary, _SHARD_TABLES)
-        try:
+        with writing(path), closing(create_database(temporary, _SHARD_TABLES)) as connection:
             connection.execute("BEGIN")
             connection.executemany("INSERT INTO shard_samples VALUES (?, ?, ?, ?)", self.samples)
             connection.executemany("INSERT INTO shard_parts VALUES (?, ?, ?, ?)", self.parts)
             connection.execute("INSERT INTO record VALUES (?)", (record,))
             connection.execute("COMMIT")
-        finally:
-            connection.close()
-        temporary.replace(path)
+        with errors_of(path):
+            temporary.replace(path)
 
 
 def read_record(path: Path) -> str | None:
-    """Gives the record of a file that `ShardRows.write` made; None where there is none."""
-    if not path.is_file():
-        return None
+    """Returns the record of a file that `ShardRows.write` made; None where there is none."""
     try:
-        connection = _open_read_only(path)
-        try:
-            row = connection.execute("SELECT content FROM record").fetchone()
-        finally:
-            connection.close()
-    except sqlite3.DatabaseError:
+        with _shard_rows(path) as database:
+            records = database.rows("SELECT content FROM record", (), str)
+    except (FileNotFoundError, DatasetFormatError):
         return None
-    return None if row is None else str(row[0])
+    return str(records[0][0]) if records else None
 
 
 def read_offsets(path: Path) -> list[int]:
-    """Gives the values of `.tar.idx` from a file that `ShardRows.write` made."""
-    connection = _open_read_only(path)
-    try:
-        rows = connection.execute(
-            "SELECT byte_offset, byte_size FROM shard_samples ORDER BY sample_index"
-        ).fetchall()
-    finally:
-        connection.close()
+    """Returns the values of `.tar.idx` from a file that `ShardRows.write` made.
+
+    Raises:
+        DatasetFormatError: The file is damaged.
+    """
+    with _shard_rows(path) as database:
+        rows = database.rows(
+            "SELECT byte_offset, byte_size FROM shard_samples ORDER BY sample_index", (), int, int
+        )
     offsets = [offset for offset, _ in rows]
     return [*offsets, sum(rows[-1])] if rows else offsets
+
+
+def _shard_rows(path: Path) -> ReadOnlyDatabase:
+    database = ReadOnlyDatabase(path, _SHARD_COLUMNS, _ROWS_AGAIN.format(path.parent))
+    if len(database.tables) < len(_SHARD_COLUMNS):
+        database.close()
+        raise DatasetFormatError(f"{path}: a table is missing; {_ROWS_AGAIN.format(path.parent)}")
+    return database
 
 
 class IndexWriter:
@@ -139,7 +143,7 @@ class IndexWriter:
     def __init__(self, path: Path) -> None:
         """Starts the database at `path`; an existing file is replaced."""
         self.path = path
-        self.connection = _create(path, _TABLES)
+        self.connection = create_database(path, _TABLES)
 
     def add(self, rows: Path, tar_file_id: int) -> None:
         """Takes over the rows of one shard.
@@ -150,10 +154,12 @@ class IndexWriter:
 
         Raises:
             DuplicateKeyError: An earlier shard has a sample of the same key.
+            DatasetFormatError: The rows are damaged.
+            OSError: There is no room for the database.
         """
         execute = self.connection.execute
-        execute("ATTACH ? AS shard", (str(rows),))
-        try:
+        with reading(rows, _ROWS_AGAIN.format(rows.parent)), writing(self.path):
+            execute("ATTACH ? AS shard", (read_only_uri(rows),))
             execute("BEGIN")
             try:
                 execute(
@@ -167,16 +173,21 @@ class IndexWriter:
                     "USING (sample_key) WHERE tar_file_id <> ? LIMIT 1",
                     (tar_file_id,),
                 ).fetchone()
+                if row is None:
+                    raise
                 raise DuplicateKeyError(*row) from None
-            execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
-        finally:
-            execute("COMMIT")
-            execute("DETACH shard")
+            else:
+                execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
+            finally:
+                if self.connection.in_transaction:  # an error of the disk has ended it already
+                    execute("COMMIT")
+                execute("DETACH shard")
 
     def finish(self) -> None:
         """Makes the indexes and closes the file."""
-        self.connection.executescript(_INDEXES)
-        self.connection.close()
+        with writing(self.path):
+            self.connection.executescript(_INDEXES)
+            self.connection.close()
 
     def abort(self) -> None:
         """Closes and removes the file."""
@@ -184,7 +195,7 @@ class IndexWriter:
         self.path.unlink(missing_ok=True)
 
 
-class IndexDatabase:
+class IndexDatabase(ReadOnlyDatabase):
     """Reads `index.sqlite` of a prepared dataset, also of those that Energon made."""
 
     def __init__(self, root: Path) -> None:
@@ -192,35 +203,14 @@ class IndexDatabase:
 
         Raises:
             FileNotFoundError: There is no index.
-            DatasetFormatError: The file is no SQLite database.
+            DatasetFormatError: The file is no SQLite database, or has other tables.
         """
-        self.path = root / META / INDEX_SQLITE
-        if not self.path.is_file():
-            raise FileNotFoundError(
-                f"{self.path} is missing; run `energon-lite prepare {root} --tar-index-only`"
-            )
-        self.connection = _open_read_only(self.path)
+        path = root / META / INDEX_SQLITE
+        way_out = f"run `energon-lite prepare {root} --tar-index-only`"
         try:
-            rows = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            self.tables = frozenset(name for (name,) in rows)
-        except sqlite3.DatabaseError as error:
-            self.connection.close()
-            raise DatasetFormatError(
-                f"{self.path}: {error}; run `energon-lite prepare {root} --tar-index-only`"
-            ) from None
-
-    def __enter__(self) -> Self:
-        """Gives the open index."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self.connection.close()
+            super().__init__(path, _INDEX_COLUMNS, way_out)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is missing; {way_out}") from None
 
     def sample_indices(self, keys: Iterable[str]) -> dict[str, tuple[int, int]] | None:
         """Finds samples by key.
@@ -231,63 +221,63 @@ class IndexDatabase:
         if "samples" not in self.tables:
             return None
         found: dict[str, tuple[int, int]] = {}
-        wanted = list(keys)
+        wanted = [key for key in keys if _is_text(key)]
         for start in range(0, len(wanted), _KEYS_PER_QUERY):
             some = wanted[start : start + _KEYS_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            for key, tar_file_id, sample_index in self.connection.execute(
-                f"SELECT sample_key, tar_file_id, sample_index FROM samples "
-                f"WHERE sample_key IN ({marks})",
-                some,
-            ):
-                found[key] = (tar_file_id, sample_index)
+            rows = self.rows(
+                "SELECT sample_key, tar_file_id, sample_index FROM samples "
+                f"WHERE sample_key IN ({_marks(some)})", some, str, int, int,
+            )  # fmt: skip
+            found.update((key, (tar_file_id, index)) for key, tar_file_id, index in rows)
         return found
 
     def sample_parts(self, tar_file_id: int, sample_index: int) -> list[tuple[str, int, int]]:
-        """Gives (part name, content offset, content size) of one sample, in tar order.
+        """Returns (part name, content offset, content size) of one sample, in tar order.
 
         Empty where the sample is not there, or the index is an old one without parts.
         """
         if "sample_parts" not in self.tables:
             return []
-        return self.connection.execute(
+        return self.rows(
             "SELECT part_name, content_byte_offset, content_byte_size FROM sample_parts "
             "WHERE tar_file_id = ? AND sample_index = ? ORDER BY content_byte_offset",
-            (tar_file_id, sample_index),
-        ).fetchall()
+            (tar_file_id, sample_index), str, int, int,
+        )  # fmt: skip
 
     def shard_counts(self) -> dict[int, int] | None:
-        """Gives the number of samples by tar_file_id; None without a usable table."""
+        """Returns the number of samples by tar_file_id; None without a usable table."""
         if "samples" not in self.tables:
             return None
-        rows: Sequence[tuple[int, int]] = self.connection.execute(
-            "SELECT tar_file_id, count(*) FROM samples GROUP BY tar_file_id"
-        ).fetchall()
-        return dict(rows)
+        query = "SELECT tar_file_id, count(*) FROM samples GROUP BY tar_file_id"
+        return dict(self.rows(query, (), int, int))
 
     def shard_rows(self, tar_file_id: int) -> list[tuple[str, int, int]]:
-        """Gives (key, byte offset, byte size) of each sample of a shard, in tar order."""
-        return self.connection.execute(
+        """Returns (key, byte offset, byte size) of each sample of a shard, in tar order."""
+        return self.rows(
             "SELECT sample_key, byte_offset, byte_size FROM samples WHERE tar_file_id = ? "
-            "ORDER BY sample_index",
-            (tar_file_id,),
-        ).fetchall()
+            "ORDER BY sample_index", (tar_file_id,), str, int, int,
+        )  # fmt: skip
 
     def has_unique_keys(self) -> bool:
-        """Tells whether no two samples have the same key."""
-        row = self.connection.execute("SELECT count(DISTINCT sample_key), count(*) FROM samples")
-        distinct, total = row.fetchone()
+        """Returns whether no two samples have the same key."""
+        query = "SELECT count(DISTINCT sample_key), count(*) FROM samples"
+        ((distinct, total),) = self.rows(query, (), int, int)
         return bool(distinct == total)
 
     def part_sizes(self) -> dict[str, tuple[int, int]] | None:
-        """Gives (count, bytes) by part name; None in an old index without parts."""
+        """Returns (count, bytes) by part name; None in an old index without parts."""
         if "sample_parts" not in self.tables:
             return None
-        rows = self.connection.execute(
+        rows = self.rows(
             "SELECT part_name, count(*), sum(content_byte_size) FROM sample_parts "
-            "GROUP BY part_name ORDER BY min(rowid)"
-        )
+            "GROUP BY part_name ORDER BY min(rowid)", (), str, int, int,
+        )  # fmt: skip
         return {name: (count, size) for name, count, size in rows}
+
+
+def _is_text(key: str) -> bool:
+    # Half a surrogate, which no index holds.
+    return key.isascii() or key == key.encode("utf-8", "replace").decode()
 
 
 def has_sample_with(index: Path, groups: Sequence[Collection[str]]) -> bool:
@@ -298,8 +288,8 @@ def has_sample_with(index: Path, groups: Sequence[Collection[str]]) -> bool:
         f"HAVING {having or 'true'} LIMIT 1"
     )
     parts = [part for group in groups for part in group]
-    with closing(_open_read_only(index)) as connection:
-        return connection.execute(query, parts).fetchone() is not None
+    with ReadOnlyDatabase(index, _INDEX_COLUMNS, "prepare again") as database:
+        return bool(database.rows(query, parts, int))
 
 
 def count_samples_with(index: Path, group: Collection[str]) -> int:
@@ -308,9 +298,9 @@ def count_samples_with(index: Path, group: Collection[str]) -> int:
         "SELECT count(*) FROM (SELECT DISTINCT tar_file_id, sample_index FROM sample_parts "
         f"WHERE part_name IN ({_marks(group)}))"
     )
-    with closing(_open_read_only(index)) as connection:
-        count: int = connection.execute(query, list(group)).fetchone()[0]
-    return count
+    with ReadOnlyDatabase(index, _INDEX_COLUMNS, "prepare again") as database:
+        ((count,),) = database.rows(query, list(group), int)
+    return int(count)
 
 
 def _marks(values: Collection[str]) -> str:

@@ -1,0 +1,230 @@
+"""A damaged or planted `index.sqlite` gives values, or one error with file and remedy."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import prepare_dataset
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.inspect.lint import lint_dataset
+from energon_lite.prepare.indexing import index_shard, rows_path
+from energon_lite.prepare.shards import Shard
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.nvmeta import META, read_excludes, read_info
+from energon_lite.storage.sqlite import (
+    INDEX_SQLITE,
+    IndexDatabase,
+    IndexWriter,
+    has_sample_with,
+    read_offsets,
+)
+
+from ..conftest import examples
+from ..helpers import text_set
+
+ENDLESS = "WITH RECURSIVE r(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM r) SELECT "
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("sqlite") / "data", 60, num_shards=2)
+
+
+@pytest.fixture
+def root(prepared: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(prepared, tmp_path / "data")
+
+
+def use(root: Path) -> list[Any]:
+    """Calls all that reads `index.sqlite`."""
+    with IndexDatabase(root) as index:
+        found: list[Any] = [index.sample_indices(["00003", "00040", "no such"])]
+        found += [index.shard_counts(), index.has_unique_keys(), index.part_sizes()]
+        found += [index.sample_parts(0, 1), index.shard_rows(1)]
+    found.append(has_sample_with(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
+    return found
+
+
+def change(path: Path, script: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.executescript(script)
+    connection.close()
+
+
+def test_without_damage_all_is_read(root: Path) -> None:
+    assert use(root)[1] == {0: 30, 1: 30}
+
+
+@examples(60)
+@given(data=st.data())
+def test_any_damage_gives_values_or_an_error_with_file_and_remedy(
+    prepared: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("damaged")
+    (root / META).mkdir()
+    raw = bytearray((prepared / META / INDEX_SQLITE).read_bytes())
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] = data.draw(st.integers(0, 255))
+    stop = data.draw(st.none() | st.integers(0, len(raw)))
+    path = root / META / INDEX_SQLITE
+    path.write_bytes(raw[:stop])
+    text = "prepare"
+    try:
+        use(root)
+    except DatasetFormatError as error:
+        text = str(error) if str(path) in str(error) else f"no path: {error}"
+    assert "prepare" in text
+    assert "no path" not in text
+
+
+PLANTED = {
+    "endless view": "DROP TABLE samples; CREATE VIEW samples AS " + ENDLESS
+    + "0 AS tar_file_id, i || '' AS sample_key, i AS sample_index, 0 AS byte_offset, "
+    "1 AS byte_size FROM r",
+    "view in other case": "DROP TABLE samples; CREATE VIEW SAMPLES AS SELECT 1 AS tar_file_id",
+    "computed column": "DROP TABLE sample_parts; CREATE TABLE sample_parts (tar_file_id, "
+    "sample_index, content_byte_offset, content_byte_size, part_name AS (hex(zeroblob(9))))",
+    "virtual table": "DROP TABLE samples; CREATE VIRTUAL TABLE samples USING fts5("
+    "tar_file_id, sample_key, sample_index, byte_offset, byte_size)",
+    "other columns": "DROP TABLE samples; CREATE TABLE samples (sample_key TEXT)",
+    "text for numbers": "UPDATE samples SET tar_file_id = 'x', byte_offset = 'y'; "
+    "UPDATE sample_parts SET content_byte_size = 'z', content_byte_offset = 'z'",
+    "missing values": "UPDATE samples SET byte_offset = NULL; "
+    "UPDATE sample_parts SET part_name = NULL",
+    "bytes for text": "UPDATE samples SET sample_key = CAST(sample_key AS BLOB); "
+    "UPDATE sample_parts SET part_name = x'ff'",
+    "no UTF-8": "UPDATE samples SET sample_key = CAST(x'ff' AS TEXT) WHERE sample_key = '00033'",
+    "sums that overflow": "UPDATE sample_parts SET content_byte_size = 9223372036854775807",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", PLANTED.values(), ids=PLANTED)
+def test_planted_tables_are_refused(root: Path, script: str) -> None:
+    path = root / META / INDEX_SQLITE
+    change(path, script)
+    with pytest.raises(DatasetFormatError, match=r"index\.sqlite: .*prepare"):
+        use(root)
+    for problem in lint_dataset(root, num_workers=0).errors:
+        assert INDEX_SQLITE in problem.where + problem.message
+
+
+def test_a_table_that_is_its_own_child_ends(root: Path) -> None:
+    path = root / META / INDEX_SQLITE
+    change(path, "DROP TABLE samples; CREATE TABLE samples (tar_file_id, sample_key, "
+           "sample_index, byte_offset, byte_size); INSERT INTO samples " + ENDLESS
+           + "0, i || '', i, 0, 1 FROM r LIMIT 5000")  # fmt: skip
+    with sqlite3.connect(path) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'samples'"
+        ((page,),) = connection.execute(query).fetchall()
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    connection.close()
+    raw = bytearray(path.read_bytes())
+    start = (page - 1) * size
+    assert raw[start] == 5  # an inner page of a table
+    for child in range(int.from_bytes(raw[start + 3 : start + 5], "big")):
+        cell = start + int.from_bytes(raw[start + 12 + 2 * child : start + 14 + 2 * child], "big")
+        raw[cell : cell + 4] = page.to_bytes(4, "big")
+    path.write_bytes(raw)
+    with pytest.raises(DatasetFormatError, match=r"index\.sqlite: .*prepare"):
+        use(root)
+
+
+def test_a_query_without_an_end_is_stopped(root: Path) -> None:
+    with (
+        IndexDatabase(root) as index,
+        pytest.raises(DatasetFormatError, match=r"index\.sqlite: holds a loop"),
+    ):
+        index.rows(ENDLESS + "count(*) FROM r", (), int)
+
+
+def test_an_index_of_a_sample_beyond_its_shard_excludes_no_other(root: Path) -> None:
+    change(
+        root / META / INDEX_SQLITE,
+        "UPDATE samples SET sample_index = 31 WHERE sample_key = '00003'",
+    )
+    split = root / META / "split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", "exclude: [shard-000.tar/00003]"))
+    assert read_excludes(root, read_info(root)).samples
+    with pytest.raises(DatasetFormatError, match=r"'00003' is number 31 of shard-000.tar, .* 30"):
+        load_factory(root)
+
+
+# ------------------------------------------------------------------------------ while preparing
+
+
+def kept_rows(root: Path, folder: Path) -> tuple[Shard, Path]:
+    shard = Shard("shard-000.tar", root / "shard-000.tar")
+    index_shard((shard, folder))
+    return shard, rows_path(folder, shard.name)
+
+
+DAMAGES: dict[str, Callable[[sqlite3.Connection], object]] = {
+    "no rows": lambda c: c.execute("DELETE FROM shard_samples"),
+    "one row less": lambda c: c.execute("DELETE FROM shard_samples WHERE sample_index = 4"),
+    "text": lambda c: c.execute("UPDATE shard_samples SET byte_offset = 'x'"),
+    "beyond": lambda c: c.execute("UPDATE shard_samples SET byte_size = 1 << 50"),
+    "record": lambda c: c.execute("UPDATE record SET content = '[1, 2]'"),
+    "deep record": lambda c: c.execute("UPDATE record SET content = ?", ("[" * 100_000,)),
+    "no table": lambda c: c.execute("DROP TABLE shard_parts"),
+    "no record": lambda c: c.execute("DELETE FROM record"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_rows_of_an_earlier_run_are_made_again(
+    root: Path, tmp_path: Path, damage: Callable[[sqlite3.Connection], object]
+) -> None:
+    shard, rows = kept_rows(root, tmp_path)
+    right = read_offsets(rows)
+    assert index_shard((shard, tmp_path)).is_resumed
+    with sqlite3.connect(rows) as connection:
+        damage(connection)
+    connection.close()
+    result = index_shard((shard, tmp_path))
+    assert not result.is_resumed
+    assert result.samples == 30
+    assert read_offsets(rows) == right
+
+
+def test_a_full_disk_is_one_error_and_a_second_run_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def small(*arguments: Any, **more: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **more)
+        connection.execute("PRAGMA max_page_count = 4")
+        return connection
+
+    shutil.rmtree(root / META)
+    options: Any = {"split_parts": {"train": ".*"}, "num_workers": 0}
+    monkeypatch.setattr("energon_lite.storage.sqlite_files.sqlite3.connect", small)
+    with pytest.raises(OSError, match=r"free some space.*: '.*sqlite'") as caught:
+        prepare_dataset(root, **options)
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert prepare_dataset(root, **options).samples == 60
+    assert not (root / META / "prepare.partial").exists()
+
+
+def test_rows_that_are_damaged_when_they_are_taken_over_are_named(
+    root: Path, tmp_path: Path
+) -> None:
+    _, rows = kept_rows(root, tmp_path)
+    raw = bytearray(rows.read_bytes())
+    raw[4096:] = b"\xff" * (len(raw) - 4096)
+    rows.write_bytes(raw)
+    writer = IndexWriter(tmp_path / "index.sqlite")
+    with pytest.raises(DatasetFormatError, match=f"{rows}: .*remove the folder"):
+        writer.add(rows, 0)
+    writer.abort()
