@@ -66,6 +66,12 @@ def write_texts(folder: Path, num_shards: int = 4, samples_per_shard: int = 25) 
         write_tar(folder / f"shard-{shard:04d}.tar", members)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for before it is read again; worker processes that are forked neither."""
+    monkeypatch.setattr("energon_lite.storage.retry.sleep", lambda seconds: None)
+
+
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `captions` (40 jpg + txt) and `text` (100 txt), both prepared as train and val.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from energon_lite.core.failures import log_failure
@@ -106,11 +107,15 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
     """Logs an error with the sample's key and shard; the sample is then skipped.
 
-    Of errors at one line of the user's code the first is logged, with its traceback, and then the
-    tenth, the hundredth and so on, as their number.
+    Of errors at one line of the user's code, or of one type in one shard, the first is logged, and
+    then the tenth, the hundredth and so on, as their number.
     """
-    del sample, sources  # named in the notes already; payloads do not belong into logs
-    log_failure(describe(e), e)
+    del sample  # named in the notes already; payloads do not belong into logs
+    shards = {
+        str(Path(getattr(source, "dataset_path", ""), str(getattr(source, "shard_name", ""))))
+        for source in sources or ()
+    }
+    log_failure(describe(e), e, shards.pop() if len(shards) == 1 else "")
 
 
 def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:

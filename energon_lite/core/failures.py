@@ -1,4 +1,7 @@
-"""Which failures are logged: the first at each place of the user's code, then their number."""
+"""Which failures are logged: the first at each place of the user's code or in each shard.
+
+Of what follows at the same place, the tenth, the hundredth and so on, with their number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import linecache
 import logging
 import sysconfig
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +28,14 @@ class Place(NamedTuple):
 
 
 # How many errors each place had, in this process.
-_counts: Counter[Place] = Counter()
+_counts: Counter[Hashable] = Counter()
+
+
+def is_worth_a_line(place: Hashable) -> int:
+    """Counts an event; returns its number at this place if that is 1, 10, 100 and so on, else 0."""
+    _counts[place] += 1
+    number = _counts[place]
+    return number if number == 10 ** (len(str(number)) - 1) else 0
 
 
 def place_of(error: BaseException) -> Place | None:
@@ -44,26 +55,34 @@ def place_of(error: BaseException) -> Place | None:
     return own[-1] if own else places[0] if places else None
 
 
-def log_failure(text: str, error: Exception) -> None:
-    """Logs a failure: with its traceback if it is the first at its place, else only when 10, 100...
+def log_failure(text: str, error: Exception, shard: str = "") -> None:
+    """Logs a failure: in full if it is the first at its place, else only when 10, 100...
 
     Args:
         text: what is said of the error, with the sample.
-        error: what was raised. One that no code of the user's raised is always logged.
+        error: what was raised. Its place is a line of the user's code, where there is one.
+        shard: path of the sample's shard: the place of other errors, by their type. Where this is
+            not known either, an error is always logged.
     """
     is_debugging = logger.isEnabledFor(logging.DEBUG)
     place = place_of(error)
-    if place is None:
+    if place is None and not shard:
         logger.warning("Skipped: %s", text, exc_info=is_debugging)
         return
-    _counts[place] += 1
-    number = _counts[place]
-    where = f"{place.file}:{place.line}"
-    if number == 1:
+    kind = f"{type(error).__name__} {getattr(error, 'errno', None) or ''}"
+    number = is_worth_a_line(place or Place(kind, shard, 0))
+    where = f"at {place.file}:{place.line}" if place else f"in {shard}"
+    if number == 1 and place:
         line = linecache.getline(place.file, place.line).strip()
         logger.warning(
-            "Skipped: %s. It was raised at %s: `%s`; what else fails there is counted.",
+            "Skipped: %s. It was raised %s: `%s`; what else fails there is counted.",
             text, where, line, exc_info=error,
         )  # fmt: skip
-    elif number == 10 ** (len(str(number)) - 1) or is_debugging:
-        logger.warning("Skipped %d times so far at %s, the last time: %s", number, where, text)
+    elif number == 1:
+        logger.warning(
+            "Skipped: %s. What else fails so in this shard is counted.", text, exc_info=is_debugging
+        )
+    elif number:
+        logger.warning("Skipped %d times so far %s, the last time: %s", number, where, text)
+    elif is_debugging:
+        logger.warning("Skipped, as others before %s: %s", where, text)

@@ -32,7 +32,8 @@ from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.shards import MAX_OPEN, ShardReader
+from energon_lite.storage.open_shards import MAX_OPEN
+from energon_lite.storage.shards import ShardReader
 
 T_sample = TypeVar("T_sample")
 

@@ -1,4 +1,4 @@
-"""Opens and writes the files of datasets: regular ones only, and never through a planted link.
+"""Opens, reads and writes the files of datasets: regular ones, and never through a planted link.
 
 A dataset may come from anywhere. A named pipe in the place of a tar would be waited for for ever, a
 device read without end, and a link in the place of a temporary file would be written through.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.retry import retried
 
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
@@ -89,6 +90,8 @@ def is_there(path: Path) -> bool:
 def open_regular(path: Path) -> int:
     """Opens a regular file for reading; links to one are followed.
 
+    What storage refuses for a moment is tried again; so does `read_file`.
+
     Returns:
         The descriptor.
 
@@ -97,7 +100,7 @@ def open_regular(path: Path) -> int:
         DatasetFormatError: It is a pipe, a device, a folder or a socket, or the name can be none.
         OSError: It cannot be opened.
     """
-    return _open(path, os.O_RDONLY)
+    return retried(lambda: _open(path, os.O_RDONLY), path)
 
 
 def open_own(path: Path) -> int:
@@ -120,13 +123,17 @@ def _open(path: Path, flags: int) -> int:
             descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except ValueError as error:  # a zero byte, half a surrogate
         raise DatasetFormatError(f"{str(path)!a} can be the name of no file ({error})") from None
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise DatasetFormatError(
-            f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, not a regular file; remove it, "
-            "or put the file in its place"
-        )
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise DatasetFormatError(
+                f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, not a regular file; remove "
+                "it, or put the file in its place"
+            )
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -142,14 +149,21 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
         DatasetFormatError: It is no regular file, or a longer one.
         OSError: It cannot be read.
     """
-    with open(open_regular(path), "rb") as file:
+    return retried(lambda: _read_file(path, max_bytes), path)
+
+
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    with open(_open(path, os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise DatasetFormatError(
                 f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
             )
         with errors_of(path):
-            return file.read(size)
+            data = file.read(size)
+        if len(data) < size:
+            raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
+        return data
 
 
 def create(path: Path) -> int:
@@ -160,6 +174,20 @@ def create(path: Path) -> int:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o666)
+
+
+def can_read(path: Path) -> bool:
+    """Whether a file can be opened and read now: from storage, not from the system's memory."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            return bool(os.pread(descriptor, 1, 0))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager

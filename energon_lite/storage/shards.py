@@ -1,15 +1,11 @@
 """Reads samples out of indexed tar shards, many at a time.
 
 The order is known ahead, so a block of samples is read as few long ranges: neighbours in a shard
-come with one `pread`. Files are opened on first use, at most `max_open` at a time, and never
-mapped: a file that is cut short while it is read gives an error for its lost samples, not a signal
-that kills the process.
+come with one `pread`.
 """
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,16 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import open_regular
-from energon_lite.storage.nvmeta import read_index
+from energon_lite.storage.open_shards import MAX_OPEN, OpenShards
 from energon_lite.storage.tar import BLOCK as TAR_BLOCK
-from energon_lite.storage.tar import read_into
 from energon_lite.storage.tar_blocks import block_members
 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
-MAX_OPEN = 128
 # A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
 MAX_BLOCK_BYTES = 1 << 20
 # Bytes between two samples that are cheaper to read along than to ask the kernel again.
@@ -50,11 +43,6 @@ class Block(NamedTuple):
     members: list[Any]
     shards: list[str]
     places: list[int]
-
-
-class _OpenShard(NamedTuple):
-    descriptor: int
-    offsets: Int64Array
 
 
 class ShardReader:
@@ -88,16 +76,7 @@ class ShardReader:
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self._starts[-1]) - len(excluded)
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the open files behind: another process opens its own."""
-        return {**self.__dict__, "_open": OrderedDict()}
-
-    def __del__(self) -> None:
-        """Closes the files."""
-        for shard in self.__dict__.get("_open", {}).values():
-            os.close(shard.descriptor)
+        self._files = OpenShards(root, self.shards, self._counts)
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
@@ -125,20 +104,17 @@ class ShardReader:
             )
         max_gap = MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES
         runs = _runs(shard_numbers, starts, stops, max_gap)
-        data, shifts, is_read = self._read_runs(runs, shard_numbers, starts, stops, errors)
-        self._close_down_to(self.max_open)
+        data, shifts, lost = self._read_runs(runs, shard_numbers, places, starts, stops, errors)
+        self._files.close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.
         back = np.argsort(order)
         firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
-        members = block_members(data, firsts, np.where(is_read[back], lasts, firsts))
-        numbers, places, stops = shard_numbers[back], places[back], stops[back]
-        for i in np.flatnonzero(~is_read[back]).tolist():
-            number = int(numbers[i])
-            members[i] = (
-                errors[number]
-                if number in errors
-                else self._cut_short(number, int(places[i]), int(stops[i]))
-            )
+        for row in lost:
+            lasts[order[row]] = firsts[order[row]]
+        members = block_members(data, firsts, lasts)
+        for row, error in lost.items():
+            members[order[row]] = error
+        numbers, places = shard_numbers[back], places[back]
         return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
 
     def _extents(
@@ -151,7 +127,7 @@ class ShardReader:
         for first, last in _groups(shard_numbers[1:] != shard_numbers[:-1]):
             number = int(shard_numbers[first])
             try:
-                offsets = self._shard(number).offsets
+                offsets = self._files.offsets(number)
             except (OSError, DatasetFormatError) as error:
                 errors[number] = error
                 continue
@@ -163,15 +139,16 @@ class ShardReader:
         self,
         runs: list[tuple[int, int]],
         shard_numbers: Int64Array,
+        places: Int64Array,
         starts: Int64Array,
         stops: Int64Array,
         errors: dict[int, Exception],
-    ) -> tuple[UInt8Array, Int64Array, npt.NDArray[np.bool_]]:
+    ) -> tuple[UInt8Array, Int64Array, dict[int, Exception]]:
         """Reads all ranges, given in ascending order, into one buffer.
 
         Returns:
             The buffer, a multiple of 512 bytes; what must be added to a place in its file to find
-            it there, shape (N,); and whether each sample was read in full, shape (N,).
+            it there, shape (N,); and the errors of the samples that could not be read.
         """
         # Tars are made of blocks of 512 bytes; only a broken index asks for other ranges.
         sizes = [
@@ -181,48 +158,23 @@ class ShardReader:
         data = np.empty(sum(sizes), dtype=np.uint8)
         target = data.data
         shifts = np.zeros(len(starts), dtype=np.int64)
-        is_read = np.zeros(len(starts), dtype=bool)
+        lost: dict[int, Exception] = {}
         at = 0
         for (first, last), size in zip(runs, sizes, strict=True):
             number, base = int(shard_numbers[first]), int(starts[first])
             if number in errors:
+                lost.update(dict.fromkeys(range(first, last), errors[number]))
                 continue
-            wanted = int(stops[last - 1]) - base
-            try:
-                got = read_into(self._shard(number).descriptor, target[at : at + wanted], base)
-            except OSError as error:
-                errors[number] = error
-                continue
-            is_read[first:last] = stops[first:last] - base <= got
+            own = target[at : at + int(stops[last - 1]) - base]
+            error = self._files.read(number, own, base)
+            if error is not None:
+                run = slice(first, last)
+                ranges = (places[run], starts[run], stops[run])
+                for row, final in self._files.read_again(number, own, *ranges, error).items():
+                    lost[first + row] = final
             shifts[first:last] = at - base
             at += size
-        return data, shifts, is_read
-
-    def _shard(self, number: int) -> _OpenShard:
-        shard = self._open.get(number)
-        if shard is None:
-            path = self.root / self.shards[number]
-            offsets = read_index(path, self._counts[number])
-            descriptor = open_regular(path)
-            shard = _OpenShard(descriptor, offsets)
-            self._close_down_to(MAX_OPEN - 1)
-            self._open[number] = shard
-        else:
-            self._open.move_to_end(number)
-        return shard
-
-    def _close_down_to(self, number: int) -> None:
-        """Closes what was not used for longest, until so many files are open."""
-        while len(self._open) > number:
-            os.close(self._open.popitem(last=False)[1].descriptor)
-
-    def _cut_short(self, number: int, place: int, stop: int) -> Exception:
-        path = self.root / self.shards[number]
-        return DatasetFormatError(
-            f"{path}: sample {place} should end at byte {stop}, but the file ends before "
-            f"({path.stat().st_size} bytes): the shard is truncated, or was replaced after "
-            "preparing. Restore it, or prepare the dataset again."
-        )
+        return data, shifts, lost
 
 
 def _runs(

@@ -99,16 +99,20 @@ def test_samples_without_a_key_are_named_by_source_and_number(texts, caplog) -> 
     assert "('texts/train', 0" not in caplog.text
 
 
-def test_each_sample_that_cannot_be_read_is_named(tmp_path, caplog) -> None:
-    members = [(f"{i:02d}.json", b"{}" if i % 2 else b"no json") for i in range(8)]
-    write_tar(tmp_path / "data" / "a.tar", members)
+def test_samples_that_cannot_be_read_are_logged_once_for_each_shard_and_kind(
+    tmp_path, caplog
+) -> None:
+    for name in "ab":
+        members = [(f"{name}{i:02d}.json", b"{}" if i > 11 else b"no json") for i in range(15)]
+        write_tar(tmp_path / "data" / f"{name}.tar", [*members, (f"{name}99.txt", b"")])
     prepared(tmp_path / "data", "TextSample", {"text": "json"})
     run(tmp_path / "data", DefaultTaskEncoder(), 4)
-    texts = [record.getMessage() for record in caplog.records]
-    assert len(texts) == 4
-    for i, text in enumerate(texts):
-        assert "part 'json' is not JSON" in text
-        assert f"a.tar, sample '{2 * i:02d}'" in text
+    first, tenth, other_kind, other_shard, _ = [line.getMessage() for line in caplog.records]
+    assert first.startswith("Skipped: DecodingError: part 'json' is not JSON")
+    assert "a.tar, sample 'a00'. What else fails so in this shard is counted." in first
+    assert tenth.startswith(f"Skipped 10 times so far in {tmp_path / 'data' / 'a.tar'}, the last")
+    assert "FieldAccessError" in other_kind
+    assert "b.tar, sample 'b00'" in other_shard
 
 
 def test_place_is_the_innermost_line_of_the_user() -> None:

@@ -1,0 +1,244 @@
+"""The shards of a dataset that are open, and reading from them with patience.
+
+Files are opened on first use, at most `MAX_OPEN` at a time, and never mapped: a file that is cut
+short while it is read gives an error for its lost samples, not a signal that kills the process.
+
+What cannot be read is opened and read again for some seconds, then sample by sample, so that only
+samples that really cannot be read are lost. While nothing of the dataset can be read, no sample is
+skipped: that is waited out, or ends the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError
+from energon_lite.storage.files import can_read, explained, open_regular
+from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META, read_index
+from energon_lite.storage.retry import BRIEF_SEC, OUTAGE_SEC, clock, retried
+from energon_lite.storage.tar import read_into
+
+Int64Array = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+MAX_OPEN = 128
+# A shard that could not be read is tried only once for so long. [Unit: second]
+_TRIED_ONCE_SEC = 60.0
+# For so long the samples of a range are tried one by one after the first that cannot be read.
+_ONE_BY_ONE_SEC = 60.0
+# No more files can be opened, by this process or on this machine.
+_FULL = (errno.EMFILE, errno.ENFILE)
+
+
+class _OpenShard(NamedTuple):
+    descriptor: int
+    offsets: Int64Array
+    size_bytes: int
+
+
+class OpenShards:
+    """Reads byte ranges of shards.
+
+    Args:
+        root: folder of the dataset.
+        shards: shard names relative to `root`; in all methods a shard is a position in these.
+        counts: samples of each shard.
+    """
+
+    def __init__(self, root: Path, shards: Sequence[str], counts: Sequence[int]) -> None:
+        self._root = root
+        self._shards = shards
+        self._counts = counts
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._most_open = MAX_OPEN
+        # Size of each shard that was opened, and the sum of its offsets, to notice another file.
+        self._seen: dict[int, tuple[int, int]] = {}
+        # Until when a shard that failed is tried only once, and with what it failed.
+        self._failed: dict[int, tuple[float, OSError]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the open files behind: another process opens its own."""
+        return {**self.__dict__, "_open": OrderedDict(), "_failed": {}}
+
+    def __del__(self) -> None:
+        """Closes the files."""
+        if "_open" in self.__dict__:
+            self.close_down_to(0)
+
+    def offsets(self, shard: int) -> Int64Array:
+        """Returns where the samples of a shard begin, and where the last one ends.
+
+        Raises:
+            OSError: The shard cannot be opened, though the dataset can be read.
+            DatasetFormatError: The shard, or its index, is not as it should be.
+            FatalSampleError: The dataset cannot be read at all.
+        """
+        if shard not in self._open:
+            self._patiently(shard, lambda: self._opened(shard))
+        return self._opened(shard).offsets
+
+    def read(self, shard: int, target: memoryview, start: int) -> Exception | None:
+        """Fills `target` from byte `start` of a shard; returns the error if that fails."""
+        try:
+            got = read_into(self._opened(shard).descriptor, target, start)
+        except (OSError, DatasetFormatError) as error:
+            return error
+        if got == len(target):
+            return None
+        return OSError(errno.EIO, f"reading ended at byte {start + got}")
+
+    def read_again(
+        self,
+        shard: int,
+        target: memoryview,
+        places: Int64Array,
+        starts: Int64Array,
+        stops: Int64Array,
+        first: Exception,
+    ) -> dict[int, Exception]:
+        """Fills `target` with a range of a shard that `read` failed on.
+
+        It is tried as a whole again, for some seconds, then sample by sample.
+
+        Args:
+            shard: which one.
+            target: as long as the range.
+            places: shape (N,), the numbers of the range's samples in the shard, ascending.
+            starts: shape (N,), first byte of each; that of the first begins the range.
+            stops: shape (N,), byte after the last of each.
+            first: what `read` returned.
+
+        Returns:
+            The errors of the samples that cannot be read, by their row; an OSError or a
+            DatasetFormatError each.
+
+        Raises:
+            FatalSampleError: The dataset cannot be read at all.
+        """
+        base = int(starts[0])
+        self._close(shard)
+        try:
+            self._patiently(shard, lambda: self._fill(shard, target, base, int(places[-1])), first)
+            return {}
+        except (OSError, DatasetFormatError) as error:
+            whole = latest = error
+        failed: dict[int, Exception] = {}
+        until = 0.0
+        ranges = zip(places.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        for row, (place, start, stop) in enumerate(ranges):
+            if not failed or clock() < until:
+                try:
+                    self._fill(shard, target[start - base : stop - base], start, place)
+                    continue
+                except (OSError, DatasetFormatError) as error:
+                    until = until or clock() + _ONE_BY_ONE_SEC
+                    # The error of the whole range says how often it was tried.
+                    is_same = getattr(error, "errno", 0) == getattr(whole, "errno", None)
+                    latest = whole if is_same else error
+            failed[row] = latest
+        return failed
+
+    def _fill(self, number: int, target: memoryview, start: int, place: int) -> None:
+        """Reads a range of a shard that ends with a sample.
+
+        Raises:
+            OSError: It cannot be read; the shard is closed then, and opened again by the next try.
+            DatasetFormatError: The file ends before.
+        """
+        try:
+            shard = self._opened(number)
+            got = read_into(shard.descriptor, target, start)
+            if got == len(target):
+                return
+            size = os.fstat(shard.descriptor).st_size
+            path = self._root / self._shards[number]
+            if size == shard.size_bytes < start + len(target):
+                raise DatasetFormatError(
+                    f"{path}: sample {place} should end at byte {start + len(target)}, but the "
+                    f"file ends before ({size} bytes): the shard is truncated, or was replaced "
+                    "after preparing. Restore it, or prepare the dataset again."
+                )
+            text = f"reading ended at byte {start + got}; it has {size} bytes now"
+            raise OSError(errno.EIO, f"{text}, and had {shard.size_bytes}", str(path))
+        except OSError:
+            self._close(number)
+            raise
+
+    def _patiently(
+        self, number: int, attempt: Callable[[], T], first: Exception | None = None
+    ) -> T:
+        """Reads something of a shard: again for some seconds if that fails.
+
+        While nothing of the dataset can be read, for some minutes: its samples are well.
+        """
+        is_away = False
+        until, before = self._failed.get(number, (0.0, None))
+
+        def patience(error: OSError) -> float:
+            nonlocal is_away
+            if error.errno in _FULL and self._open:
+                self._most_open = max(1, len(self._open) // 2)
+                self.close_down_to(self._most_open - 1)
+                return BRIEF_SEC
+            is_away = not self._can_be_read()
+            if is_away:
+                return OUTAGE_SEC
+            return 0.0 if clock() < until else BRIEF_SEC
+
+        path = self._root / self._shards[number]
+        try:
+            return retried(attempt, path, patience, first)
+        except OSError as error:
+            if is_away:
+                raise FatalSampleError(
+                    f"{self._root}: no file of the dataset can be read any more: {error}. No "
+                    "sample was skipped for it. Bring the storage back, and resume from the last "
+                    "state"
+                ) from error
+            if before is None or error.errno != before.errno:
+                before = explained(error, path)
+            self._failed[number] = clock() + _TRIED_ONCE_SEC, before
+            raise before from None  # it says how often it was tried
+
+    def _can_be_read(self) -> bool:
+        return any(can_read(self._root / META / name) for name in (INFO_JSON, INFO_YAML))
+
+    def _opened(self, number: int) -> _OpenShard:
+        shard = self._open.get(number)
+        if shard is not None:
+            self._open.move_to_end(number)
+            return shard
+        path = self._root / self._shards[number]
+        offsets = read_index(path, self._counts[number])
+        descriptor = open_regular(path)
+        shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
+        self.close_down_to(self._most_open - 1)
+        self._open[number] = shard
+        seen = (shard.size_bytes, int(offsets.sum()))
+        before = self._seen.setdefault(number, seen)
+        if seen != before:
+            self._close(number)
+            text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
+            text += ", or its index changed; restore it, or begin a run of the new data"
+            raise OSError(errno.ESTALE, text, str(path))
+        return shard
+
+    def _close(self, number: int) -> None:
+        shard = self._open.pop(number, None)
+        if shard is not None:
+            with suppress(OSError):
+                os.close(shard.descriptor)
+
+    def close_down_to(self, number: int) -> None:
+        """Closes what was not used for longest, until so many files are open."""
+        while len(self._open) > number:
+            self._close(next(iter(self._open)))
