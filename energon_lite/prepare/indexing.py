@@ -142,7 +142,7 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
     current: str | None = None
     index, end, skipped = -1, 0, 0
     try:
-        for name, is_file, start, data, size, end in iter_tar(path):  # noqa: B007  used below
+        for name, is_file, start, data, size, end, _ in iter_tar(path):  # noqa: B007  used below
             found = split_name(name) if is_file else None
             if found is None:
                 skipped += is_file

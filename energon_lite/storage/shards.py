@@ -111,7 +111,7 @@ class ShardReader:
         firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
         for row in lost:
             lasts[order[row]] = firsts[order[row]]
-        members = block_members(data, firsts, lasts)
+        members, _ = block_members(data, firsts, lasts, -shifts[back])
         for row, error in lost.items():
             members[order[row]] = error
         numbers, places = shard_numbers[back], places[back]

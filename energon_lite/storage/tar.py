@@ -10,6 +10,7 @@ Source: POSIX.1-2017, pax, section "ustar Interchange Format"; GNU tar manual, "
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,14 @@ BLOCK = 512
 # name, size, checksum, typeflag, magic; then the first byte of the prefix field
 _HEADER = Struct("<100s24x12s12x8sc100s6s82xc")
 _REGULAR = (b"0", b"\0", b"7")
+# GNU long name and long link, PAX records of a member and of all; of links and of all, nothing.
+_EXTENSIONS = (b"L", b"K", b"x", b"g")
+_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
 _WINDOW = 1 << 20
+# Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
+MAX_EXTENSION_BYTES = 1 << 20
 _MISFIT = (
     "the tar is damaged, or its index does not fit it. Restore the tar, or run "
     "`energon-lite prepare FOLDER --tar-index-only`"
@@ -37,6 +43,7 @@ class Header(NamedTuple):
 
     `start` is where the member's first (extension) header begins, `data` where its content
     begins, `size` its length, and `end` where the next header begins. `[Unit: byte]`
+    `is_long` is whether an extension header holds the name: bytes that no checksum covers.
     """
 
     name: str
@@ -45,27 +52,36 @@ class Header(NamedTuple):
     data: int
     size: int
     end: int
+    is_long: bool
 
 
 class TarError(DatasetFormatError):
     """The bytes are not a readable tar."""
 
 
+class CutOffError(TarError):
+    """The bytes end inside a header."""
+
+
 def _number(field: bytes, pos: int) -> int:
-    if field[0] & 0x80:  # base-256, for sizes of 8 GiB and more
-        return int.from_bytes(field[1:], "big") + ((field[0] & 0x7F) << (8 * (len(field) - 1)))
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise TarError(f"no tar header at byte {pos} (size field is {field!r})") from None
+    """Reads octal digits between blanks, or GNU's base-256 of sizes from 8 GiB on."""
+    octal = _OCTAL.fullmatch(field)
+    if octal:
+        return int(octal[1] or b"0", 8)
+    number = int.from_bytes(field, "big") - (0x80 << (8 * (len(field) - 1)))
+    if not 0 <= number < 1 << 63:
+        raise TarError(f"no tar header at byte {pos} (number field is {field!r})")
+    return number
 
 
 def _check_sum(raw: bytes, pos: int) -> None:
     stored = raw[148:156]
-    # The low half of Adler-32 is 1 + the sum of all bytes modulo 65521: 20 times as fast as sum().
     # The checksum field itself counts as eight spaces.
-    expected = _number(stored, pos) + sum(stored) - 8 * 32
-    if (expected + 1) % 65521 != zlib.adler32(raw) & 0xFFFF:
+    blanked = raw[:148] + b" " * 8 + raw[156:]
+    # The low half of Adler-32 is 1 + the sum of all bytes modulo 65521: 20 times as fast as sum().
+    expected, found = _number(stored, pos) + 1, zlib.adler32(blanked) & 0xFFFF
+    # Some old programs took bytes for signed numbers.
+    if expected % 65521 != found and expected != 1 + sum(memoryview(blanked).cast("b")):
         raise TarError(f"no tar header at byte {pos} (header checksum does not match)")
 
 
@@ -74,76 +90,92 @@ def _pax_records(content: bytes, pos: int) -> dict[str, str]:
     records: dict[str, str] = {}
     at = 0
     while at < len(content) and content[at] != 0:
-        space = content.find(b" ", at)
-        digits = content[at:space]
-        if space < 0 or not digits.isdigit() or int(digits) <= space - at:
+        digits = content[at : at + 9].partition(b" ")[0]
+        end = at + int(digits) if digits.isdigit() and len(digits) < 9 else 0
+        key, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
+        if not equals or not key or content[end - 1 : end] != b"\n":
             raise TarError(f"broken PAX header at byte {pos}")
-        key, _, value = content[space + 1 : at + int(digits) - 1].partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        at += int(digits)
+        at = end
     return records
 
 
-def read_header(buffer: bytes | memoryview, pos: int, check: bool = False) -> Header | None:
-    """Reads the member whose first header is at `pos` of `buffer`.
+def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
+    """Returns what an extension header says of the member after it, by the names of PAX."""
+    if kind == b"L":
+        return {"path": content.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+    if kind != b"x":
+        return {}
+    records = _pax_records(content, pos)
+    if any(key.startswith("GNU.sparse.") for key in records):
+        raise TarError(f"sparse member at byte {pos}: store the file in full")
+    return records
+
+
+def _pax_size(text: str, pos: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise TarError(f"broken PAX header at byte {pos} (size={text[:40]!r})")
+    return int(text)
+
+
+def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header | None:
+    """Reads the member whose first header is at `pos` of `buffer`, and verifies its checksums.
 
     Args:
         buffer: tar bytes; must hold all of the member's headers.
-        pos: a multiple of 512 bytes from the start of the tar.
-        check: whether to verify each header's checksum (always done without a ustar magic).
+        pos: where the header begins in the buffer.
+        base: where the buffer begins in the tar; the header and messages speak of the tar.
 
     Returns:
-        The header, or None for a block of zeros (end of the archive).
+        The header, or None for a block of zeros (end of the archive). Its `end` is at least 512
+        bytes behind its `start`.
 
     Raises:
-        TarError: The bytes at `pos` are not a tar header, or the buffer ends inside it.
+        CutOffError: The buffer ends inside the header.
+        TarError: The bytes at `pos` are not a tar header.
     """
     start = pos
-    long_name: str | None = None
-    long_size: int | None = None
+    extended: dict[str, str] = {}
     while True:
         if pos + BLOCK > len(buffer):
-            raise TarError(f"truncated: the header at byte {pos} is cut off")
+            raise CutOffError(f"truncated: the header at byte {base + pos} is cut off")
         name, size_field, _, kind, _, magic, prefix = _HEADER.unpack_from(buffer, pos)
         if kind == b"\0" and name[0] == 0 and not any(buffer[pos : pos + BLOCK]):
             return None
-        if check or magic not in (_POSIX_MAGIC, GNU_MAGIC):
-            _check_sum(bytes(buffer[pos : pos + BLOCK]), pos)
-        size = _number(size_field, pos)
+        _check_sum(bytes(buffer[pos : pos + BLOCK]), base + pos)
+        size = _number(size_field, base + pos)
         data = pos + BLOCK
-        if kind in (b"L", b"x"):
+        if kind in _EXTENSIONS:
+            length = data + size - start
+            if length > MAX_EXTENSION_BYTES:
+                raise TarError(
+                    f"the extended headers from byte {base + start} on have {length:,} bytes, "
+                    f"where at most {MAX_EXTENSION_BYTES:,} can be right"
+                )
             if data + size > len(buffer):
-                raise TarError(f"truncated: the extended header at byte {pos} is cut off")
-            content = bytes(buffer[data : data + size])
-            if kind == b"L":
-                long_name = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            else:
-                records = _pax_records(content, pos)
-                long_name = records.get("path", long_name)
-                if any(key.startswith("GNU.sparse.") for key in records):
-                    raise TarError(f"sparse member at byte {pos}: store the file in full")
-                if "size" in records:
-                    long_size = int(records["size"])
-            pos = data + (size + BLOCK - 1) // BLOCK * BLOCK
-            continue
-        if kind in (b"g", b"K"):  # global PAX header, GNU long link: nothing that we use
+                raise CutOffError(f"truncated: the extended header at byte {base + pos} is cut off")
+            extended |= _extension(kind, bytes(buffer[data : data + size]), base + pos)
             pos = data + (size + BLOCK - 1) // BLOCK * BLOCK
             continue
         if kind == b"S":
-            raise TarError(f"sparse member at byte {pos}: store the file in full")
+            raise TarError(f"sparse member at byte {base + pos}: store the file in full")
+        long_name = extended.get("path")
+        is_long = long_name is not None
         if long_name is None:
             raw_name = name[: name.find(b"\0")] if b"\0" in name else name
             if prefix != b"\0" and magic == _POSIX_MAGIC:
                 lead = bytes(buffer[pos + 345 : pos + BLOCK - 12]).split(b"\0", 1)[0]
                 raw_name = lead + b"/" + raw_name
             long_name = raw_name.decode("utf-8", "surrogateescape")
-        if long_size is not None:
-            size = long_size
+        elif "\0" in long_name:
+            raise TarError(f"the name of the member at byte {base + start} has a zero byte")
+        if "size" in extended:
+            size = _pax_size(extended["size"], base + start)
         is_file = kind in _REGULAR and not long_name.endswith("/")
         # Directories, links and devices have no content, whatever their size field says.
         stored = size if kind not in (b"1", b"2", b"3", b"4", b"5", b"6") else 0
         end = data + (stored + BLOCK - 1) // BLOCK * BLOCK
-        return Header(long_name, is_file, start, data, size, end)
+        return Header(long_name, is_file, base + start, base + data, size, base + end, is_long)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -176,9 +208,22 @@ class Member(NamedTuple):
     first: int
     last: int
 
+    @classmethod
+    def of(cls, header: Header, base: int) -> Member:
+        """Makes a member of its header; the buffer begins at byte `base` of the tar."""
+        return cls(header.name, header.data - base, header.data + header.size - base)
 
-def sample_members(buffer: bytes | memoryview, start: int, stop: int) -> list[Member]:
-    """Finds the regular files in `buffer[start:stop]`, which must be whole members.
+
+def sample_headers(
+    buffer: bytes | memoryview, start: int, stop: int, base: int = 0
+) -> list[Header]:
+    """Reads the headers of the regular files in `buffer[start:stop]`, which must be whole members.
+
+    Args:
+        buffer: tar bytes.
+        start: where the sample begins in the buffer.
+        stop: where it ends.
+        base: where the buffer begins in the tar; the headers and messages speak of the tar.
 
     Raises:
         TarError: The range does not begin with a header or end with a member (a wrong index, or a
@@ -188,23 +233,26 @@ def sample_members(buffer: bytes | memoryview, start: int, stop: int) -> list[Me
     pos = start
     while pos < stop:
         try:
-            header = read_header(buffer, pos)
+            header = read_header(buffer, pos, base)
         except TarError as error:
-            message = str(error).replace(f"at byte {pos}", f"at byte {pos - start} of the sample")
-            raise TarError(f"{message}; {_MISFIT}") from None
+            raise TarError(f"{error}; {_MISFIT}") from None
         if header is None:
-            raise TarError(
-                f"zeros at byte {pos - start} of the sample, where a header should be; {_MISFIT}"
-            )
+            raise TarError(f"zeros at byte {base + pos}, where a header should be; {_MISFIT}")
         if header.is_file:
-            found.append(Member(header.name, header.data, header.data + header.size))
-        pos = header.end
+            found.append(header)
+        pos = header.end - base
     if pos != stop:
         raise TarError(
-            f"ends at byte {pos - start} of the sample, not at {stop - start}; the index does not "
-            "fit the tar"
+            f"the last member ends at byte {base + pos}, not at byte {base + stop}; {_MISFIT}"
         )
     return found
+
+
+def sample_members(
+    buffer: bytes | memoryview, start: int, stop: int, base: int = 0
+) -> list[Member]:
+    """Finds the regular files of a sample; as `sample_headers`."""
+    return [Member.of(header, base) for header in sample_headers(buffer, start, stop, base)]
 
 
 def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str, list[Member]]:
@@ -231,9 +279,8 @@ def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str
 class _Window:
     """Reads a file of any size through one buffer that moves forward."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.size = size
         self.base = 0
         self.buffer = b""
 
@@ -246,11 +293,6 @@ class _Window:
         return pos - self.base
 
 
-def _shifted(header: Header, by: int) -> Header:
-    name, is_file, start, data, size, end = header
-    return Header(name, is_file, start + by, data + by, size, end + by)
-
-
 def iter_tar(path: Path) -> Iterator[Header]:
     """Gives the header of every member of a tar file, in order, with all checksums verified.
 
@@ -258,12 +300,12 @@ def iter_tar(path: Path) -> Iterator[Header]:
         TarError: The file is truncated, is no tar, or holds data after its end mark; the text
             names the file, and the last member that was whole.
     """
-    size = path.stat().st_size
     last = "no member"
     pos = 0
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
-            window = _Window(file, size)
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123  a descriptor
+            size = os.fstat(file.fileno()).st_size
+            window = _Window(file)
             while pos < size:
                 header = _next_header(window, pos)
                 if header is None:
@@ -281,20 +323,12 @@ def iter_tar(path: Path) -> Iterator[Header]:
 
 
 def _next_header(window: _Window, pos: int) -> Header | None:
-    need = BLOCK
-    while True:
-        need = min(need, window.size - pos)
-        place = window.at(pos, need)
-        try:
-            header = read_header(window.buffer, place, check=True)
-        except TarError as error:
-            # An extension header may be longer than the window: read on while the file has more.
-            if "is cut off" in str(error) and need < window.size - pos and need < 1 << 26:
-                need = max(2 * len(window.buffer), _WINDOW)
-                continue
-            message = str(error).replace(f"at byte {place}", f"at byte {pos}")
-            raise TarError(message) from None
-        return None if header is None else _shifted(header, window.base)
+    place = window.at(pos, BLOCK)
+    try:
+        return read_header(window.buffer, place, window.base)
+    except CutOffError:  # perhaps only by the end of the window
+        place = window.at(pos, MAX_EXTENSION_BYTES + 2 * BLOCK)
+        return read_header(window.buffer, place, window.base)
 
 
 def _check_tail(window: _Window, pos: int) -> None:

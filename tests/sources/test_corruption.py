@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Damage, range, str]] = {
         "preparing. Restore it, or prepare the dataset again",
     ),
     "empty": (lambda shard: os.truncate(shard, 0), range(10), "the file ends before (0 bytes)"),
-    "zeros": (overwrite(4 * SAMPLE_BYTES, bytes(2048)), range(4, 6), "zeros at byte 0"),
+    "zeros": (overwrite(4 * SAMPLE_BYTES, bytes(2048)), range(4, 6), "zeros at byte 4096"),
     "junk header": (
         overwrite(4 * SAMPLE_BYTES, b"\xff" * 512), range(4, 5), "header checksum does not match"
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar import TarError, sample_members
+from energon_lite.storage.tar import TarError, sample_headers, sample_members
 from energon_lite.storage.tar_blocks import block_members
 
 from ..conftest import examples
@@ -53,13 +53,17 @@ def tar_of(described: list[list[dict[str, Any]]], tar_format: int) -> tuple[byte
 
 def both(data: bytes, starts: list[int], stops: list[int]) -> tuple[list[Any], list[Any]]:
     buffer = np.frombuffer(data, dtype=np.uint8).copy()
-    quick = block_members(buffer, np.array(starts), np.array(stops))
+    bases = np.arange(len(starts)) * 512
+    quick, long = block_members(buffer, np.array(starts), np.array(stops), bases)
     exact: list[Any] = []
-    for start, stop in zip(starts, stops, strict=True):
+    for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         try:
-            exact.append([tuple(found) for found in sample_members(data, start, stop)])
+            exact.append([tuple(found) for found in sample_members(data, start, stop, 512 * i)])
         except TarError as error:
             exact.append(str(error))
+        else:
+            headers = sample_headers(data, start, stop)
+            assert any(header.is_long for header in headers) == (i in long)
     return [str(q) if isinstance(q, Exception) else [tuple(f) for f in q] for q in quick], exact
 
 
