@@ -11,6 +11,7 @@ skipped: that is waited out, or ends the run.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,9 +24,11 @@ import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.storage.files import can_read, explained, open_regular
-from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META, read_index
+from energon_lite.storage.nvmeta import INFO_JSON, META, read_index
 from energon_lite.storage.retry import BRIEF_SEC, OUTAGE_SEC, clock, retried
 from energon_lite.storage.tar import read_into
+
+logger = logging.getLogger(__name__)
 
 Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -82,14 +85,12 @@ class OpenShards:
             DatasetFormatError: The shard, or its index, is not as it should be.
             FatalSampleError: The dataset cannot be read at all.
         """
-        if shard not in self._open:
-            self._patiently(shard, lambda: self._opened(shard))
-        return self._opened(shard).offsets
+        return self._ready(shard).offsets
 
     def read(self, shard: int, target: memoryview, start: int) -> Exception | None:
         """Fills `target` from byte `start` of a shard; returns the error if that fails."""
         try:
-            got = read_into(self._opened(shard).descriptor, target, start)
+            got = read_into(self._ready(shard).descriptor, target, start)
         except (OSError, DatasetFormatError) as error:
             return error
         if got == len(target):
@@ -180,21 +181,28 @@ class OpenShards:
 
         While nothing of the dataset can be read, for some minutes: its samples are well.
         """
-        is_away = False
+        path = self._root / self._shards[number]
         until, before = self._failed.get(number, (0.0, None))
+        is_away, away_sec = False, 0.0
 
-        def patience(error: OSError) -> float:
-            nonlocal is_away
-            if error.errno in _FULL and self._open:
+        def patience(error: OSError, spent_sec: float) -> float:
+            nonlocal is_away, away_sec
+            if error.errno in _FULL:
+                is_away = not self._open
                 self._most_open = max(1, len(self._open) // 2)
                 self.close_down_to(self._most_open - 1)
-                return BRIEF_SEC
-            is_away = not self._can_be_read()
+                return away_sec + BRIEF_SEC
+            was_away, is_away = is_away, not self._others_can_be_read(number)
             if is_away:
+                if not was_away:
+                    logger.warning(
+                        "%s: no file of the dataset can be read (%s); waiting for %d s at most",
+                        self._root, error, OUTAGE_SEC,
+                    )  # fmt: skip
+                away_sec = spent_sec
                 return OUTAGE_SEC
-            return 0.0 if clock() < until else BRIEF_SEC
+            return away_sec + BRIEF_SEC if away_sec or clock() >= until else 0.0
 
-        path = self._root / self._shards[number]
         try:
             return retried(attempt, path, patience, first)
         except OSError as error:
@@ -209,8 +217,17 @@ class OpenShards:
             self._failed[number] = clock() + _TRIED_ONCE_SEC, before
             raise before from None  # it says how often it was tried
 
-    def _can_be_read(self) -> bool:
-        return any(can_read(self._root / META / name) for name in (INFO_JSON, INFO_YAML))
+    def _others_can_be_read(self, number: int) -> bool:
+        """Whether another shard of the dataset can be read, or its list where there is no other."""
+        total = len(self._shards)
+        others = {(number + step) % total for step in (1, total // 2, -1)} - {number}
+        paths = [self._root / self._shards[other] for other in sorted(others)]
+        return any(map(can_read, paths or [self._root / META / INFO_JSON]))
+
+    def _ready(self, number: int) -> _OpenShard:
+        if number not in self._open:
+            self._patiently(number, lambda: self._opened(number))
+        return self._opened(number)
 
     def _opened(self, number: int) -> _OpenShard:
         shard = self._open.get(number)

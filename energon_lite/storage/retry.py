@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,29 +34,33 @@ PASSING = frozenset(
     if hasattr(errno, name)
 )  # fmt: skip
 
+_current = threading.local()
+
 # Tests put others in their place.
 sleep = time.sleep
 clock = time.monotonic
 
 
-def briefly(error: OSError) -> float:
-    """Returns for how many seconds a file is tried again after an error."""
+def briefly(error: OSError, _spent_sec: float) -> float:
+    """Returns for how many seconds a file is tried after an error that may pass."""
     return BRIEF_SEC if error.errno in PASSING else 0.0
 
 
 def retried(
     attempt: Callable[[], T],
     path: Path,
-    patience: Callable[[OSError], float] = briefly,
+    patience: Callable[[OSError, float], float] = briefly,
     first: Exception | None = None,
 ) -> T:
     """Calls a function again, after longer and longer pauses, until it succeeds.
 
+    Inside another such call it is called only once: the outer one tries again.
+
     Args:
         attempt: what to call.
         path: the file that it reads, for messages.
-        patience: returns for how many seconds in all to try, by the newest error. Asked at least
-            once for each error, so it may do something about it.
+        patience: returns for how many seconds in all to try, by the newest error and the seconds
+            spent so far. Asked once for each error, so it may do something about it.
         first: the error of a try that the caller made.
 
     Returns:
@@ -64,13 +69,15 @@ def retried(
     Raises:
         OSError: The newest error; after several tries it says how many, and in which time.
     """
+    if getattr(_current, "is_trying", False):
+        return attempt()
     begun, slept, pause, tries = clock(), 0.0, _FIRST_SEC, 1 if first is None else 2
     while True:
         try:
-            result = attempt()
+            result = _outermost(attempt)
         except OSError as error:
             spent = max(slept, clock() - begun)
-            left = patience(error) - spent
+            left = patience(error, spent) - spent
             if left <= 0:
                 if first is None:
                     raise
@@ -84,6 +91,14 @@ def retried(
         slept += min(pause, left)
         pause = min(pause * _FACTOR, _LONGEST_SEC)
         tries += 1
+
+
+def _outermost(attempt: Callable[[], T]) -> T:
+    _current.is_trying = True
+    try:
+        return attempt()
+    finally:
+        _current.is_trying = False
 
 
 def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError:
