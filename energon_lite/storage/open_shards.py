@@ -193,13 +193,14 @@ class OpenShards:
                 self.close_down_to(self._most_open - 1)
                 return away_sec + BRIEF_SEC
             was_away, is_away = is_away, not self._others_can_be_read(number)
+            if was_away:
+                away_sec = spent_sec
             if is_away:
                 if not was_away:
                     logger.warning(
                         "%s: no file of the dataset can be read (%s); waiting for %d s at most",
                         self._root, error, OUTAGE_SEC,
                     )  # fmt: skip
-                away_sec = spent_sec
                 return OUTAGE_SEC
             return away_sec + BRIEF_SEC if away_sec or clock() >= until else 0.0
 
@@ -235,10 +236,10 @@ class OpenShards:
             self._open.move_to_end(number)
             return shard
         path = self._root / self._shards[number]
+        self.close_down_to(self._most_open - 1)
         offsets = read_index(path, self._counts[number])
         descriptor = open_regular(path)
         shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
-        self.close_down_to(self._most_open - 1)
         self._open[number] = shard
         seen = (shard.size_bytes, int(offsets.sum()))
         before = self._seen.setdefault(number, seen)

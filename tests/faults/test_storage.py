@@ -6,8 +6,12 @@ Faults are put in between the readers and the system's calls; nothing waits, as 
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import random
+import resource
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -49,16 +53,26 @@ class Storage:
         fault: called before each read with path, first byte and byte after the last; raises, or
             returns how many bytes may be read (None for all).
         at_opening: called with the path before each file is opened.
+        while_waiting: called in each pause between two tries, with the seconds waited so far.
         reads: how many reads of shards there were.
+        waited_sec: the pauses in all.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.fault: Callable[[str, int, int], int | None] = lambda path, start, stop: None
         self.at_opening: Callable[[str], None] = lambda path: None
+        self.while_waiting: Callable[[float], None] = lambda waited: None
         self.reads = 0
+        self.waited_sec = 0.0
+        self.patch = patch
         self._open, self._preadv = os.open, os.preadv
         patch.setattr(os, "open", self._opened)
         patch.setattr(os, "preadv", self._read)
+        patch.setattr("energon_lite.storage.retry.sleep", self._wait)
+
+    def _wait(self, seconds: float) -> None:
+        self.waited_sec += seconds
+        self.while_waiting(self.waited_sec)
 
     def _opened(self, path: Any, flags: int, *more: Any, **named: Any) -> int:
         self.at_opening(str(path))
@@ -79,8 +93,8 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
     return Storage(monkeypatch)
 
 
-def loader_of(path: Path, **settings: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+def loader_of(path: Path, num_workers: int = 0, **settings: Any) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=1)
     settings = {"batch_size": 1, "repeat": False, **settings}
     return get_savable_loader(train(path, **settings)(config))
 
@@ -94,7 +108,7 @@ def fails(name: str, number: float, only: str = BROKEN) -> Callable[[str, int, i
     left = [number]
 
     def fault(path: str, start: int, stop: int) -> None:
-        if path.endswith(only) and left[0] > 0:
+        if only in path and left[0] > 0:
             left[0] -= 1
             raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
 
@@ -187,23 +201,251 @@ def test_while_nothing_can_be_read_nothing_is_skipped_and_the_run_ends_with_one_
     assert found + keys_in(loader) == expected
 
 
-def test_an_outage_that_ends_costs_nothing(sound, storage, monkeypatch) -> None:
+def test_an_outage_that_ends_costs_nothing(sound, storage, caplog) -> None:
     expected = keys_in(loader_of(sound))
-    now = [0.0]
-
-    def away(path: str, *range_: int) -> None:
-        if str(sound) in path and 0 < now[0] < 100:
-            raise OSError(errno.EIO, "Input/output error", path)
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr("energon_lite.storage.retry.sleep", sleep)
     loader = loader_of(sound)
-    storage.fault = storage.at_opening = away  # type: ignore[assignment]
     iterator = iter(loader)
     found = keys_in([next(iterator) for _ in range(3)])
-    now[0] = 1.0
+
+    def away(path: str, *range_: int) -> None:
+        if str(sound) in path and storage.waited_sec < 100:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    storage.fault = storage.at_opening = away  # type: ignore[assignment]
     assert found + keys_in(iterator) == expected
-    assert now[0] >= 100
+    assert storage.waited_sec >= 100
     assert loader.num_skipped == {}
+    began, ended = [record.getMessage() for record in caplog.records]
+    assert "waiting for 300 s at most" in began
+    assert "could be read at try" in ended
+
+
+def test_an_outage_may_end_while_it_is_asked_for(sound, storage, monkeypatch) -> None:
+    """The last try fails, then the other shards can be read: the shard is tried as long as ever."""
+    expected = keys_in(loader_of(sound))
+
+    def away(path: str, *range_: int) -> None:
+        is_probe = sys._getframe(2).f_code.co_name == "can_read"
+        if str(sound) in path and storage.waited_sec < (50 if is_probe else 52):
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    loader = loader_of(sound)
+    storage.fault = storage.at_opening = away  # type: ignore[assignment]
+    assert keys_in(loader) == expected
+
+
+@pytest.mark.processes
+def test_an_outage_ends_worker_processes_with_the_same_error_and_exact_states(
+    sound, storage
+) -> None:
+    expected = keys_in(loader_of(sound, num_workers=1))
+    is_away = multiprocessing.Value("b", False)
+
+    def away(path: str, *range_: int) -> None:
+        if str(sound) in path and is_away.value:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+
+    storage.fault = storage.at_opening = away  # type: ignore[assignment]
+    loader = loader_of(sound, num_workers=1)
+    iterator = iter(loader)
+    found = keys_in([next(iterator) for _ in range(5)])
+    is_away.value = True
+    with pytest.raises(FatalSampleError, match="no file of the dataset can be read any more"):
+        found.extend(batch.__key__[0] for batch in iterator)
+    assert loader.num_skipped == {}
+    is_away.value = False
+    assert found + keys_in(loader) == expected
+
+
+# ------------------------------------------------------------------------------- kinds of faults
+
+
+def short_reads(storage: Storage, folder: Path) -> None:
+    storage.fault = lambda path, start, stop: 700
+
+
+def ends_early(storage: Storage, folder: Path) -> None:
+    """Reads find nothing, though the file has its length."""
+    storage.fault = lambda path, start, stop: 0 if storage.waited_sec < 1 else None
+
+
+def ends_early_in_the_middle(storage: Storage, folder: Path) -> None:
+    def fault(path: str, start: int, stop: int) -> int | None:
+        return max(0, 9 * SAMPLE_BYTES - start) if storage.waited_sec < 1 else None
+
+    storage.fault = fault
+
+
+def index_fails(storage: Storage, folder: Path) -> None:
+    def fault(path: str) -> None:
+        if path.endswith(".idx") and storage.waited_sec < 1:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    storage.at_opening = fault
+
+
+def may_not_be_opened(storage: Storage, folder: Path) -> None:
+    def fault(path: str) -> None:
+        if path.endswith(BROKEN) and storage.waited_sec < 1:
+            raise OSError(errno.EACCES, "Permission denied", path)
+
+    storage.at_opening = fault
+
+
+def no_status(storage: Storage, folder: Path) -> None:
+    fstat = os.fstat
+
+    def fault(descriptor: int) -> os.stat_result:
+        if storage.waited_sec < 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return fstat(descriptor)
+
+    storage.patch.setattr(os, "fstat", fault)
+
+
+def appears_late(storage: Storage, folder: Path) -> None:
+    shard = folder / BROKEN
+    shard.rename(folder / "later")
+
+    def put_back(waited: float) -> None:
+        if waited > 1 and not shard.exists():
+            (folder / "later").rename(shard)
+
+    storage.while_waiting = put_back
+
+
+def deleted_and_written_again(storage: Storage, folder: Path) -> None:
+    content = (folder / BROKEN).read_bytes()
+    (folder / BROKEN).unlink()
+    storage.while_waiting = lambda waited: (folder / BROKEN).write_bytes(content) and None
+
+
+def cut_and_restored(storage: Storage, folder: Path) -> None:
+    """A copy over the shard: it is cut first, and is longer and longer then."""
+    content = (folder / BROKEN).read_bytes()
+
+    def copy(waited: float) -> None:
+        (folder / BROKEN).write_bytes(content if waited > 1 else content[: int(5000 * waited)])
+
+    storage.fault = lambda path, start, stop: copy(0) if not storage.waited_sec else None
+    storage.while_waiting = copy
+
+
+def replaced_by_itself(storage: Storage, folder: Path) -> None:
+    """As by `rsync`: a new file under the same name, of the same content; the old one is stale."""
+    old = {str((folder / BROKEN).stat().st_ino)}
+
+    def fault(path: str, start: int, stop: int) -> None:
+        if path.startswith(str(folder / BROKEN)) and " (deleted)" in path:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        if path.endswith(BROKEN) and old:
+            old.clear()
+            shutil.copy(folder / BROKEN, folder / "new")
+            (folder / "new").replace(folder / BROKEN)
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    storage.fault = fault
+
+
+def unmounted_and_mounted(storage: Storage, folder: Path) -> None:
+    away = folder.with_name("away")
+
+    def fault(path: str, start: int, stop: int) -> None:
+        if storage.reads == 3:
+            folder.rename(away)
+        if "away" in path:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    def mount(waited: float) -> None:
+        if waited > 60 and away.exists():
+            away.rename(folder)
+
+    storage.fault, storage.while_waiting = fault, mount
+
+
+def machine_has_too_many_open_files(storage: Storage, folder: Path) -> None:
+    def fault(path: str) -> None:
+        if str(folder) in path and storage.waited_sec < 1:
+            raise OSError(errno.ENFILE, "Too many open files in system", path)
+
+    storage.at_opening = fault
+
+
+def nothing_stays_well_for_long(storage: Storage, folder: Path) -> None:
+    rng = random.Random(1)
+
+    def fault(path: str, start: int, stop: int) -> int | None:
+        if rng.random() < 0.3:
+            name = rng.choice(ERRORS)
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        return rng.choice([None, None, 5000])
+
+    storage.fault = fault
+
+
+HEALING = [
+    short_reads, ends_early, ends_early_in_the_middle, index_fails, may_not_be_opened, no_status,
+    appears_late, deleted_and_written_again, cut_and_restored, replaced_by_itself,
+    unmounted_and_mounted, machine_has_too_many_open_files, nothing_stays_well_for_long,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", HEALING)
+def test_what_heals_costs_nothing(sound, copied, storage, cause) -> None:
+    expected = keys_in(loader_of(sound))
+    storage.patch.setattr("energon_lite.storage.open_shards.MAX_OPEN", 2)
+    loader = loader_of(copied)
+    cause(storage, copied)
+    assert keys_in(loader) == expected
+    assert loader.num_skipped == {}
+
+
+def test_too_many_open_files_close_the_coldest(tmp_path, storage, caplog) -> None:
+    folder = text_set(tmp_path / "many", 60, 30)
+    settings = {"max_samples_per_sequence": 1, "shuffle_buffer_size": 60}
+    expected = keys_in(loader_of(folder, **settings))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for free in (8, 2):
+        loader = loader_of(folder, **settings)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+        try:
+            found = keys_in(loader)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert found == expected
+        assert loader.num_skipped == {}
+    assert storage.waited_sec < 1
+
+
+def test_a_process_that_may_open_no_file_ends_with_one_error(sound, storage) -> None:
+    def full(path: str) -> None:
+        if str(sound) in path:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+    loader = loader_of(sound)
+    storage.at_opening = full
+    with pytest.raises(FatalSampleError, match="raise the limit of open files"):
+        next(iter(loader))
+    assert loader.num_skipped == {}
+
+
+def test_a_shard_replaced_by_another_one_is_named_and_not_read(
+    sound, copied, storage, tmp_path
+) -> None:
+    expected = keys_in(loader_of(sound))
+    loader = loader_of(copied)
+    iterator = iter(loader)
+    found = keys_in([next(iterator) for _ in range(60)])  # all shards are open
+    other = text_set(tmp_path / "other", NUM_SHARDS * PER_SHARD, NUM_SHARDS)
+    for name in (BROKEN, f"{BROKEN}.idx"):
+        (other / name.replace("2", "1")).replace(copied / name)
+    with (copied / BROKEN).open("ab") as file:
+        file.write(bytes(512))
+    storage.fault = fails("ESTALE", 1)
+    found += keys_in(iterator)
+    lost = loader.num_skipped["set/train"]
+    assert 0 < lost < PER_SHARD
+    assert len(found) == len(expected) - lost
+    assert [key for key in expected if key in set(found)] == found
