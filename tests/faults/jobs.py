@@ -1,0 +1,188 @@
+"""Training jobs as a test sees them: what they report, which processes they have, what they leave.
+
+Deadlines tell a hang from an end, on a machine where everything takes its time; how long an end
+took is returned, for the figures of `make soak`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..conftest import REPO
+
+LIMIT_SEC = 60.0  # for anything that does not hang
+END_SEC = 10.0  # until nothing may be left of a job; the goal on an idle machine is 2
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit_sec: float = LIMIT_SEC) -> float:
+    """Waits until a condition holds, and returns for how many seconds."""
+    start = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - start
+        assert waited < limit_sec, f"not within {waited:.0f} s: {what}"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """Command lines of the processes of a session that have not ended, by pid."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(folder.name)] = f"{fields[0]} {command[-120:]}"
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Names of the shared memory of the machine."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def unused(names: set[str]) -> set[str]:
+    """Names of shared memory that no process maps or has open: nobody will remove it."""
+    used = set()
+    for folder in Path("/proc").iterdir() if names else ():
+        with suppress(OSError):
+            places = (folder / "maps").read_text() if folder.name.isdigit() else ""
+            for link in (folder / "fd").iterdir() if folder.name.isdigit() else ():
+                places += f"{link.readlink()}\n"
+            used |= {name for name in names if name in places}
+    return names - used
+
+
+class Job:
+    """A process that runs a scene of `scenes`.
+
+    Attributes:
+        pid: its process, and its session.
+        folder: holds its `stderr`, its `report`, and `tmp`, where its temporary files are.
+    """
+
+    def __init__(self, server: JobServer, folder: Path, scene: str, args: dict[str, Any]) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self._server = server
+        self._shared_before = shared_memory()
+        self._exit_code: int | None = None
+        self.pid: int = server.ask({"scene": scene, "folder": str(folder), "args": args})
+
+    def reports(self) -> list[Any]:
+        """What the job has reported so far."""
+        with suppress(FileNotFoundError):
+            whole, _, _ = (self.folder / "report").read_text().rpartition("\n")
+            return [json.loads(line) for line in whole.splitlines()]
+        return []
+
+    def wait_for_reports(self, number: int) -> list[Any]:
+        """What the job has reported, once there are so many lines."""
+        wait_until(
+            lambda: len(self.reports()) >= number or self.exit_code() is not None,
+            f"{number} reports of {self!r}",
+        )
+        assert len(self.reports()) >= number, f"{self!r} ended: {self.stderr()}"
+        return self.reports()
+
+    def stderr(self) -> str:
+        """What the job has printed."""
+        file = self.folder / "stderr"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def exit_code(self) -> int | None:
+        """The exit code as `subprocess` has it; None as long as the job runs."""
+        if self._exit_code is None:
+            self._exit_code = self._server.ask({"wait": self.pid})
+        return self._exit_code
+
+    def workers(self) -> list[int]:
+        """Processes of the job beside its first."""
+        return [pid for pid in processes_of(self.pid) if pid != self.pid]
+
+    def end(self, limit_sec: float = LIMIT_SEC) -> tuple[int, float]:
+        """Waits until the first process has ended; returns its exit code and the seconds."""
+        waited = wait_until(
+            lambda: self.exit_code() is not None, f"end of {self!r}: {self.stderr()}", limit_sec
+        )
+        assert self._exit_code is not None
+        return self._exit_code, waited
+
+    def left(self, *, files: bool = True) -> list[str]:
+        """What there is of a job that has ended: processes, shared memory, temporary files."""
+        processes = [f"{pid}: {state}" for pid, state in processes_of(self.pid).items()]
+        shared = sorted(unused(shared_memory() - self._shared_before))
+        folder = self.folder / "tmp"
+        return processes + shared + [str(p) for p in (folder.rglob("*") if files else ())]
+
+    def seconds_until_clean(self, *, files: bool = True) -> float:
+        """Waits until nothing is left of the job."""
+        start = time.monotonic()
+        while left := self.left(files=files):
+            waited = time.monotonic() - start
+            assert waited < END_SEC, f"left {waited:.0f} s after the end of {self!r}: {left}"
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+    def kill(self) -> None:
+        """Kills whatever is left."""
+        while left := processes_of(self.pid):
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.exit_code()
+            time.sleep(0.01)
+
+    def __repr__(self) -> str:
+        return f"job {self.pid} ({self.folder.name})"
+
+
+class JobServer:
+    """The process that starts jobs, and knows how they ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.job_server"],
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: Any) -> Any:
+        """Returns the server's answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    @contextmanager
+    def job(self, scene: str, **args: Any) -> Iterator[Job]:
+        """Runs a scene; with the block ends whatever is left of it."""
+        job = Job(self, self._folder / f"{next(self._numbers)}-{scene}", scene, args)
+        try:
+            yield job
+        finally:
+            job.kill()
+
+    def close(self) -> None:
+        """Ends the server."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()

@@ -1,0 +1,152 @@
+"""What training jobs do; each function is the main program of a job."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..helpers import Ranks, last_slot
+from .acting import Act, acting, loader_of, without_pid
+
+Report = Callable[[Any], None]
+
+
+def train_until_killed(
+    report: Report,
+    texts: str,
+    start_method: str,
+    num_workers: int,
+    payload: int,
+    state: str,
+) -> None:
+    """Trains for ever; ends by `os._exit` at SIGALRM.
+
+    Args:
+        report: called before the first batch, and after the fourth.
+        texts: the data.
+        start_method: of the worker processes.
+        num_workers: how many there are.
+        payload: bytes of a batch.
+        state: of the workers: "busy"; "blocked", as nobody takes their batches; or "sleeping", in
+            a hook.
+    """
+    asleep = str(Path(tempfile.gettempdir()).parent / "asleep")
+    acts = {number: Act("sleep", 1000, asleep) for number in range(60) if state == "sleeping"}
+    loader = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
+    report("starts")
+    for number, _ in enumerate(loader):
+        if number == 3:
+            report("runs")
+            if state == "blocked":
+                time.sleep(1000)
+
+
+def train_and_leave(
+    report: Report,
+    texts: str,
+    start_method: str,
+    num_workers: int,
+    payload: int,
+    way: str,
+    slow: bool = False,
+) -> None:
+    """Trains for some batches, and leaves the loop in one of several ways.
+
+    Args:
+        report: called before the first batch, in the body of the fourth, and after the loop.
+        texts: the data.
+        start_method: of the worker processes.
+        num_workers: how many there are.
+        payload: bytes of a batch.
+        way: "sys.exit", "raise", "drop" (the loader), "circle" (a loader that only the garbage
+            collector finds), "with", "fall off" (the end of the program), "train" (for ever).
+        slow: whether the hook takes its time for each sample.
+    """
+    acts = {number: Act("sleep", 0.2) for number in range(60) if slow}
+    loader: Any = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
+    if way == "circle":
+        gc.disable()
+        loader.circle = loader
+    report("starts")
+    for number, batch in enumerate(loader):
+        assert not np.any(batch["array"] - batch["slot"] % 256)
+        if number == 3:
+            report("runs")
+        if number > 3 and way != "train":
+            break
+        if number == 3 and way == "sys.exit":
+            sys.exit(5)
+        if number == 3 and way == "raise":
+            raise LookupError("in the loop")
+    if way == "with":
+        loader.shutdown()
+    elif way in ("drop", "circle"):
+        del loader
+    report("ends")
+
+
+def digest(batch: dict[str, Any]) -> int:
+    """A number that tells batches apart, whichever process made them."""
+    parts = [value.tolist() if hasattr(value, "tolist") else value for value in batch.values()]
+    return zlib.crc32(repr(parts).encode())
+
+
+def train_ranks(
+    report: Report,
+    texts: str,
+    file: str,
+    world_size: int,
+    num_workers: int,
+    is_finite: bool,
+    num_slots: int,
+    seed: int,
+) -> None:
+    """Trains with all ranks of a job, in step, from the last saved state to the end.
+
+    Args:
+        report: called with slot and digest of each batch, and with what was skipped in the end.
+        texts: the data.
+        file: where the states are, which are saved at random steps.
+        world_size: number of ranks.
+        num_workers: worker processes of each.
+        is_finite: whether the data are read once.
+        num_slots: where endless data end.
+        seed: of the steps at which the state is saved.
+    """
+    rng = random.Random(seed)
+    saved, new = Path(file), Path(f"{file}.new")
+    states = json.loads(saved.read_text()) if saved.exists() else None
+    make = acting(Path(texts), 2_000, repeat=not is_finite)
+    run = Ranks(make, world_size, num_workers, num_streams=6, states=states, start_method="fork")
+    running = set(range(world_size))
+    next_slot = 0
+    while running and (is_finite or next_slot < num_slots):
+        for rank in sorted(running):
+            batch = next(run.iterators[rank], None)
+            if batch is None:
+                running.discard(rank)
+                continue
+            slot = last_slot(run.loaders[rank])
+            next_slot = max(next_slot, slot + 1)
+            report([slot, digest(without_pid(batch))])
+        if rng.random() < 0.3:
+            new.write_text(json.dumps(run.save()))
+            new.replace(saved)
+    skipped: dict[str, int] = {}
+    for loader in run.loaders:
+        for source, number in loader.num_skipped.items():
+            skipped[source] = skipped.get(source, 0) + number
+    report({"slots": next_slot, "skipped": skipped})
