@@ -98,6 +98,14 @@ class Cost:
         self.is_touched = False
         return taken
 
+    def give_back(self, row: CostRow) -> None:
+        """Adds numbers that were taken."""
+        self.draws += row[1]
+        self.read_sec += row[2]
+        self.encode_sec += row[3]
+        self.tokens += row[4]
+        self.overlong += row[5]
+
 
 class Siblings:
     """Items that are to be made again, by the input of a generator hook that they were made of.
@@ -263,6 +271,19 @@ class Activity:
         """Gives what the samples took since the last call, by source, and forgets it."""
         touched, self.touched = self.touched, []
         return [(source, *self._costs[source].take()) for source in touched]
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Counts nothing that is skipped or drawn in a `with` block: it was counted elsewhere."""
+        kept = self.take_records(), self.fill, self.last_draw, self.max_skip_rate
+        costs, self.max_skip_rate = self.take_costs(), 1.0
+        try:
+            yield
+        finally:
+            self.take_costs()
+            self.records, self.fill, self.last_draw, self.max_skip_rate = kept
+            for row in costs:
+                self.cost(row[0]).give_back(row)
 
     def take_records(self) -> list[SkipRecord]:
         """Gives what was left out since the last call, and forgets it."""

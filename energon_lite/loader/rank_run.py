@@ -89,6 +89,7 @@ class RankRun(Generic[T]):
         self.looks_ahead = False
         self.is_last = False
         self._ahead: list[Delivery | Exception | None] = []
+        self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
@@ -255,13 +256,16 @@ class RankRun(Generic[T]):
         if isinstance(delivery, Exception):
             raise delivery
         place = self.place
+        place.num_steps += delivery is not None
+        if delivery is not None and delivery.is_padding:
+            return delivery  # what came at the end of the streams counts at the end of the pass
+        while self._passed:
+            self._pass_by(self._passed.pop(0))
         if delivery is not None:
-            place.num_steps += 1
-            if not delivery.is_padding:
-                self._pass_by(delivery)
-                if delivery.skipped:
-                    self._check_failures(is_end=False)
-                place.count = place.start.slots.turn_of(delivery.slot) + 1
+            self._pass_by(delivery)
+            if delivery.skipped:
+                self._check_failures(is_end=False)
+            place.count = place.start.slots.turn_of(delivery.slot) + 1
         return delivery
 
     def _computed_step(self) -> Delivery | None:
@@ -275,7 +279,6 @@ class RankRun(Generic[T]):
 
     def _fetch(self, deliveries: Iterator[Delivery]) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of its pass."""
-        place, slots = self.place, self.place.start.slots
         try:
             with self._watchdog:
                 for delivery in deliveries:
@@ -283,34 +286,34 @@ class RankRun(Generic[T]):
                         continue
                     if type(delivery.item) is Unsendable:
                         raise TypeError(delivery.item.reason)
-                    is_given = bool(place.given) and place.is_given(delivery.slot)
-                    if delivery.item is not Mark.END and not is_given:
+                    if delivery.item is not Mark.END and not self.place.is_given(delivery.slot):
                         return delivery
-                    self._pass_by(delivery, is_given)
-                    if not is_given:
-                        self.counter.add(delivery.costs.rows, delivery.skipped)
+                    self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
         except BaseException as error:
             dead = dead_workers(deliveries)
             # What was computed ahead is lost with the workers; the state stands where it stood.
             self.stop_workers()
             if dead and isinstance(error, Exception):
                 raise RuntimeError(
-                    f"Worker process {dead} of rank {slots.rank} died after batch "
-                    f"{place.count - 1} of the rank (a kill by signal 9 is often a lack of "
+                    f"Worker process {dead} of rank {self._config.rank} died after batch "
+                    f"{self.place.count - 1} of the rank (a kill by signal 9 is often a lack of "
                     "memory). Nothing is lost: iterate the loader again to go on with the next "
                     "batch, or resume from a saved state."
                 ) from error
             raise
         return None
 
-    def _pass_by(self, delivery: Delivery, is_given: bool = False) -> None:
-        """Goes to where a stream stands after a delivery, and counts what it skipped."""
-        if not is_given:
-            self._limit.count(self.place.failures, delivery)
+    def _pass_by(self, delivery: Delivery) -> None:
+        """Goes to where a stream stands after a delivery; counts what only this slot counts."""
         if delivery.snapshot is not None:
             self._snapshots[delivery.stream] = delivery.snapshot
-        if delivery.skipped and not is_given:
+        if self.place.is_given(delivery.slot):
+            return
+        self._limit.count(self.place.failures, delivery)
+        if delivery.skipped:
             self._count(delivery.skipped, delivery.slot)
+        if delivery.item is Mark.END:
+            self.counter.add(delivery.costs.rows, delivery.skipped)
 
     def _begin_pass(self) -> None:
         """Goes to the start of the next pass, with the same worker processes."""
@@ -355,6 +358,7 @@ class RankRun(Generic[T]):
         self._end_workers = None
         if self._even is not None:
             self._even.forget()
+        self._ahead, self._passed = [], []  # computed again from where the run stands
         self._deliveries = None
         self._torch_loader = None
         self._turns = None

@@ -161,11 +161,11 @@ class Turns(IterableDataset[Delivery]):
             run.skip(batch_index - run.num_given)
             item = next(run)
         except StopIteration:
-            item = Mark.END
             if run.num_given < batch_index:
-                # What came at the end is counted by the rank whose slot it would fill.
-                run.activity.take_records()
-                run.activity.take_costs()
+                # The slot that the stream ends in is another rank's, which counts what came after
+                # the last batch; a snapshot behind that would hide it from a resumed run.
+                return Delivery(Mark.END, slot, index, None, [], Costs([]))
+            item = Mark.END
         skipped = run.activity.take_records()
         costs = Costs(run.activity.take_costs())
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)

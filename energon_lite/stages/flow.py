@@ -188,11 +188,8 @@ class _StretchCursor(Cursor[T]):
         return item
 
     def _skip_earlier_passes(self) -> None:
-        activity = activity_or(self._stream)
-        # What those passes left out was counted in their time.
-        records, activity.records = activity.records, []
-        self._inner.skip(self._to_skip)
-        activity.records = records
+        with activity_or(self._stream).uncounted():  # those passes counted it
+            self._inner.skip(self._to_skip)
         self._to_skip = 0
 
     def snapshot(self) -> Snapshot:

@@ -128,3 +128,15 @@ def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
     with pytest.raises(OSError, match="lost"):
         next(iterator)
     ahead._run._fetch = fails  # type: ignore[method-assign]
+
+
+def test_batch_that_was_looked_ahead_at_is_computed_again_after_a_restore(texts: Path) -> None:
+    ahead = loader_of(texts, repeat=False)
+    ahead._run.looks_ahead = True
+    iterator = iter(ahead)
+    state = ahead.state_dict()
+    first = [keys_of(next(iterator)) for _ in range(3)]
+    ahead.load_state_dict(state)
+    assert [keys_of(batch) for batch in islice(ahead, 3)] == first
+    ahead.shutdown()
+    assert len([*ahead]) == len([*loader_of(texts, repeat=False)]) - 3

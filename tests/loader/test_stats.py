@@ -250,6 +250,43 @@ def test_sum_over_ranks_of_a_finite_pass_is_that_of_the_run(sets, world_size, nu
         assert s.epochs == 1
 
 
+class SkippingTheEnd(Measuring):
+    """Skips all samples after the 15th that is drawn."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        if sample.__restore_key__[-1] >= 15:
+            raise SkipSample
+        return sample
+
+
+@pytest.mark.parametrize("ended", [[0], [1], [0, 1, 2], [3], []])
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_what_is_skipped_after_the_last_batch_counts_once_on_ranks_without_a_batch(
+    sets, tmp_path, ended, world_size
+) -> None:
+    """Four ranks share one stream of five batches: the slot in which it ends is rank 1's."""
+    make = blend_of(sets, "path: a", SkippingTheEnd, repeat=False)
+    logs = [tmp_path / "first-{rank}", tmp_path / "second-{rank}"]
+    run = Ranks(make, 4, num_streams=1, skip_log=logs[0])
+    one = Ranks(make, 1, num_streams=1)
+    one.rest()
+    for rank in range(4):
+        for _ in range(2 if rank in ended else 1):
+            next(run.iterators[rank], None)
+        if rank in ended:
+            assert next(run.iterators[rank], None) is None
+    again = Ranks(make, world_size, states=run.save(), skip_log=logs[1])
+    for rank, iterator in enumerate(again.iterators):
+        if not (world_size == 4 and rank in ended):
+            list(iterator)
+    first, *others = (loader.stats() for loader in again.loaders)
+    fields = (*EXACT, "skipped", "draws")
+    assert of(first.merged(others), *fields) == of(one.loaders[0].stats(), *fields)
+    lines = [line for log in tmp_path.iterdir() for line in log.read_text().splitlines()]
+    assert len(lines) == sum(s.skipped for s in one.loaders[0].stats().values()) == 9
+
+
 def test_failing_samples_are_counted_with_their_source(tmp_path) -> None:
     text_set(tmp_path / "a", 12)
     members = [(f"{i:05d}.json", b"{" if i % 3 == 0 else b'{"x": "y"}') for i in range(12)]

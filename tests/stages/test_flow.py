@@ -14,18 +14,21 @@ from energon_lite import (
     ConcatDataset,
     EpochizeDataset,
     LimitDataset,
+    MapDataset,
     RepeatDataset,
     SavableDataset,
     WorkerConfig,
+    stateless,
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.flow import StretchDataset
 
-from ..helpers import Ranks, assert_same, text_set
+from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+QUIET = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
 THREE = WorkerConfig(rank=1, world_size=3, num_workers=0)
 
 
@@ -169,3 +172,28 @@ def test_length_below_one_is_refused(root, length) -> None:
 def test_two_ends_of_a_pass_are_refused(root) -> None:
     with pytest.raises(ValueError, match="ended below already"):
         EpochizeDataset(LimitDataset(source(root), 3), 2)
+
+
+@stateless
+def odd(sample: Any) -> Any:
+    if number_of(sample) % 2 == 0:
+        raise ValueError("even")
+    return sample
+
+
+def test_what_earlier_passes_gave_counts_in_these_alone(root) -> None:
+    """The stretch of a later pass begins behind those of earlier passes, which count theirs."""
+    below = MapDataset(source(root, repeat=True, config=QUIET), odd)
+    whole, dataset = (
+        StreamRun(below, Stream(0, 1)),
+        BatchDataset(EpochizeDataset(below, 4), 4, list),
+    )
+    for number in range(4):
+        run = StreamRun(dataset, Stream(0, 1, number))
+        next(run)
+        for _ in range(4):
+            next(whole)
+        one, other = run.activity, whole.activity
+        assert one.fill <= len(one.records)
+        assert one.take_records() == other.take_records()
+        assert [row[:2] for row in one.take_costs()] == [row[:2] for row in other.take_costs()]
