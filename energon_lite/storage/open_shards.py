@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.storage.files import can_read, explained, open_regular
-from energon_lite.storage.nvmeta import INFO_JSON, META, read_index
+from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index
 from energon_lite.storage.retry import BRIEF_SEC, OUTAGE_SEC, clock, retried
-from energon_lite.storage.tar import read_into
+from energon_lite.storage.tar import BLOCK, read_into
+from energon_lite.storage.tar_index import reindex
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class OpenShards:
         root: folder of the dataset.
         shards: shard names relative to `root`; in all methods a shard is a position in these.
         counts: samples of each shard.
+
+    Attributes:
+        overrun: size in bytes of each open shard whose index goes beyond its end.
     """
 
     def __init__(self, root: Path, shards: Sequence[str], counts: Sequence[int]) -> None:
@@ -65,6 +69,7 @@ class OpenShards:
         self._most_open = MAX_OPEN
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
+        self.overrun: dict[int, int] = {}
         # Until when a shard that failed is tried only once, and with what it failed.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
@@ -87,6 +92,23 @@ class OpenShards:
         """
         return self._ready(shard).offsets
 
+    def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
+        """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
+        path, size = self._root / self._shards[shard], self.overrun[shard]
+        tail = bytearray(b"?" * 2 * BLOCK)
+        self.read(shard, memoryview(tail), max(0, size - len(tail)))
+        if size % BLOCK or any(tail):
+            what = (
+                "the shard is truncated, or was replaced after preparing. Restore it, or prepare "
+                "the dataset again"
+            )
+        else:
+            what = f"it has its end mark, so {index_path(path).name} is wrong; {reindex(path)}"
+        return DatasetFormatError(
+            f"{path}: sample {place} should end at byte {stop}, but the file ends before "
+            f"({size} bytes): {what}"
+        )
+
     def read(self, shard: int, target: memoryview, start: int) -> Exception | None:
         """Fills `target` from byte `start` of a shard; returns the error if that fails."""
         try:
@@ -101,7 +123,6 @@ class OpenShards:
         self,
         shard: int,
         target: memoryview,
-        places: Int64Array,
         starts: Int64Array,
         stops: Int64Array,
         first: Exception,
@@ -113,8 +134,7 @@ class OpenShards:
         Args:
             shard: which one.
             target: as long as the range.
-            places: shape (N,), the numbers of the range's samples in the shard, ascending.
-            starts: shape (N,), first byte of each; that of the first begins the range.
+            starts: shape (N,), first byte of each sample, ascending; the first begins the range.
             stops: shape (N,), byte after the last of each.
             first: what `read` returned.
 
@@ -128,17 +148,16 @@ class OpenShards:
         base = int(starts[0])
         self._close(shard)
         try:
-            self._patiently(shard, lambda: self._fill(shard, target, base, int(places[-1])), first)
+            self._patiently(shard, lambda: self._fill(shard, target, base), first)
             return {}
         except (OSError, DatasetFormatError) as error:
             whole = latest = error
         failed: dict[int, Exception] = {}
         until = 0.0
-        ranges = zip(places.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        for row, (place, start, stop) in enumerate(ranges):
+        for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             if not failed or clock() < until:
                 try:
-                    self._fill(shard, target[start - base : stop - base], start, place)
+                    self._fill(shard, target[start - base : stop - base], start)
                     continue
                 except (OSError, DatasetFormatError) as error:
                     until = until or clock() + _ONE_BY_ONE_SEC
@@ -148,12 +167,11 @@ class OpenShards:
             failed[row] = latest
         return failed
 
-    def _fill(self, number: int, target: memoryview, start: int, place: int) -> None:
-        """Reads a range of a shard that ends with a sample.
+    def _fill(self, number: int, target: memoryview, start: int) -> None:
+        """Reads a range of a shard.
 
         Raises:
             OSError: It cannot be read; the shard is closed then, and opened again by the next try.
-            DatasetFormatError: The file ends before.
         """
         try:
             shard = self._opened(number)
@@ -162,12 +180,6 @@ class OpenShards:
                 return
             size = os.fstat(shard.descriptor).st_size
             path = self._root / self._shards[number]
-            if size == shard.size_bytes < start + len(target):
-                raise DatasetFormatError(
-                    f"{path}: sample {place} should end at byte {start + len(target)}, but the "
-                    f"file ends before ({size} bytes): the shard is truncated, or was replaced "
-                    "after preparing. Restore it, or prepare the dataset again."
-                )
             text = f"reading ended at byte {start + got}; it has {size} bytes now"
             raise OSError(errno.EIO, f"{text}, and had {shard.size_bytes}", str(path))
         except OSError:
@@ -241,6 +253,8 @@ class OpenShards:
         descriptor = open_regular(path)
         shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
         self._open[number] = shard
+        if offsets[-1] > shard.size_bytes:
+            self.overrun[number] = shard.size_bytes
         seen = (shard.size_bytes, int(offsets.sum()))
         before = self._seen.setdefault(number, seen)
         if seen != before:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.open_shards import MAX_OPEN, OpenShards
-from energon_lite.storage.tar import BLOCK as TAR_BLOCK
 from energon_lite.storage.tar_blocks import block_members
 
 Int64Array = npt.NDArray[np.int64]
@@ -150,31 +149,49 @@ class ShardReader:
             The buffer, a multiple of 512 bytes; what must be added to a place in its file to find
             it there, shape (N,); and the errors of the samples that could not be read.
         """
-        # Tars are made of blocks of 512 bytes; only a broken index asks for other ranges.
-        sizes = [
-            -(-int(stops[last - 1] - starts[first]) // TAR_BLOCK) * TAR_BLOCK
-            for first, last in runs
-        ]
+        lost: dict[int, Exception] = {}
+        if self._files.overrun:
+            runs = self._inside_files(runs, shard_numbers, places, stops, lost)
+        sizes = [int(stops[last - 1] - starts[first]) for first, last in runs]
         data = np.empty(sum(sizes), dtype=np.uint8)
         target = data.data
         shifts = np.zeros(len(starts), dtype=np.int64)
-        lost: dict[int, Exception] = {}
         at = 0
         for (first, last), size in zip(runs, sizes, strict=True):
             number, base = int(shard_numbers[first]), int(starts[first])
             if number in errors:
                 lost.update(dict.fromkeys(range(first, last), errors[number]))
                 continue
-            own = target[at : at + int(stops[last - 1]) - base]
+            own = target[at : at + size]
             error = self._files.read(number, own, base)
             if error is not None:
                 run = slice(first, last)
-                ranges = (places[run], starts[run], stops[run])
-                for row, final in self._files.read_again(number, own, *ranges, error).items():
-                    lost[first + row] = final
+                again = self._files.read_again(number, own, starts[run], stops[run], error)
+                lost.update((first + row, final) for row, final in again.items())
             shifts[first:last] = at - base
             at += size
         return data, shifts, lost
+
+    def _inside_files(
+        self,
+        runs: list[tuple[int, int]],
+        shard_numbers: Int64Array,
+        places: Int64Array,
+        stops: Int64Array,
+        lost: dict[int, Exception],
+    ) -> list[tuple[int, int]]:
+        """Shortens runs to the samples that end inside their file; puts the others into `lost`."""
+        inside = []
+        for first, last in runs:
+            number = int(shard_numbers[first])
+            end = self._files.overrun.get(number)
+            while end is not None and last > first and stops[last - 1] > end:
+                last -= 1
+                place, stop = int(places[last]), int(stops[last])
+                lost[last] = self._files.cut_short(number, place, stop)
+            if last > first:
+                inside.append((first, last))
+        return inside
 
 
 def _runs(

@@ -13,6 +13,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import read_file, write_atomically
 
 META = ".nv-meta"
+_BLOCK = 512
 
 
 def index_path(shard: Path) -> Path:
@@ -48,18 +49,19 @@ def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
 
     Raises:
         FileNotFoundError: There is no index.
-        DatasetFormatError: The index does not fit `count`, or its values do not increase.
+        DatasetFormatError: The index does not fit `count`, or its values do not increase, or are
+            no multiples of 512.
     """
     path = index_path(shard)
     try:
         raw = read_file(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; {_reindex(shard)}") from None
+        raise FileNotFoundError(f"{path} is missing; {reindex(shard)}") from None
     if len(raw) != 8 * (count + 1):
         entries = f"{len(raw) // 8 - 1} samples" if len(raw) % 8 == 0 else "a broken number"
         raise DatasetFormatError(
             f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json says "
-            f"{count} samples; {_reindex(shard)}"
+            f"{count} samples; {reindex(shard)}"
         )
     offsets = np.frombuffer(raw, dtype="<i8").astype(np.int64)
     offsets[0] = 0
@@ -68,12 +70,19 @@ def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
         at = int(wrong.argmax())
         raise DatasetFormatError(
             f"{path}: sample {at} would end at byte {offsets[at + 1]}, before its first byte "
-            f"{offsets[at]}; {_reindex(shard)}"
+            f"{offsets[at]}; {reindex(shard)}"
+        )
+    if np.bitwise_or.reduce(offsets) % _BLOCK:
+        at = int((offsets % _BLOCK > 0).argmax())
+        raise DatasetFormatError(
+            f"{path}: sample {at - 1} would end at byte {offsets[at]}, which is no multiple of "
+            f"{_BLOCK}; {reindex(shard)}"
         )
     return offsets
 
 
-def _reindex(shard: Path) -> str:
+def reindex(shard: Path) -> str:
+    """Returns what to do about a shard whose index is wrong."""
     root = next((folder for folder in shard.parents if (folder / META).is_dir()), "PATH")
     return f"run `energon-lite prepare {root} --tar-index-only`"
 

@@ -65,6 +65,15 @@ def shift_index(number: int) -> Damage:
     return damage
 
 
+def end_index_at(stop: int) -> Damage:
+    def damage(shard: Path) -> None:
+        offsets = np.fromfile(index_path(shard), dtype="<u8")
+        offsets[-1] = stop
+        offsets.tofile(index_path(shard))
+
+    return damage
+
+
 def reverse_index(shard: Path) -> None:
     np.fromfile(index_path(shard), dtype="<u8")[::-1].copy().tofile(index_path(shard))
 
@@ -90,7 +99,12 @@ CASES: dict[str, tuple[Damage, range, str]] = {
     "index shifted into the samples": (
         shift_index(512), range(10), "does not fit it. Restore the tar, or run `energon-lite"
     ),
-    "index shifted by a byte": (shift_index(1), range(10), "its index does not fit it"),
+    "index shifted by a byte": (
+        shift_index(1), range(10), "end at byte 1025, which is no multiple of 512; run"
+    ),
+    "index beyond the end": (
+        end_index_at(1 << 60), range(9, 10), "has its end mark, so shard-003.tar.idx is wrong; run"
+    ),
     "index backwards": (
         reverse_index, range(10), "sample 1 would end at byte 8192, before its first byte 9216; run"
     ),
