@@ -58,9 +58,9 @@ def errors_as_text() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(f"  {note}", err=True)
+        for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
+            # A name that is no UTF-8 cannot be printed as it is.
+            typer.echo(text.encode(errors="backslashreplace").decode(), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.", err=True)

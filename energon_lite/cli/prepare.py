@@ -67,6 +67,10 @@ ForceOverwrite = Annotated[
     bool, typer.Option("--force-overwrite", help="Prepare again, and replace existing configs.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check all, write nothing.")]
+FollowLinks = Annotated[
+    bool,
+    typer.Option("--follow-links", help="Write also where links lead out of the folder."),
+]
 NonInteractive = Annotated[bool, typer.Option("--non-interactive", help="Never ask.")]
 TmpPath = Annotated[
     Path | None, typer.Option(hidden=True, help="Not needed: the index is built in the dataset.")
@@ -93,6 +97,7 @@ def prepare(
     force_overwrite: ForceOverwrite = False,
     dry_run: DryRun = False,
     non_interactive: NonInteractive = False,
+    follow_links: FollowLinks = False,
     tmp_path: TmpPath = None,
     media_by_glob: MediaGlob = None,
     media_by_header: MediaHeader = False,
@@ -114,7 +119,7 @@ def prepare(
         request = late("prepare.plan.Request")(
             split_ratio, parts or None, sample_type, fields, dataset_config=dataset_yaml_name,
             exclude=exclude, shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None,
-            force_overwrite=force_overwrite, paths=tars or None,
+            force_overwrite=force_overwrite, paths=tars or None, follow_links=follow_links,
         )  # fmt: skip
         if not tar_index_only:
             root = late("prepare.shards.local_root")(path)

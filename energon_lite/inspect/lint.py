@@ -14,6 +14,7 @@ from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.files import is_there
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
@@ -30,6 +31,7 @@ from energon_lite.storage.nvmeta import (
     split_part_names,
 )
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
+from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import load_yaml
 
 # A part above this size is more often a mistake than a sample.
@@ -141,7 +143,7 @@ def lint_dataset(
 
 def _check_info(root: Path, info: DatasetInfo, report: LintReport) -> None:
     old = root / META / INFO_YAML
-    if not (old.is_file() and (root / META / INFO_JSON).is_file()):
+    if not (is_there(old) and is_there(root / META / INFO_JSON)):
         return
     try:
         value = load_yaml(old)
@@ -324,8 +326,14 @@ def _first_double(names: Iterable[str]) -> str | None:
 
 
 def _length(root: Path, info: DatasetInfo, name: str, config: str | None) -> int:
-    # At least as many as come: excluded samples are left out later.
-    return sum(read_split_part(root, info, name, config).counts)
+    # At least as many as come: excluded samples are skipped later. A tar has a header for each.
+    part = read_split_part(root, info, name, config)
+    with contextlib.suppress(OSError):  # said where the tars are checked
+        return sum(
+            min(count, (root / shard).stat().st_size // BLOCK)
+            for shard, count in zip(part.shards, part.counts, strict=True)
+        )
+    return 1
 
 
 # ---------------------------------------------------------------------------------------- samples

@@ -7,10 +7,8 @@ a folder a dataset, comes last. So a run that fails or is killed leaves no half-
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.config import check_parts, check_samples
 from energon_lite.prepare.indexing import ShardResult, index_shard
+from energon_lite.prepare.places import check_places, partial_folder
 from energon_lite.prepare.plan import (
     Plan,
     Request,
@@ -30,8 +29,9 @@ from energon_lite.prepare.plan import (
 )
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.prepare.renaming import rename_samples
-from energon_lite.prepare.shards import Shard, local_root
+from energon_lite.prepare.shards import Shard, local_root, size_of
 from energon_lite.prepare.splits import Ratio
+from energon_lite.storage.files import errors_of, is_there
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -48,7 +48,6 @@ from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWr
 
 # The version of Energon whose formats these are.
 FORMAT_VERSION = "7.4.1"
-PARTIAL = "prepare.partial"
 _ERRORS_SHOWN = 10
 logger = logging.getLogger(__name__)
 
@@ -130,6 +129,7 @@ def prepare_dataset(
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
     paths: Iterable[str | os.PathLike[str]] | None = None,
+    follow_links: bool = False,
 ) -> PrepareReport:
     """Indexes the tars of a folder and writes its `.nv-meta`.
 
@@ -137,8 +137,7 @@ def prepare_dataset(
 
     Args:
         path: the folder; all `.tar` files in it and below belong to the dataset.
-        split_ratio: shares of train, val and test, such as `"8,1,1"`; or shares by name, such as
-            `{"train": 0.9, "dev": 0.1}`.
+        split_ratio: shares of train, val and test, `"8,1,1"`; or by name, `{"train": 0.9, ...}`.
         split_parts: regular expressions by split part, matched from the start of a shard's
             relative path after brace expansion; wins over `split_ratio`.
         sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
@@ -154,9 +153,9 @@ def prepare_dataset(
         force_overwrite: prepares again, and replaces existing configs.
         dry_run: reads and checks everything, writes nothing.
         progress: called after each shard.
-        paths: only these tars, in this order, instead of all: names relative to the folder, brace
-            patterns such as `"parts/data-{000..127}.tar"`, globs. With `tar_index_only` they matter
-            only where the folder is not prepared: then indexes are all that is written.
+        paths: only these tars, in this order: names in the folder, brace patterns, globs. With
+            `tar_index_only` only where it is not prepared: then indexes are all that is written.
+        follow_links: whether to write also where links to folders lead out of the folder.
 
     Raises:
         ValueError: The options contradict each other, or do not fit the shards.
@@ -166,7 +165,7 @@ def prepare_dataset(
     """
     request = Request(
         split_ratio, split_parts, sample_type, field_map, split_config, dataset_config,
-        exclude, shuffle_seed, force_overwrite, paths,
+        exclude, shuffle_seed, force_overwrite, paths, follow_links=follow_links,
     )  # fmt: skip
     return prepare_as(
         path, request, num_workers=num_workers, tar_index_only=tar_index_only,
@@ -189,7 +188,9 @@ def prepare_as(
     root = local_root(path)
     plan = plan_again(root, request) if tar_index_only else make_plan(root, request)
     workers = default_workers() if num_workers is None else num_workers
-    with _dry_folder() if dry_run else _partial_folder(plan) as folder:
+    if not (dry_run or request.follow_links):
+        check_places(plan)
+    with errors_of(root), _dry_folder() if dry_run else partial_folder(plan) as folder:
         try:
             results = _read(plan, folder, workers, progress, watch)
         except _SharedKeys:
@@ -208,33 +209,6 @@ def _dry_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@contextmanager
-def _partial_folder(plan: Plan) -> Iterator[Path]:
-    """Gives the folder for the rows, locked against a second run; removed after success."""
-    folder = plan.root / META / PARTIAL
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise PermissionError(
-            f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
-            f"has a folder {META} and an index next to each tar"
-        ) from None
-    with lock:
-        try:
-            # Not flock: worker processes would inherit it, and hold it after a kill.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
-        except OSError:
-            pass  # no locks on this file system
-        for parent in {shard.path.parent for shard in plan.shards}:
-            if not os.access(parent, os.W_OK):
-                raise PermissionError(f"{parent} cannot be written to; the indexes go there")
-        yield folder
-        shutil.rmtree(folder)
-
-
 def _read(
     plan: Plan,
     folder: Path,
@@ -243,7 +217,7 @@ def _read(
     watch: Watch | None,
 ) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
-    total = sum(shard.path.stat().st_size for shard in plan.shards)
+    total = sum(size_of(shard) for shard in plan.shards)
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
@@ -351,7 +325,7 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     """Writes all files; until the last one the folder is no dataset."""
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
-    had_yaml = (meta / INFO_YAML).is_file()
+    had_yaml = is_there(meta / INFO_YAML)
     if plan.splits is not None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, NoReturn
 
 from energon_lite.prepare.dataset import prepare_as
 from energon_lite.prepare.plan import Request
+from energon_lite.storage.files import open_regular
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.tar import iter_tar, split_name
 
@@ -89,7 +91,7 @@ def iter_dataset_content(
     """
     tar, key = local_path(path), None
     sample: dict[str, bytes | None] = {}
-    with tar.open("rb") as file:
+    with os.fdopen(open_regular(tar), "rb") as file:
         for header in iter_tar(tar):
             found = split_name(header.name) if header.is_file else None
             if found is None:

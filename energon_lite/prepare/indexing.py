@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.shards import Shard
+from energon_lite.storage.files import open_regular
 from energon_lite.storage.sqlite import ShardRows, read_offsets, read_record
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
@@ -217,7 +219,7 @@ def _twice(path: Path, rows: ShardRows, index: int, key: str, name: str) -> Data
 
 
 def _packed_hint(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         first = file.read(6)
     kind = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
     return f". The file is compressed with {kind}: unpack it first" if kind else ""

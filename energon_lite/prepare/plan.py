@@ -18,6 +18,7 @@ from energon_lite.prepare.splits import (
     split_by_ratio,
 )
 from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -69,6 +70,7 @@ class Request(NamedTuple):
     paths: Iterable[str | os.PathLike[str]] | None = None
     on_odd: Callable[[str], None] = refuse
     loader_parts: Sequence[str] | None = None
+    follow_links: bool = False
 
 
 def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]]:
@@ -109,7 +111,7 @@ def make_plan(root: Path, request: Request) -> Plan:
     if request.sample_type is not None:
         texts[request.dataset_config] = config_text(request.sample_type, field_map, by_loader)
     _check_existing(root, texts, request.force_overwrite)
-    if request.loader_parts is not None and not (root / META / SAMPLE_LOADER).exists():
+    if request.loader_parts is not None and not is_there(root / META / SAMPLE_LOADER):
         texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
     return Plan(root, shards, splits, field_map, texts, None)
 
@@ -121,7 +123,7 @@ def plan_again(root: Path, request: Request) -> Plan:
     if request.paths is not None and not is_prepared(root):
         return Plan(root, find_shards(root, None, request.paths), None, None, {}, None)
     counts = read_info(root).shard_counts
-    missing = [name for name in counts if not (root / name).is_file()]
+    missing = [name for name in counts if not is_there(root / name)]
     if missing:
         raise FileNotFoundError(
             f"{root / missing[0]} is listed in {META}/{INFO_JSON} but does not exist "
@@ -134,7 +136,9 @@ def plan_again(root: Path, request: Request) -> Plan:
 def _check_existing(root: Path, texts: Mapping[str, str], force_overwrite: bool) -> None:
     for name, text in texts.items():
         file = config_path(root, name)
-        if file.is_file() and not force_overwrite and file.read_text() != text:
+        if force_overwrite or not is_there(file):
+            continue
+        if read_file(file) != text.encode():
             raise FileExistsError(
                 f"{file} exists and would be changed; use force_overwrite (--force-overwrite), "
                 "another file name, or leave out the options that write it"

@@ -10,6 +10,7 @@ from pathlib import Path
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.shards import Shard
+from energon_lite.storage.files import replacing
 from energon_lite.storage.tar import split_name
 
 
@@ -30,17 +31,16 @@ def rename_samples(shard: Shard) -> int:
     prefix = f"{shard.name}/"
     if all(key.startswith(prefix) for _, key, _, _ in old.samples):
         return 0
-    copy = shard.path.with_name(shard.path.name + ".renamed")
-    try:
-        _copy(shard.path, copy, prefix)
+    with replacing(shard.path) as copy:
+        try:
+            _copy(shard.path, copy, prefix)
+        except (tarfile.TarError, ValueError, EOFError) as error:
+            raise DatasetFormatError(f"{shard.path}: cannot be written again ({error})") from None
         new, _ = scan_shard(copy)
         same_keys = [prefix + _plain(key) for _, key, _, _ in old.samples]
         sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
         if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:
             raise DatasetFormatError(f"{shard.path}: its copy has other samples; it stays as it is")
-        copy.replace(shard.path)
-    finally:
-        copy.unlink(missing_ok=True)
     return len(old.samples)
 
 

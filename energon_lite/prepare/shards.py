@@ -11,8 +11,9 @@ from typing import NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.splits import compile_pattern
 from energon_lite.storage.braces import expand
+from energon_lite.storage.files import errors_of, explained
 from energon_lite.storage.local_paths import local_path, local_text
-from energon_lite.storage.nvmeta import META
+from energon_lite.storage.nvmeta import META, is_utf8
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
@@ -64,7 +65,29 @@ def find_shards(
             if paths is None
             else f"{root}: no tar was named; give paths below this folder, or None for all"
         )
+    for name in names:
+        if not (name.isascii() or is_utf8(name)):
+            raise DatasetFormatError(
+                f"{str(root / name)!a}: the name is not UTF-8; rename the tar, or exclude it"
+            )
     return [Shard(name, root / name) for name in names]
+
+
+def size_of(shard: Shard) -> int:
+    """Returns the size of a tar.
+
+    Raises:
+        FileNotFoundError: It is a link that leads nowhere.
+    """
+    try:
+        with errors_of(shard.path):
+            return shard.path.stat().st_size
+    except FileNotFoundError:
+        to = os.path.realpath(shard.path)
+        raise FileNotFoundError(
+            f"{shard.path} is a link to {to}, which is not there; remove the link, or exclude it "
+            "(--exclude)"
+        ) from None
 
 
 def _named(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -114,18 +137,24 @@ def local_root(path: str | os.PathLike[str]) -> Path:
 
 def _relative(root: Path, path: str | os.PathLike[str]) -> str:
     path = Path(local_text(os.fspath(path)))
-    if not path.is_absolute():
-        return path.as_posix()
     try:
-        return path.relative_to(root.absolute()).as_posix()
+        inside = path.relative_to(root.absolute()) if path.is_absolute() else path
     except ValueError:
-        raise ValueError(f"{path} is not below the dataset {root}") from None
+        inside = Path("..")
+    if ".." in inside.parts:
+        raise ValueError(f"{path} is not below the dataset {root}; link the tar there (`ln -s`)")
+    return inside.as_posix()
+
+
+def _refuse(error: OSError) -> None:
+    """Raises what kept a folder from being read: its tars would be missing without a word."""
+    raise explained(error, error.filename)
 
 
 def _walk(root: Path) -> list[str]:
     names: list[str] = []
     seen: set[tuple[int, int]] = set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, onerror=_refuse, followlinks=True):
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
             subfolders.clear()

@@ -41,6 +41,7 @@ _WAYS_OUT = {
     errno.ENAMETOOLONG: "give the files and folders shorter names",
     errno.ELOOP: "links lead in a circle, or a link is where there may be none; remove it",
     errno.ENOTDIR: "a file is in the place of a folder; remove it",
+    errno.EEXIST: "something else is in the place of a folder; remove it",
     errno.EISDIR: "a folder is in the place of a file; remove it",
     errno.ENXIO: "it is a socket or a pipe, not a file; remove it",
     errno.ENODEV: "it is a device, not a file; remove it",
@@ -191,25 +192,34 @@ def can_read(path: Path) -> bool:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that gets the name `path` when the block ends, and is removed if that fails.
+def replacing(path: Path) -> Iterator[Path]:
+    """Creates a file that gets the name `path` when the block ends, and is removed if that fails.
 
     An existing file is replaced, a link itself and not what it leads to.
+
+    Yields:
+        The file under the name that it has until then.
 
     Raises:
         OSError: It cannot be written.
     """
     temporary = path.with_name(f"{_stem(path.name)}.{secrets.token_hex(8)}.tmp")
     with errors_of(path):
-        descriptor = create(temporary)
+        os.close(create(temporary))
         try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
-                yield file
+            yield temporary
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing that gets the name `path` when all is written, as `replacing`."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        yield file
 
 
 def _stem(name: str) -> str:
@@ -218,7 +228,7 @@ def _stem(name: str) -> str:
 
 
 def remove_leftovers(folder: Path, names: Collection[str]) -> None:
-    """Removes what killed processes left of files that they were writing (`new_file`).
+    """Removes what killed processes left of files that they were writing (`replacing`).
 
     Args:
         folder: where the files are.

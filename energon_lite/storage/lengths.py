@@ -20,12 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import new_file, read_file, write_atomically
+from energon_lite.storage.files import (
+    leads_out,
+    new_file,
+    open_regular,
+    read_file,
+    remove_leftovers,
+    write_atomically,
+)
 from energon_lite.storage.nvmeta import INDEX_UUID, META
 
 Int64Array = npt.NDArray[np.int64]
 
 TOKENS = "tokens"
+_MAX_FACTS_BYTES = 1 << 20
+_MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
 
 
 def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Path:
@@ -44,13 +53,33 @@ def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Pa
     else:
         folder = root / META / "energon_lite" / "lengths" / name
     suffix = "" if resource == TOKENS else f".{resource}"
-    return folder / f"{part}{suffix}.npy"
+    file = f"{part}{suffix}.npy"
+    if set("/\0") & set(file):
+        raise DatasetFormatError(
+            f"{root}: {part!a} and {resource!a} are to be in the name of a file, which has no "
+            "slash; rename the split part, or the resource"
+        )
+    return folder / file
+
+
+def check_lengths_place(root: Path, name: str) -> None:
+    """Refuses to write an index where a link in the dataset leads out of it.
+
+    Raises:
+        DatasetFormatError: Says how to write it elsewhere.
+    """
+    folder = lengths_path(root, "", name).parent
+    if not name.startswith("/") and leads_out(folder, root):
+        raise DatasetFormatError(
+            f"{folder}: a link leads out of the dataset, to {os.path.realpath(folder)}. Write the "
+            "index elsewhere with --meta-dir DIR (meta_dir=...), or remove the link"
+        )
 
 
 def _identity(root: Path) -> str:
     """Returns a name for a dataset that it keeps where it is moved."""
     try:
-        return str(UUID(read_file(root / META / INDEX_UUID).decode().strip()))
+        return str(UUID(read_file(root / META / INDEX_UUID, 1000).decode().strip()))
     except (OSError, ValueError):  # prepared by an old version
         return f"{root.resolve().name}-{zlib.crc32(os.fsencode(root.resolve())):08x}"
 
@@ -94,13 +123,15 @@ def write_lengths(
     arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
     checked = {resource: _checked(array) for resource, array in arrays.items()}
     path = lengths_path(root, part, name)
+    check_lengths_place(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = _facts_path(root, part, name)
+    targets = {resource: lengths_path(root, part, name, resource) for resource in checked}
+    remove_leftovers(path.parent, {facts.name, *(target.name for target in targets.values())})
     # Until all is written there is no index: lengths without their facts are none.
     facts.unlink(missing_ok=True)
     for resource, array in checked.items():
-        target = lengths_path(root, part, name, resource)
-        with new_file(target) as file:
+        with new_file(targets[resource]) as file:
             np.save(file, array, allow_pickle=False)
     written = {
         "data": data,
@@ -127,10 +158,15 @@ def _checked(lengths: Int64Array) -> Int64Array:
 def read_facts(root: Path, part: str, name: str) -> dict[str, Any] | None:
     """Gives what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
     try:
-        facts = json.loads(read_file(_facts_path(root, part, name)))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        facts = json.loads(read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) else None
+    is_right = isinstance(facts, dict) and _are_names(facts.get("resources"))
+    return facts if is_right else None
+
+
+def _are_names(resources: Any) -> bool:
+    return isinstance(resources, list) and all(isinstance(name, str) for name in resources)
 
 
 def read_lengths(
@@ -154,31 +190,36 @@ def read_lengths(
         DatasetFormatError: It is of other data, or damaged.
     """
     path = lengths_path(root, part, name, resource)
+    again = f"write it again with `{writing_command(root, name)}`"
     try:
-        facts: Any = json.loads(read_file(_facts_path(root, part, name)))
+        facts: Any = json.loads(read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
+        os.close(open_regular(path))
         lengths: Int64Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: there is no length index {name!r} for split part {part!r}; write it with "
             f"`{writing_command(root, name)}`"
         ) from None
-    except (ValueError, OSError, EOFError) as error:
-        raise DatasetFormatError(
-            f"{path}: no readable length index ({error}); write it anew"
-        ) from None
+    except Exception as error:  # what numpy raises for a damaged header is not known
+        raise DatasetFormatError(f"{path}: no readable length index ({error}); {again}") from None
     if not isinstance(facts, dict) or lengths.ndim != 1 or lengths.dtype != np.int64:
         raise DatasetFormatError(
-            f"{path}: no length index, but {lengths.dtype} of shape {lengths.shape}; write it anew"
+            f"{path}: no length index, but {lengths.dtype} of shape {lengths.shape}; {again}"
         )
-    counts = {facts.get("samples"), len(lengths)}
-    if counts != {num_samples}:
+    counts = [facts.get("samples"), len(lengths)]
+    wrong = dict.fromkeys(f"{count!s:.40}" for count in counts if count != num_samples)
+    if wrong:
         raise DatasetFormatError(
-            f"{path}: the length index is of {' and '.join(map(str, counts - {num_samples}))} "
-            f"samples, the split part has {num_samples} now; write it anew"
+            f"{path}: the length index is of {' and '.join(wrong)} "
+            f"samples, the split part has {num_samples} now; {again}"
+        )
+    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > _MAX_LENGTH:
+        raise DatasetFormatError(
+            f"{path}: lengths of {lengths.min()} to {lengths.max()} are those of no sample; {again}"
         )
     if facts.get("data") != data:
         raise DatasetFormatError(
             f"{path}: the length index is of other data with as many samples (their hash was "
-            f"{facts.get('data')!r} and is {data!r} now); write it anew"
+            f"{facts.get('data')!r:.40} and is {data!r} now); {again}"
         )
     return lengths

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.storage.braces import compress, expand
+from energon_lite.storage.files import is_there
 from energon_lite.storage.files import write_atomically as write_atomically
 from energon_lite.storage.tar_index import META as META
 from energon_lite.storage.tar_index import check_index_size as check_index_size
@@ -30,6 +31,8 @@ INFO_YAML = ".info.yaml"
 INDEX_UUID = "index.uuid"
 DEFAULT_SPLIT = "split.yaml"
 DEFAULT_DATASET = "dataset.yaml"
+# 2 ** 40 samples take 512 TiB of tar headers; sums of them must not overflow.
+_MAX_SAMPLES = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class SplitPart:
 
 def is_prepared(root: Path) -> bool:
     """Tells whether `root` is a folder with a written `.info.json` or `.info.yaml`."""
-    return (root / META / INFO_JSON).is_file() or (root / META / INFO_YAML).is_file()
+    return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -84,7 +87,10 @@ def _mapping(value: Any, place: str, what: str) -> YamlMap:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = ascii(value)
+    except ValueError:  # an integer of thousands of digits
+        text = type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -96,7 +102,7 @@ def read_info(root: Path) -> DatasetInfo:
         DatasetFormatError: The file is not as it must be; names file and key.
     """
     path = root / META / INFO_JSON
-    if not path.is_file():
+    if not is_there(path):
         path = root / META / INFO_YAML
     try:
         value = load_yaml(path, warn_double)
@@ -108,13 +114,34 @@ def read_info(root: Path) -> DatasetInfo:
         raise DatasetFormatError(f"{path}: key 'shard_counts' is missing; prepare {root} again")
     counts = _mapping(info["shard_counts"], info.place("shard_counts"), "it")
     for shard, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if type(count) is not int or not 0 < count <= _MAX_SAMPLES:
             place = counts.place(shard, "shard_counts")
             raise DatasetFormatError(
-                f"{place}: a shard has a number of samples above 0, not {_shown(count)}"
+                f"{place}: a shard has a number of samples above 0, not {_shown(count)}; "
+                f"run `energon-lite prepare {root} --force-overwrite`"
             )
+        _check_shard_name(shard, path, root)
     version = info.get("energon_version")
     return DatasetInfo(dict(counts), None if version is None else str(version))
+
+
+def _check_shard_name(name: str, path: Path, root: Path) -> None:
+    """Refuses the name of a shard that lies outside of the dataset, or that no file can have."""
+    if name.startswith("/") or (".." in name and ".." in name.split("/")):
+        raise DatasetFormatError(
+            f"{path}: shard {_shown(name)} lies outside of the dataset. Move the tar into {root}, "
+            f"or link it there (`ln -s`), and run `energon-lite prepare {root} --force-overwrite`"
+        )
+    if "\0" in name or not (name.isascii() or is_utf8(name)):
+        raise DatasetFormatError(
+            f"{path}: {_shown(name)} can be the name of no file; rename the tar, and run "
+            f"`energon-lite prepare {root} --force-overwrite`"
+        )
+
+
+def is_utf8(name: str) -> bool:
+    """Returns whether a name is text: without bytes that are no UTF-8, and half surrogates."""
+    return name.encode("utf-8", "replace") == name.encode("utf-8", "surrogatepass")
 
 
 def _unprepared(root: Path) -> str:
@@ -142,7 +169,7 @@ def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_atomically(root / META / INFO_JSON, text.encode())
     old = root / META / INFO_YAML
-    if also_yaml or old.is_file():
+    if also_yaml or is_there(old):
         write_atomically(old, dump_yaml(content).encode())
 
 
@@ -169,9 +196,9 @@ def _load_config(root: Path, path: Path, way_out: str) -> YamlMap:
 
 def _load_split(root: Path, config: str | None) -> YamlMap:
     path = config_path(root, config or DEFAULT_SPLIT)
-    if config is None and not path.is_file():
+    if config is None and not is_there(path):
         other = path.with_suffix(".json")
-        path = other if other.is_file() else path
+        path = other if is_there(other) else path
     split = _load_config(
         root,
         path,

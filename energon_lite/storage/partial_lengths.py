@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from energon_lite.storage.files import read_file, write_atomically
-from energon_lite.storage.lengths import Int64Array, lengths_path, write_lengths
+from energon_lite.storage.files import errors_of, open_own, read_file, write_atomically
+from energon_lite.storage.lengths import (
+    Int64Array,
+    check_lengths_place,
+    lengths_path,
+    write_lengths,
+)
 
 _UNKNOWN = -1
 
@@ -56,9 +63,8 @@ class PartialLengths:
         text = json.dumps(facts).encode()
         if not self._is_left(text, shape):
             self._facts_path.unlink(missing_ok=True)
-            self._lengths = np.lib.format.open_memmap(
-                self._path, mode="w+", dtype=np.int64, shape=shape
-            )
+            self._path.unlink(missing_ok=True)
+            self._lengths = _mapped(self._path, shape)
             self._lengths[:] = _UNKNOWN
             self._lengths.flush()
             # Written last: with it the lengths count.
@@ -66,12 +72,14 @@ class PartialLengths:
 
     def _is_left(self, facts: bytes, shape: tuple[int, int]) -> bool:
         try:
-            if read_file(self._facts_path) != facts:
+            if read_file(self._facts_path, len(facts)) != facts:
                 return False
-            self._lengths = np.lib.format.open_memmap(self._path, mode="r+")
+            if self._path.stat().st_size != 8 * shape[0] * shape[1]:
+                return False
+            self._lengths = _mapped(self._path, shape)
         except (OSError, ValueError):
             return False
-        return self._lengths.shape == shape and self._lengths.dtype == np.int64
+        return True
 
     def missing(self) -> Int64Array:
         """Gives the numbers of samples that are not measured yet, rising."""
@@ -99,7 +107,16 @@ class PartialLengths:
         return path
 
 
+def _mapped(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.int64]]:
+    """Maps a file into memory, for which there is room on the disk."""
+    with errors_of(path), os.fdopen(open_own(path), "r+b") as file:
+        # Where a disk is full, writing to a page without a place on it kills the process.
+        os.posix_fallocate(file.fileno(), 0, max(1, 8 * shape[0] * shape[1]))
+        return np.memmap(file, dtype=np.int64, mode="r+", shape=shape)
+
+
 def _make_writable(folder: Path, root: Path, name: str) -> None:
+    check_lengths_place(root, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -237,7 +237,10 @@ def test_tars_behind_links_are_found_and_a_circle_of_links_ends(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/linked").symlink_to(tmp_path / "real")
     (tmp_path / "real/up").symlink_to(tmp_path / "data")
-    assert prepare_dataset(tmp_path / "data", **ALL_TRAIN).shards == 2
+    with pytest.raises(DatasetFormatError, match=r"a link leads out of .*--follow-links"):
+        prepare_dataset(tmp_path / "data", **ALL_TRAIN)
+    assert not list((tmp_path / "real").rglob("*.idx"))
+    assert prepare_dataset(tmp_path / "data", **ALL_TRAIN, follow_links=True).shards == 2
 
 
 def test_one_process_and_several_write_the_same(root):
@@ -305,7 +308,7 @@ def test_a_missing_folder_a_file_a_remote_path_and_a_folder_without_tars_are_ref
 
 def test_a_folder_that_cannot_be_written_to_is_named(root, monkeypatch):
     (root / ".nv-meta").write_text("a file where the folder should be")
-    with pytest.raises(PermissionError, match="cannot be written to"):
+    with pytest.raises(NotADirectoryError, match="a file is in the place of a folder; remove it"):
         prepare_dataset(root, **ALL_TRAIN)
     (root / ".nv-meta").unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "parts")

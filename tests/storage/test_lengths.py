@@ -81,7 +81,7 @@ def test_index_of_another_size_or_other_data_is_refused(root) -> None:
 def test_damaged_index_is_refused_by_name(root, file, content) -> None:
     path = lengths_path(root, "train", "tok")
     path.with_name(file).write_bytes(content)
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it anew"):
+    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again"):
         read_lengths(root, "train", "tok", 3, "abc")
 
 
