@@ -41,7 +41,7 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turns what SQLite raises into an error that names the file, and what to do."""
     try:
         yield
-    except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, MemoryError) as error:
         text = "holds a loop, or asks for endless work" if "interrupt" in str(error) else error
         raise DatasetFormatError(f"{path}: {text}; {way_out}") from None
 
