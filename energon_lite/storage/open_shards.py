@@ -253,8 +253,6 @@ class OpenShards:
         descriptor = open_regular(path)
         shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
         self._open[number] = shard
-        if offsets[-1] > shard.size_bytes:
-            self.overrun[number] = shard.size_bytes
         seen = (shard.size_bytes, int(offsets.sum()))
         before = self._seen.setdefault(number, seen)
         if seen != before:
@@ -262,6 +260,8 @@ class OpenShards:
             text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
             text += ", or its index changed; restore it, or begin a run of the new data"
             raise OSError(errno.ESTALE, text, str(path))
+        if offsets[-1] > shard.size_bytes:
+            self.overrun[number] = shard.size_bytes
         return shard
 
     def _close(self, number: int) -> None:
