@@ -85,10 +85,15 @@ class WebdatasetSource(SavableDataset[T]):
         self._settings = settings
         self._training = training
         self._num_bytes = num_bytes
+        self._lengths: dict[tuple[str, str], Int64Array] = {}
         self._function = UserFunction(
             loader.__call__, name="load", config=worker_config, is_stateless=True
         )
         self._function.may_draw = getattr(loader, "may_draw", False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the lengths behind: another process reads them when it needs them."""
+        return {**self.__dict__, "_lengths": {}}
 
     @property
     def name(self) -> str:
@@ -113,16 +118,20 @@ class WebdatasetSource(SavableDataset[T]):
         ]
 
     def stored_lengths(self, name: str, resource: str = TOKENS) -> Int64Array:
-        """Opens a length index of the split part, by the index in a restore key.
+        """Reads a length index of the split part, by the index in a restore key.
+
+        Once in a process: all streams look up in the same array, also in forked workers.
 
         Raises:
             FileNotFoundError: There is none.
             DatasetFormatError: It is of other data.
         """
         reader = self.reader
-        return read_lengths(
-            reader.root, self.split_part, name, reader.num_samples, self._data, resource
-        )
+        if (name, resource) not in self._lengths:
+            self._lengths[name, resource] = read_lengths(
+                reader.root, self.split_part, name, reader.num_samples, self._data, resource
+            )
+        return self._lengths[name, resource]
 
     def stored_facts(self, name: str) -> dict[str, Any]:
         """Gives what a length index says of itself; see `storage.lengths.read_facts`."""

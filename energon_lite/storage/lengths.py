@@ -1,4 +1,4 @@
-"""The length index: the lengths of every sample of a split part, as memory-mapped arrays.
+"""The length index: the lengths of every sample of a split part, in an array for each resource.
 
 It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`; or, where NAME is an absolute
 path, in a folder below it named as the dataset's `index.uuid`, so that data may be read-only.
@@ -8,6 +8,7 @@ which data they are, and who measured them. A sample that was skipped or failed 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -35,6 +36,9 @@ Int64Array = npt.NDArray[np.int64]
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
+# Up to this size an index is read into memory, a longer one is mapped: where the storage of a
+# mapped file fails, or cuts it short, the system kills the process.
+_MAPPED_BYTES = 256 << 20
 
 
 def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Path:
@@ -169,6 +173,22 @@ def _are_names(resources: Any) -> bool:
     return isinstance(resources, list) and all(isinstance(name, str) for name in resources)
 
 
+def _read_array(path: Path) -> Int64Array:
+    lengths: Int64Array
+    if path.stat().st_size > _MAPPED_BYTES:
+        os.close(open_regular(path))
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+        return lengths
+    raw = read_file(path)
+    header = io.BytesIO(raw)
+    np.lib.format.read_magic(header)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)
+    if dtype.hasobject or is_fortran:
+        raise ValueError(f"{dtype} in Fortran order" if is_fortran else f"{dtype}")
+    lengths = np.frombuffer(raw, dtype, offset=header.tell()).reshape(shape)
+    return lengths
+
+
 def read_lengths(
     root: Path, part: str, name: str, num_samples: int, data: str, resource: str = TOKENS
 ) -> Int64Array:
@@ -183,7 +203,7 @@ def read_lengths(
         resource: which lengths.
 
     Returns:
-        The length of each sample, shape (N,), memory-mapped.
+        The length of each sample, shape (N,); memory-mapped above 32 million samples.
 
     Raises:
         FileNotFoundError: There is no such index.
@@ -193,8 +213,7 @@ def read_lengths(
     again = f"write it again with `{writing_command(root, name)}`"
     try:
         facts: Any = json.loads(read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
-        os.close(open_regular(path))
-        lengths: Int64Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        lengths = _read_array(path)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: there is no length index {name!r} for split part {part!r}; write it with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,21 @@ def test_lengths_are_read_as_they_were_written(root) -> None:
     found = read_lengths(root, "train", "tok", 3, "abc")
     assert found.tolist() == [3, 1, 4]
     assert found.dtype == np.int64
-    assert isinstance(found, np.memmap)
     path = root / ".nv-meta" / "energon_lite" / "lengths" / "tok" / "train.npy"
     assert lengths_path(root, "train", "tok") == path
     assert sorted(p.name for p in path.parent.iterdir()) == ["train.json", "train.npy"]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_a_short_index_is_in_memory_and_a_long_one_mapped(root, monkeypatch, most) -> None:
+    """An index that is cut short after it was opened kills the process if it is mapped."""
+    monkeypatch.setattr("energon_lite.storage.lengths._MAPPED_BYTES", most)
+    found = read_lengths(root, "train", "tok", 3, "abc")
+    assert isinstance(found, np.memmap) == (most == 0)
+    assert found.tolist() == [3, 1, 4]
+    if most:
+        os.truncate(lengths_path(root, "train", "tok"), 0)
+        assert found.tolist() == [3, 1, 4]
 
 
 def test_parts_and_names_have_indexes_of_their_own(root) -> None:
