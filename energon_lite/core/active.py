@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from energon_lite.core.log_files import append
+
 logger = logging.getLogger(__name__)
 
 
@@ -154,10 +156,7 @@ class ActiveWorker:
         if self.worker_debug_path is None:
             logger.info("%s", line)
             return
-        path = self.debug_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append(self.debug_path(), line + "\n")
 
     def debug_path(self) -> Path:
         """Returns the file of this process; the ids of rank r start at `r * (num_workers + 1)`."""

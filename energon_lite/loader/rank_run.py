@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from energon_lite.core.activity import SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
+from energon_lite.core.log_files import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
@@ -368,9 +369,8 @@ class RankRun(Generic[T]):
         for source, number in lost_samples(records).items():
             skipped[source] = skipped.get(source, 0) + number
         if self._settings.skip_log is not None:
-            with self._settings.skip_log.open("a", encoding="utf-8") as file:
-                for record in records:
-                    file.write(json.dumps({**record._asdict(), "slot": slot}) + "\n")
+            lines = [json.dumps({**record._asdict(), "slot": slot}) + "\n" for record in records]
+            append(self._settings.skip_log, "".join(lines))
 
     def resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> Place:
         """Returns the place of this rank that saved states describe.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
-import logging
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
@@ -18,8 +15,6 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.mapping import is_passed_over
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 class _Passing(WrapperDataset[T]):
@@ -141,10 +136,10 @@ class LogSampleDataset(_Passing[T]):
     """Writes one line of JSON for each item, where `worker_log_level` is at least 1.
 
     The lines go to the end of `WorkerConfig.worker_debug_path` (where `{worker_id}` and `{pid}` are
-    replaced), or to the logger of this module. Each has the fields of Energon's `yield_batch`: `t`,
-    rank `r`, worker `w`, mode `m`, the batch's slot `idx`, and `keys` if there are any; and
-    `stream`. What is made again on a resume is not written again. Where several ranks compute one
-    stream, each writes a line for all of its batches.
+    replaced), or to a logger (`WorkerConfig.worker_log`). Each has the fields of Energon's
+    `yield_batch`: `t`, rank `r`, worker `w`, mode `m`, the batch's slot `idx`, and `keys` if there
+    are any; and `stream`. What is made again on a resume is not written again. Where several ranks
+    compute one stream, each writes a line for all of its batches.
 
     State: none of its own.
     Length: as below.
@@ -189,7 +184,6 @@ class _LogCursor(_PassingCursor[T]):
         self._spec = spec
         self._config = config
         self._stream = stream
-        self._file: TextIO | None = None
 
     def __next__(self) -> T:
         item = super().__next__()
@@ -209,14 +203,4 @@ class _LogCursor(_PassingCursor[T]):
         keys = self._spec.get_keys_fn(item)
         if keys is not None:
             entry["keys"] = keys
-        line = json.dumps(entry, default=str)
-        if self._config.worker_debug_path is None:
-            logger.info("%s", line)
-            return
-        if self._file is None:
-            path = self._config.debug_path()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A buffer of one line: lines of several streams in one file stay whole.
-            self._file = path.open("a", buffering=1, encoding="utf-8")
-            weakref.finalize(self, self._file.close)
-        self._file.write(line + "\n")
+        self._config.worker_log(entry)

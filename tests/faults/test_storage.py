@@ -449,3 +449,19 @@ def test_a_shard_replaced_by_another_one_is_named_and_not_read(
     assert 0 < lost < PER_SHARD
     assert len(found) == len(expected) - lost
     assert [key for key in expected if key in set(found)] == found
+
+
+# ------------------------------------------------------------------------------------- other files
+
+
+def test_a_full_disk_costs_lines_of_the_skip_log_and_one_warning(sound, storage, caplog) -> None:
+    """`/dev/full` takes nothing, as a full disk."""
+    storage.fault = fails("EIO", float("inf"))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    dataset = train(sound, batch_size=1, repeat=False)(config)
+    loader = get_savable_loader(dataset, skip_log="/dev/full")
+    assert len(keys_in(loader)) == (NUM_SHARDS - 1) * PER_SHARD
+    assert loader.num_skipped == {"set/train": PER_SHARD}
+    lines = [text for text in caplog.messages if "/dev/full" in text]
+    assert lines[0].endswith("lines are lost (1 times so far): [Errno 28] No space left on device")
+    assert len(lines) <= 2  # and the tenth
