@@ -186,6 +186,8 @@ def _read_array(path: Path) -> Int64Array:
     if dtype.hasobject or is_fortran:
         raise ValueError(f"{dtype} in Fortran order" if is_fortran else f"{dtype}")
     lengths = np.frombuffer(raw, dtype, offset=header.tell()).reshape(shape)
+    if lengths.shape != shape:
+        raise ValueError(f"shape {shape}")
     return lengths
 
 

@@ -92,6 +92,16 @@ class OpenShards:
         """
         return self._ready(shard).offsets
 
+    def end_of(self, shard: int) -> int | None:
+        """Returns the size of a shard whose index goes beyond its end now; None for others."""
+        if shard in self.overrun:
+            with suppress(OSError, DatasetFormatError):
+                size = (self._root / self._shards[shard]).stat().st_size
+                if size != self.overrun[shard]:  # it was restored, or is being copied
+                    self._close(shard)
+                    self._opened(shard)
+        return self.overrun.get(shard)
+
     def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
         """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
         path, size = self._root / self._shards[shard], self.overrun[shard]
@@ -254,7 +264,7 @@ class OpenShards:
         shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
         self._open[number] = shard
         seen = (shard.size_bytes, int(offsets.sum()))
-        before = self._seen.setdefault(number, seen)
+        before = self._seen.get(number, seen)
         if seen != before:
             self._close(number)
             text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
@@ -262,6 +272,9 @@ class OpenShards:
             raise OSError(errno.ESTALE, text, str(path))
         if offsets[-1] > shard.size_bytes:
             self.overrun[number] = shard.size_bytes
+        else:
+            self._seen[number] = seen
+            self.overrun.pop(number, None)
         return shard
 
     def _close(self, number: int) -> None:

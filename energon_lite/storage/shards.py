@@ -184,7 +184,7 @@ class ShardReader:
         inside = []
         for first, last in runs:
             number = int(shard_numbers[first])
-            end = self._files.overrun.get(number)
+            end = self._files.end_of(number)
             while end is not None and last > first and stops[last - 1] > end:
                 last -= 1
                 place, stop = int(places[last]), int(stops[last])

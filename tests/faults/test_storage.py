@@ -400,6 +400,23 @@ def test_what_heals_costs_nothing(sound, copied, storage, cause) -> None:
     assert loader.num_skipped == {}
 
 
+def test_a_shard_that_was_cut_before_the_run_is_read_again_when_it_is_restored(
+    sound, copied, storage
+) -> None:
+    whole = (copied / BROKEN).read_bytes()
+    os.truncate(copied / BROKEN, 5 * SAMPLE_BYTES)
+    loader = loader_of(copied, repeat=True)
+    iterator = iter(loader)
+    for _ in range(NUM_SHARDS * PER_SHARD):
+        next(iterator)
+    lost = loader.num_skipped["set/train"]
+    assert lost >= PER_SHARD - 5
+    (copied / BROKEN).write_bytes(whole)
+    found = keys_in([next(iterator) for _ in range(3 * NUM_SHARDS * PER_SHARD)])
+    assert set(found) == set(keys_in(loader_of(sound)))
+    assert loader.num_skipped["set/train"] <= 2 * PER_SHARD
+
+
 def test_too_many_open_files_close_the_coldest(tmp_path, storage, caplog) -> None:
     folder = text_set(tmp_path / "many", 60, 30)
     settings = {"max_samples_per_sequence": 1, "shuffle_buffer_size": 60}
