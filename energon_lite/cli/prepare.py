@@ -162,9 +162,9 @@ def _field_map(texts: list[str]) -> dict[str, str | list[str]] | None:
     for text in texts:
         if text.lstrip().startswith("{"):
             try:
-                fields.update(json.loads(text))
-            except json.JSONDecodeError as error:
-                message = f"{text!r} is no valid JSON: {error}"
+                fields.update(late("core.json_text.read_json")(text, repr(text)))
+            except ValueError as error:
+                message = str(error)
                 raise typer.BadParameter(message, param_hint="--field-map") from None
             continue
         name, equals, part = text.partition("=")

@@ -25,6 +25,7 @@ from energon_lite.storage.yaml import YamlMap
 
 # Also a pattern of the JSON Schema, hence in what Python and JavaScript share.
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
+_LONGEST_PERCENT = 100
 _RANGE = "two percentages, as ['0%', '50%'], or two sample numbers, as [0, 1000] or [1000, end]"
 
 
@@ -33,6 +34,8 @@ def _read_range(raw: Any, place: Place) -> SubsetRange:
         raise place.mismatch(f"a list of {_RANGE}", raw)
     percents = [isinstance(end, str) and _PERCENT.fullmatch(end) for end in raw]
     if all(percents):
+        if max(map(len, raw)) > _LONGEST_PERCENT:
+            raise place.mismatch(f"percentages of at most {_LONGEST_PERCENT} characters", raw)
         start, stop = (Fraction(match[1]) / 100 for match in percents if match)
         if stop > 1:
             raise place.error(f"{raw[1]!r} is more than 100%")
@@ -162,7 +165,7 @@ def _read_weight(raw: Any, place: Place) -> Weight:
         return Schedule(values["schedule"], values["points"]).scaled(
             values["samples_per_step"] or 1
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise place.error(str(error)) from None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from energon_lite.core.errors import DatasetFormatError, add_note, did_you_mean
+from energon_lite.core.json_text import MAX_DEPTH
 from energon_lite.metadataset.grammar import BLEND, BLEND_EPOCHIZED, REFERENCE, Written
 from energon_lite.metadataset.grammar_file import WrittenFile, read_file
 from energon_lite.metadataset.nodes import (
@@ -37,6 +39,8 @@ Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
 
 _SUFFIXES = (".yaml", ".yml")
 _INLINE = "<dict>"
+# So 10,000 datasets may have 180 subflavors each.
+_LARGEST_TREE, _TAGS = 100_000, 20
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,32 @@ class _File:
     content: WrittenFile
     folder: Folder
     chain: tuple[tuple[str, str], ...]
+    tree: _Tree
+
+
+@dataclass
+class _Tree:
+    """The tree that is being made of several files: those that were read, and how large it is.
+
+    Ten files, each of which names the next one ten times, stand for ten billion datasets.
+    """
+
+    files: dict[str, WrittenFile] = field(default_factory=dict)
+    size: float = 0
+
+    def add(self, here: _Around, place: Place) -> None:
+        """Counts a node, with the tags that hold there."""
+        self.size += 1 + _num_values(here.subflavors) / _TAGS
+        if self.size > _LARGEST_TREE:
+            raise place.error(
+                f"the datasets and blends up to here, those of nested metadatasets included, are "
+                f"more than {_LARGEST_TREE:,}, where {_TAGS} subflavors count as one more; name "
+                "fewer, or give them fewer subflavors"
+            )
+        if here.depth > MAX_DEPTH // 2:
+            raise place.error(f"more than {MAX_DEPTH // 2} nodes inside of one another")
+        if not isfinite(here.loss_weight):
+            raise place.error("the loss weights down to here multiply to infinity; lower them")
 
 
 @dataclass(frozen=True)
@@ -62,20 +92,22 @@ class _Around:
     mode: str = "exact"
     unit: str = "samples"
     lengths: str | None = None
+    depth: int = 0
 
     def entered(self, values: Mapping[str, Any]) -> _Around:
         """Gives what holds inside a node with these values."""
-        own = values["subset"]
+        own, tags = values["subset"], values["subflavors"]
         return replace(
             self,
             split_part=values["split_part"] or self.split_part,
             loss_weight=self.loss_weight * values["loss_weight"],
-            subflavors={**(values["subflavors"] or {}), **self.subflavors},
+            subflavors={**tags, **self.subflavors} if tags else self.subflavors,
             multiplier=combined_multiplier(
                 self.multiplier, values["shuffle_over_epochs_multiplier"]
             ),
             subset=(*([own["range"]] if own else []), *self.subset),
             name=self.name or values["name"],
+            depth=self.depth + 1,
         )
 
 
@@ -121,13 +153,13 @@ def _is_file_name(path: Path) -> bool:
 def _open_root(source: Source) -> _File:
     if isinstance(source, Mapping):
         content = read_file(as_read(source, _INLINE), _INLINE)
-        return _File(_INLINE, content, root_folder(_INLINE), ())
+        return _File(_INLINE, content, root_folder(_INLINE), (), _Tree())
     name = local_text(os.fspath(source))
     if not Path(name).is_file():
         what = "is a folder, not a metadataset file" if Path(name).is_dir() else "does not exist"
         raise FileNotFoundError(f"metadataset {name} {what}; check the path")
     content = read_file(load_yaml(Path(name)), name)
-    return _File(name, content, root_folder(name), ((os.path.realpath(name), name),))
+    return _File(name, content, root_folder(name), ((os.path.realpath(name), name),), _Tree())
 
 
 def _open_nested(file: _File, target: Target, place: Place) -> _File:
@@ -142,8 +174,10 @@ def _open_nested(file: _File, target: Target, place: Place) -> _File:
     if real in known:
         names = " -> ".join(name for _, name in chain[known.index(real) :])
         raise place.error(f"metadatasets name each other in a circle: {names}")
-    content = read_file(load_yaml(target.path), target.shown)
-    return _File(target.shown, content, file.folder.above(target), chain)
+    files = file.tree.files
+    if target.shown not in files:
+        files[target.shown] = read_file(load_yaml(target.path), target.shown)
+    return _File(target.shown, files[target.shown], file.folder.above(target), chain, file.tree)
 
 
 def _split(file: _File, around: _Around, place: Place) -> Node:
@@ -163,6 +197,7 @@ def _node(written: Written, file: _File, around: _Around) -> Node:
     """Makes the node of what is written, and those in it."""
     values, shape, place = written.values, written.shape, str(written.place)
     here = around.entered(values)
+    file.tree.add(here, written.place)
     if shape is REFERENCE:
         return _reference(written, file, here)
     inside = replace(here, name=None)
@@ -260,6 +295,12 @@ def _nothing_left(written: Written, what: str, one: str) -> DatasetFormatError:
     return written.place.error(
         f"all {what} are 0, which turns every entry off. Give {one} above 0 to at least one"
     )
+
+
+def _num_values(tags: Any) -> int:
+    if isinstance(tags, dict):
+        return len(tags) + sum(_num_values(value) for value in tags.values())
+    return 1 + sum(map(_num_values, tags)) if isinstance(tags, list) else 0
 
 
 def _is_off(weight: Weight) -> bool:

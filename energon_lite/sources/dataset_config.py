@@ -159,6 +159,8 @@ def _named_class(
     """Finds a class by name; imports a module only if the user trusts the dataset."""
     if not isinstance(name, str) or not isinstance(module, str) or not module:
         raise DatasetFormatError(f"{where}{key}: __module__ and __class__ must be text")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise DatasetFormatError(f"{where}{key}: {module!r:.80} is no name of a module; correct it")
     if module.split(".")[0] == "energon_lite" or module.startswith(_OWN_MODULES):
         if name in own:
             return own[name]

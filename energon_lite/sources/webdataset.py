@@ -7,6 +7,7 @@ parts is for the classes in `sources.dataset_classes`.
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
@@ -38,6 +39,8 @@ from energon_lite.storage.shards import ShardReader
 T_sample = TypeVar("T_sample")
 
 _TRAIN_PARALLEL = 16
+# So that all places of an epoch, for as many samples as there can be, have numbers of 63 bits.
+_LARGEST_MULTIPLIER = 1_000_000
 
 
 class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
@@ -302,8 +305,8 @@ def _at_least_one(name: str, value: int | None, default: int) -> int:
     if value is None:
         return max(1, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
-    return value
+        raise ValueError(f"{name}={value!r:.80} must be an integer of at least 1, or None")
+    return min(value, sys.maxsize)
 
 
 def _checked_loss_weight(value: float) -> float:
@@ -313,11 +316,12 @@ def _checked_loss_weight(value: float) -> float:
 
 
 def _checked_multiplier(value: int | None) -> int | None:
-    if value is None or value == -1 or (isinstance(value, int) and value >= 1):
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or (is_integer and (value == -1 or 1 <= value <= _LARGEST_MULTIPLIER)):
         return value
     raise ValueError(
-        f"shuffle_over_epochs_multiplier={value!r} must be at least 1, -1 (with replacement), "
-        "or None (no shuffling)"
+        f"shuffle_over_epochs_multiplier={value!r:.40} must be at least 1 and at most "
+        f"{_LARGEST_MULTIPLIER:,}, -1 (with replacement), or None (no shuffling)"
     )
 
 

@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Sequence
-
-from braceexpand import braceexpand
 
 _DIGITS = re.compile(r"([0-9]+)")
 _SPECIAL = re.compile(r"([\\{}])")
+_TOKEN = re.compile(r"[{},]|[^\\{},]+|\\.|\\", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?([0-9]+))?")
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+
+# As many shards as a dataset may have, and some more.
+MAX_NAMES = 2_000_000
+MAX_CHARACTERS = 256 << 20
+_MAX_DEPTH = 50
+_MAX_DIGITS = 100
+
+
+class _Names:
+    """Names of a pattern as far as it is read: each of `heads`, with `tail` behind it."""
+
+    def __init__(self) -> None:
+        self.heads = [""]
+        self.tail: list[str] = []
+
+    def all(self) -> list[str]:
+        """Returns the names."""
+        tail = "".join(self.tail)
+        return _joined(self.heads, [tail]) if tail else self.heads
+
+    def add(self, names: list[str]) -> None:
+        """Puts each of several names behind each of these."""
+        if len(names) == 1:
+            self.tail += names
+        else:
+            self.heads, self.tail = _joined(self.all(), names), []
+
+
+def _joined(heads: list[str], tails: list[str]) -> list[str]:
+    characters = sum(map(len, heads)) * len(tails) + sum(map(len, tails)) * len(heads)
+    _check_size(len(heads) * len(tails), characters)
+    return [head + tail for head in heads for tail in tails]
+
+
+def _check_size(num_names: int, characters: int = 0) -> None:
+    if num_names > MAX_NAMES or characters > MAX_CHARACTERS:
+        size = f" of {characters:,} characters" if characters else ""
+        raise ValueError(
+            f"stands for {num_names:,} names{size}, where {MAX_NAMES:,} names and "
+            f"{MAX_CHARACTERS:,} characters are the most; write a smaller range"
+        )
+
+
+class _Brace:
+    """A brace that is open: the alternatives that are closed, and the one that is being read."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.closed: list[list[str]] = []
+        self.names = _Names()
 
 
 def expand(pattern: str) -> list[str]:
-    """Gives the names of a pattern as bash does: `{a,b}`, `{00..07}`, `{1..9..2}`, nested.
+    """Returns the names of a pattern as bash does: `{a,b}`, `{00..07}`, `{1..9..2}`, nested.
 
     Raises:
-        ValueError: A brace is open or closed without its partner.
+        ValueError: A brace is open or closed without its partner, braces are nested too deeply, or
+            the pattern stands for too many names, which are counted before they are made.
 
     Example:
         >>> expand("data-{00..02}.tar")
@@ -23,7 +78,67 @@ def expand(pattern: str) -> list[str]:
     """
     if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
         return [pattern]
-    return list(braceexpand(pattern))
+    open_braces = [_Brace(-1)]
+    for token in _TOKEN.finditer(pattern):
+        text, top = token[0], open_braces[-1]
+        if text == "{":
+            if len(open_braces) > _MAX_DEPTH:
+                raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
+            open_braces.append(_Brace(token.end()))
+        elif text == "}":
+            if len(open_braces) == 1:
+                raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
+            inner = open_braces.pop()
+            _close(inner, pattern[inner.start : token.start()], open_braces[-1].names)
+        elif text == "," and len(open_braces) > 1:
+            top.closed.append(top.names.all())
+            top.names = _Names()
+        else:
+            top.names.tail.append(_ESCAPED.sub(r"\1", text))
+    if len(open_braces) > 1:
+        raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
+    return open_braces[0].names.all()
+
+
+def _close(brace: _Brace, text: str, around: _Names) -> None:
+    """Puts what a brace stands for behind the names around it."""
+    if brace.closed:
+        parts = [*brace.closed, brace.names.all()]
+        _check_size(sum(map(len, parts)))
+        around.add([name for part in parts for name in part])
+        return
+    values = _range(text)
+    if values is None:  # neither a range nor alternatives: the braces stay
+        around.add(["{"])
+        around.add(brace.names.all())
+        around.add(["}"])
+    else:
+        around.add(values)
+
+
+def _range(text: str) -> list[str] | None:
+    found = _NUMBERS.fullmatch(text)
+    if found is None:
+        found = _LETTERS.fullmatch(text)
+        if found is None:
+            return None
+        places = _steps(_ALPHABET.index(found[1]), _ALPHABET.index(found[2]), found[3])
+        return [_ALPHABET[place] for place in places]
+    ends = found[1], found[2]
+    width = max(map(len, ends))
+    if width > _MAX_DIGITS:
+        raise ValueError(f"a number of {width:,} digits, where {_MAX_DIGITS} are the most")
+    is_padded = any(end.lstrip("-").startswith("0") and end not in ("0", "-0") for end in ends)
+    numbers = _steps(int(found[1]), int(found[2]), found[3])
+    return [f"{number:0{width if is_padded else 0}d}" for number in numbers]
+
+
+def _steps(start: int, end: int, step: str | None) -> range:
+    """Returns the numbers of a range, the end included, upwards or downwards."""
+    size = (int(step[:_MAX_DIGITS]) or 1) if step else 1
+    numbers = range(start, end + 1, size) if start < end else range(start, end - 1, -size)
+    _check_size((abs(end - start) // size) + 1)
+    return numbers
 
 
 def compress(names: Iterable[str]) -> list[str]:

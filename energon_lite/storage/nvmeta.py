@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
-from energon_lite.storage.braces import compress, expand
+from energon_lite.storage.braces import MAX_CHARACTERS, MAX_NAMES, compress, expand
 from energon_lite.storage.files import is_there
 from energon_lite.storage.files import write_atomically as write_atomically
 from energon_lite.storage.tar_index import META as META
@@ -33,6 +33,7 @@ DEFAULT_SPLIT = "split.yaml"
 DEFAULT_DATASET = "dataset.yaml"
 # 2 ** 40 samples take 512 TiB of tar headers; sums of them must not overflow.
 _MAX_SAMPLES = 1 << 40
+_LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,10 @@ def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
 
 def config_path(root: Path, name: str) -> Path:
     """Gives the path of a split or dataset config, which must be a .yaml or .json file."""
-    if not name.endswith((".yaml", ".json")):
-        raise DatasetFormatError(f"{name!r}: a split or dataset config is a .yaml or .json file")
+    if not isinstance(name, str) or not name.endswith((".yaml", ".json")):
+        raise DatasetFormatError(
+            f"{name!r:.80}: a split or dataset config is a .yaml or .json file"
+        )
     return root / META / name
 
 
@@ -217,17 +220,27 @@ def _expanded(value: Any, place: str) -> list[str]:
     if not isinstance(value, list):
         raise DatasetFormatError(f"{place}: must be a list of names, not {_shown(value)}")
     names: list[str] = []
+    characters = 0
     for index, entry in enumerate(value):
         if not isinstance(entry, str):
             raise DatasetFormatError(
                 f"{place}[{index}]: must be a name, not {_shown(entry)}; put it in quotes"
             )
         try:
-            names.extend(expand(entry))
+            expanded = expand(entry)
         except ValueError as error:
             raise DatasetFormatError(
-                f"{place}[{index}]: {error}; write a brace that is part of a name as \\{{ or \\}}"
+                f"{place}[{index}]: {error}; a brace that is part of a name is written \\{{ or \\}}"
             ) from None
+        names += expanded
+        # Names that are written out are bounded by the file.
+        characters += sum(map(len, expanded)) if len(expanded) > 1 else 0
+        if len(names) > MAX_NAMES or characters > MAX_CHARACTERS:
+            raise DatasetFormatError(
+                f"{place}[{index}]: up to here the list stands for {len(names):,} names, where "
+                f"{MAX_NAMES:,} names and {MAX_CHARACTERS:,} characters are the most; write "
+                "smaller ranges"
+            )
     return names
 
 
@@ -265,22 +278,20 @@ def read_excludes(root: Path, info: DatasetInfo, config: str | None = None) -> E
 
 def _excludes(split: YamlMap, info: DatasetInfo) -> Excludes:
     shards: set[str] = set()
-    samples: dict[str, list[str]] = {}
+    samples: dict[str, dict[str, None]] = {}
     unknown: list[str] = []
     for entry in _expanded(split.get("exclude", []), split.place("exclude")):
         if entry in info.shard_counts:
             shards.add(entry)
             continue
         # A shard name may hold slashes, and so may a key: "a/b.tar/c/001" is shard "a/b.tar".
-        ends = (at for at in range(len(entry)) if entry[at] == "/")
+        ends = (at for at in range(min(len(entry), _LONGEST_PATH)) if entry[at] == "/")
         shard = next((entry[:at] for at in ends if entry[:at] in info.shard_counts), None)
         if shard is None:
             unknown.append(entry)
             continue
-        keys = samples.setdefault(shard, [])
-        if entry[len(shard) + 1 :] not in keys:
-            keys.append(entry[len(shard) + 1 :])
-    return Excludes(shards, samples, unknown)
+        samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
+    return Excludes(shards, {shard: list(keys) for shard, keys in samples.items()}, unknown)
 
 
 @functools.lru_cache(maxsize=1000)

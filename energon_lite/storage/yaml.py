@@ -5,7 +5,6 @@ Source: YAML 1.2.2 for the syntax; the scalar rules were found by running Megatr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
+from energon_lite.core.json_text import MAX_DEPTH, read_json
 from energon_lite.storage.files import read_file
 
 _WORDS: dict[str, bool | None] = {
@@ -26,8 +26,17 @@ _WORDS: dict[str, bool | None] = {
 }
 # float() reads these, but in our files they are words.
 _NOT_NUMBERS = ("inf", "infinity", "nan")
+_LONGEST_NUMBER = 1000
 _CORE_TAGS = "tag:yaml.org,2002:"
-_CORE_KINDS = ("str", "int", "float", "bool", "null", "map", "seq")
+_KNOWN_TAGS = {_CORE_TAGS + kind for kind in ("str", "int", "float", "bool", "null", "map", "seq")}
+_NO_KEY = "a key must be a word, not a list or a mapping"
+
+# Characters of all that the aliases of a document stand for, with `_VALUE` more for each value: so
+# 10,000 aliases may stand for 100 values each.
+MAX_ALIASED = 256 << 20
+_VALUE = 64
+# The .info.yaml of a million shards has 40 MB.
+MAX_YAML_BYTES = 128 << 20
 
 
 class YamlMap(dict[str, Any]):
@@ -59,10 +68,8 @@ class YamlMap(dict[str, Any]):
         return ", ".join(part for part in (file, path) if part)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes without deciding what plain scalars mean: `_scalar` does that."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML wants a class attribute
+# libyaml's parser of events knows no recursion, unlike its composer of nodes.
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -94,6 +101,8 @@ def _scalar(text: str) -> Any:
         >>> [_scalar(text) for text in ("010", "1e3", "1_000", "No", "on", "0x10", "1:30", ".inf")]
         [10, 1000.0, 1000, False, 'on', '0x10', '1:30', '.inf']
     """
+    if len(text) > _LONGEST_NUMBER:
+        return text
     lower = text.lower()
     if lower in _WORDS:
         return _WORDS[lower]
@@ -115,68 +124,156 @@ def refuse_double(message: str) -> None:
     raise DatasetFormatError(message)
 
 
+class _Open:
+    """A mapping or list that has begun and not ended.
+
+    Attributes:
+        size: its characters, aliases written out; see `_VALUE`.
+        key: key of a mapping whose value comes next; None where a key comes next.
+        is_merge: whether that key is `<<`.
+        merged: the mappings that `<<` names.
+    """
+
+    __slots__ = ("anchor", "is_merge", "key", "key_line", "merged", "size", "value")
+
+    def __init__(self, value: Any, anchor: str | None) -> None:
+        self.value, self.anchor = value, anchor
+        self.size = _VALUE
+        self.key: str | None = None
+        self.key_line = 0
+        self.is_merge = False
+        self.merged: list[YamlMap] = []
+
+
 class _Builder:
-    """Makes Python values from the nodes of one document."""
+    """Makes Python values of the events of one document, with no recursion.
+
+    Few lines of aliases to aliases can stand for billions of values, through which every reader of
+    the document would walk. So what they stand for is counted, by arithmetic.
+    """
 
     def __init__(self, file: str, on_double: OnDouble) -> None:
         self.file = file
         self.on_double = on_double
-        self.done: dict[int, Any] = {}
-        self.open: set[int] = set()
+        self.open = [_Open([], None)]
+        # By anchor its value, or the event of a scalar, and its size; None before its end.
+        self.anchors: dict[str, tuple[Any, int] | None] = {}
+        self.aliased = 0
 
-    def error(self, node: yaml.Node, message: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.file}:{node.start_mark.line + 1}: {message}")
+    def error(self, event: Any, message: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.file}:{event.start_mark.line + 1}: {message}")
 
-    def build(self, node: yaml.Node) -> Any:
-        """Gives the value of `node`; an anchor and its aliases give the same object."""
-        if node.tag != "!" and node.tag not in {_CORE_TAGS + kind for kind in _CORE_KINDS}:
-            raise self.error(node, f"tag {node.tag!r} is not supported; remove it")
-        if isinstance(node, yaml.ScalarNode):
-            return node.value if node.style else _scalar(node.value)
-        if id(node) in self.done:
-            return self.done[id(node)]
-        if id(node) in self.open:
-            raise self.error(node, "an alias lies inside of what it stands for")
-        self.open.add(id(node))
-        value: Any
-        if isinstance(node, yaml.MappingNode):
-            value = self.mapping(node)
+    def take(self, event: Any) -> None:
+        """Takes the next event inside the document."""
+        kind = type(event)
+        if kind is yaml.ScalarEvent:
+            self._scalar(event)
+            if event.anchor is not None:
+                self._declare(event)
+                self.anchors[event.anchor] = event, _VALUE + len(event.value)
+        elif kind is yaml.AliasEvent:
+            target, size = self._target(event)
+            if type(target) is yaml.ScalarEvent:
+                self._scalar(target)
+            else:
+                self._put(event, target, size)
+        elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+            self._begin(event, kind is yaml.MappingStartEvent)
         else:
-            value = [self.build(child) for child in node.value]
-        self.open.remove(id(node))
-        self.done[id(node)] = value
-        return value
+            self._end(event)
 
-    def mapping(self, node: yaml.MappingNode) -> YamlMap:
-        value = YamlMap(self.file, node.start_mark.line + 1)
-        merged: list[YamlMap] = []
-        for key_node, child in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise self.error(key_node, "a key must be a word, not a list or a mapping")
-            key = key_node.value
-            if key == "<<" and not key_node.style:
-                merged.extend(self.merged(child))
-                continue
-            line = key_node.start_mark.line + 1
-            if key in value.lines:
-                first = value.lines[key]
-                text = f"{self.file}:{line}: key {key!r} is there twice (first in line {first})"
-                self.on_double(text)
-            value[key] = self.build(child)
-            value.lines[key] = line
-        for other in merged:
-            for key in other.keys() - value.keys():
-                value.lines[key] = other.lines[key]
+    def _scalar(self, event: Any) -> None:
+        if event.tag is not None:
+            self._check_tag(event)
+        top, value = self.open[-1], event.value
+        top.size += _VALUE + len(value)
+        if type(top.value) is list:
+            top.value.append(value if event.style else _scalar(value))
+        elif top.key is None:
+            top.key, top.key_line = value, event.start_mark.line + 1
+            top.is_merge = value == "<<" and not event.style
+        elif top.is_merge:
+            raise self._no_merge(top)
+        else:
+            self._set(top, value if event.style else _scalar(value))
+
+    def _check_tag(self, event: Any) -> None:
+        tag = event.tag
+        if tag is not None and tag != "!" and tag not in _KNOWN_TAGS:
+            raise self.error(event, f"tag {tag!r:.80} is not supported; remove it")
+
+    def _declare(self, event: Any) -> None:
+        if event.anchor in self.anchors:
+            raise self.error(event, f"no valid YAML: found duplicate anchor {event.anchor!r:.80}")
+        self.anchors[event.anchor] = None
+
+    def _target(self, event: Any) -> tuple[Any, int]:
+        if event.anchor not in self.anchors:
+            raise self.error(event, f"no valid YAML: found undefined alias {event.anchor!r:.80}")
+        target = self.anchors[event.anchor]
+        if target is None:
+            raise self.error(event, "an alias lies inside of what it stands for")
+        self.aliased += target[1]
+        if self.aliased > MAX_ALIASED:
+            raise self.error(
+                event,
+                f"up to here the aliases stand for more than {MAX_ALIASED >> 20} MB of values; "
+                "use fewer, or write smaller anchors",
+            )
+        return target
+
+    def _begin(self, event: Any, is_mapping: bool) -> None:
+        self._check_tag(event)
+        top = self.open[-1]
+        if top.key is None and type(top.value) is YamlMap:
+            raise self.error(event, _NO_KEY)
+        if len(self.open) > MAX_DEPTH:
+            raise self.error(event, f"more than {MAX_DEPTH} levels of nesting; write it flatter")
+        if event.anchor is not None:
+            self._declare(event)
+        value = YamlMap(self.file, event.start_mark.line + 1) if is_mapping else []
+        self.open.append(_Open(value, event.anchor))
+
+    def _end(self, event: Any) -> None:
+        done = self.open.pop()
+        for other in done.merged:
+            for key in other.keys() - done.value.keys():
+                done.value.lines[key] = other.lines[key]
             for key in other:
-                value.setdefault(key, other[key])
-        return value
+                done.value.setdefault(key, other[key])
+        if done.anchor is not None:
+            self.anchors[done.anchor] = done.value, done.size
+        self._put(event, done.value, done.size)
 
-    def merged(self, node: yaml.Node) -> list[YamlMap]:
-        value = self.build(node)
-        found = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, YamlMap) for item in found):
-            raise self.error(node, "'<<' merges mappings only")
-        return found
+    def _put(self, event: Any, value: Any, size: int) -> None:
+        """Puts a finished mapping or list into the one around it."""
+        top = self.open[-1]
+        top.size += size
+        if type(top.value) is list:
+            top.value.append(value)
+        elif top.key is None:
+            raise self.error(event, _NO_KEY)
+        elif top.is_merge:
+            top.merged.extend(value if isinstance(value, list) else [value])
+            if not all(isinstance(item, YamlMap) for item in top.merged):
+                raise self._no_merge(top)
+            top.key = None
+        else:
+            self._set(top, value)
+
+    def _no_merge(self, top: _Open) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.file}:{top.key_line}: '<<' merges mappings only")
+
+    def _set(self, top: _Open, value: Any) -> None:
+        key, lines = top.key, top.value.lines
+        if key in lines:
+            self.on_double(
+                f"{self.file}:{top.key_line}: key {key!r:.80} is there twice "
+                f"(first in line {lines[key]})"
+            )
+        lines[key] = top.key_line
+        top.value[key] = value
+        top.key = None
 
 
 def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
@@ -184,16 +281,13 @@ def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
         value = YamlMap(name)
         for key, item in items:
             if key in value:
-                on_double(f"{name}: key {key!r} is there twice")
+                on_double(f"{name}: key {key!r:.80} is there twice")
             value[key] = item
         return value
 
-    try:
-        return json.loads(text, object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        if not text.strip():
-            raise DatasetFormatError(f"{name}: the file is empty") from None
-        raise DatasetFormatError(f"{name}:{error.lineno}: no valid JSON: {error.msg}") from None
+    if not text.strip():
+        raise DatasetFormatError(f"{name}: the file is empty")
+    return read_json(text, name, pairs=pairs)
 
 
 def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any:
@@ -210,29 +304,45 @@ def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any
             if it does not raise, as it does by default.
 
     Raises:
-        DatasetFormatError: No valid document, none at all, several, or a key that is there twice.
+        DatasetFormatError: No valid document, none at all, several, a key that is there twice, or
+            nesting, aliases, numbers or a length that no honest document has.
     """
     if name.endswith(".json"):
         return _parse_json(text, name, on_double)
-    loader = _Loader(text)
+    if len(text) > MAX_YAML_BYTES:
+        raise DatasetFormatError(
+            f"{name}: {len(text):,} characters of YAML, where at most {MAX_YAML_BYTES:,} are read; "
+            "write it as JSON, or as several files"
+        )
     try:
-        if not loader.check_node():
-            raise DatasetFormatError(f"{name}: the file is empty")
-        node = loader.get_node()
-        if loader.check_node():
-            line = loader.get_node().start_mark.line + 1
-            raise DatasetFormatError(
-                f"{name}:{line}: a second document starts here; keep one document per file"
-            )
+        return _document(_Parser(text), _Builder(name, on_double))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
         raise DatasetFormatError(f"{place}: no valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise DatasetFormatError(f"{name}: no valid YAML: {error}") from None
-    finally:
-        loader.dispose()
-    return _Builder(name, on_double).build(node)
+
+
+def _document(parser: Any, builder: _Builder) -> Any:
+    """Returns the value of the only document in a stream of events."""
+    num_documents = 0
+    while True:
+        event = parser.get_event()
+        kind = type(event)
+        if kind is yaml.DocumentStartEvent:
+            num_documents += 1
+            if num_documents > 1:
+                raise builder.error(
+                    event, "a second document starts here; keep one document per file"
+                )
+        elif kind is yaml.StreamEndEvent:
+            break
+        elif kind is not yaml.DocumentEndEvent and kind is not yaml.StreamStartEvent:
+            builder.take(event)
+    if not num_documents:
+        raise DatasetFormatError(f"{builder.file}: the file is empty")
+    return builder.open[0].value[0]
 
 
 def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:

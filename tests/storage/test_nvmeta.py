@@ -63,6 +63,19 @@ def test_patterns_expand_as_energons_library_expands_them(text):
     assert expand(text) == list(braceexpand(text))
 
 
+PIECES = ["{", "}", ",", "a", "b,", "0", "-", "{1..3}", "{05..1..2}", "{3..-2}", "{b..e..2}", "\\{"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_any_pattern_expands_as_energons_library_expands_it_or_is_refused(text):
+    try:
+        names = expand(text)
+    except ValueError as error:
+        assert "braces" in str(error)  # noqa: PT017
+    else:
+        assert names == list(braceexpand(text))
+
+
 # .info.json
 
 

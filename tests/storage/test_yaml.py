@@ -57,7 +57,7 @@ def test_a_leading_document_marker_is_fine():
     [
         ("", "x.yaml: the file is empty"),
         ("# only a comment\n", "x.yaml: the file is empty"),
-        ("a: 1\n---\nb: 2\n", "x.yaml:3: a second document"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2: a second document"),
         ("a: 1\nb:\n  c: 1\n  c: 2\n", r"x.yaml:4: key 'c' is there twice \(first in line 3\)"),
         ("a: [1, 2\n", "x.yaml:2: no valid YAML"),
         ("a: 1\nb: !foo 1\n", "x.yaml:2: tag '!foo' is not supported"),
