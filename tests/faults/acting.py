@@ -27,11 +27,11 @@ from ..helpers import MakeDataset, SkippingEncoder, ignore, number_of, through_j
 
 
 class Act(NamedTuple):
-    """What the hook does to its process: "kill" with a signal, "exit" with a code, "sleep".
+    """What the hook does to its process: "kill", "exit", "sleep" or "compute".
 
     Attributes:
         name: which of these.
-        value: signal, exit code or seconds.
+        value: signal, exit code, seconds, or numbers to add up, which no other thread interrupts.
         once: a file; where it is there, it was done before.
     """
 
@@ -49,7 +49,10 @@ class Act(NamedTuple):
             os.kill(os.getpid(), int(self.value))
         elif self.name == "exit":
             os._exit(int(self.value))
-        time.sleep(self.value)
+        elif self.name == "compute":
+            sum(range(int(self.value)))
+        else:
+            time.sleep(self.value)
 
 
 class ActingEncoder(SkippingEncoder):

@@ -20,6 +20,7 @@ class Figures:
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: list[float] = []
+        self.notes: list[str] = []
         self.failures: list[str] = []
         self.num_trials = 0
         self.num_failed = 0
@@ -27,6 +28,10 @@ class Figures:
     def add(self, value: float) -> None:
         """Adds a measured value."""
         self.values.append(value)
+
+    def note(self, text: str) -> None:
+        """Adds what numbers alone do not say."""
+        self.notes.append(text)
 
     @contextmanager
     def trial(self, what: Any, count: int = 1) -> Iterator[None]:
@@ -45,6 +50,7 @@ class Figures:
         if self.values:
             mean, most = statistics.median(self.values), max(self.values)
             cells.append(f"median {mean:.2f}, most {most:.2f}")
+        cells += self.notes
         row = "| " + " | ".join(cells) + " |"
         print(row, flush=True)
         if "SOAK_FIGURES" in os.environ:

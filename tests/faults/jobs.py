@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..conftest import REPO
 
@@ -46,6 +46,27 @@ def processes_of(session: int) -> dict[int, str]:
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[int(folder.name)] = f"{fields[0]} {command[-120:]}"
     return found
+
+
+class Usage(NamedTuple):
+    """What the processes of a job use together; memory that they share is counted once."""
+
+    memory_kib: int
+    files: int
+    threads: int
+
+    @classmethod
+    def of(cls, session: int) -> Usage:
+        """Measures the processes of a session."""
+        memory = files = threads = 0
+        for pid in processes_of(session):
+            with suppress(OSError):
+                folder = Path(f"/proc/{pid}")
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                memory += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                files += len(list((folder / "fd").iterdir()))
+                threads += len(list((folder / "task").iterdir()))
+        return cls(memory, files, threads)
 
 
 def shared_memory() -> set[str]:

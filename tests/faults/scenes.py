@@ -16,8 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..helpers import Ranks, last_slot
+from energon_lite import (
+    DefaultTaskEncoder,
+    Packing,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+from ..helpers import Ranks, SkippingEncoder, ignore, last_slot, number_of
 from .acting import Act, acting, loader_of, without_pid
 
 Report = Callable[[Any], None]
@@ -39,11 +50,12 @@ def train_until_killed(
         start_method: of the worker processes.
         num_workers: how many there are.
         payload: bytes of a batch.
-        state: of the workers: "busy"; "blocked", as nobody takes their batches; or "sleeping", in
-            a hook.
+        state: of the workers: "busy"; "blocked", as nobody takes their batches; "sleeping", in a
+            hook; or "computing" there, so that no other thread of theirs runs.
     """
     asleep = str(Path(tempfile.gettempdir()).parent / "asleep")
-    acts = {number: Act("sleep", 1000, asleep) for number in range(60) if state == "sleeping"}
+    act = {"sleeping": Act("sleep", 1000, asleep), "computing": Act("compute", 1e13, asleep)}
+    acts = dict.fromkeys(range(60), act[state]) if state in act else {}
     loader = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
     signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
     report("starts")
@@ -150,3 +162,43 @@ def train_ranks(
         for source, number in loader.num_skipped.items():
             skipped[source] = skipped.get(source, 0) + number
     report({"slots": next_slot, "skipped": skipped})
+
+
+class PackingEncoder(DefaultTaskEncoder):
+    """Packs texts of very different lengths into rows of 1,024 tokens."""
+
+    packing = Packing(capacity=1024, buffer_size=256)
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> dict[str, Any]:
+        number = number_of(sample)
+        length = 1 + number * 7919 % 900
+        return {"__key__": sample.__key__, "input_ids": torch.full((length,), number)}
+
+    def sample_length(self, sample: dict[str, Any]) -> int:
+        return len(sample["input_ids"])
+
+
+def train_long(report: Report, path: str, is_packed: bool, num_batches: int | None) -> None:
+    """Trains with two workers, as long as a real run; saves its state now and then.
+
+    Args:
+        report: called with the number of batches, after each hundredth.
+        path: the data.
+        is_packed: whether samples share packs.
+        num_batches: when to end; None for never.
+    """
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, global_error_handler=ignore)
+    encoder = PackingEncoder() if is_packed else SkippingEncoder()
+    dataset: Any = get_train_dataset(
+        path, worker_config=config, task_encoder=encoder, batch_size=8, shuffle_buffer_size=100
+    )
+    loader = get_savable_loader(dataset, max_skip_rate=1)
+    for number, _ in enumerate(loader, 1):
+        if number % 100 == 0:
+            json.dumps(loader.save_state_rank())
+            loader.stats()
+            report(number)
+        if number == num_batches:
+            break
+    loader.shutdown()
