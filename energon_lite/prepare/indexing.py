@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.shards import Shard
 from energon_lite.storage.files import open_regular
+from energon_lite.storage.retry import retried
 from energon_lite.storage.sqlite import ShardRows, read_offsets, read_record
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
@@ -64,8 +65,12 @@ def index_shard(task: tuple[Shard, Path]) -> ShardResult:
     Raises:
         DatasetFormatError: The tar is unreadable, empty, or its members are not in the order of
             samples; names file, key and members.
+        OSError: The tar cannot be read, also after several tries.
     """
-    shard, folder = task
+    return retried(lambda: _index_shard(*task), task[0].path)
+
+
+def _index_shard(shard: Shard, folder: Path) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
     made_from = [_RECORD_FORMAT, shard.name, status.st_size, status.st_mtime_ns]

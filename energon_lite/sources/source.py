@@ -24,6 +24,7 @@ from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader, sample_key_of
 from energon_lite.storage.lengths import TOKENS, Int64Array, read_facts, read_lengths
 from energon_lite.storage.nvmeta import check_index_size
+from energon_lite.storage.retry import retried
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 
 T = TypeVar("T")
@@ -350,7 +351,7 @@ def fingerprint(
     for shard, count in zip(shards, counts, strict=True):
         path = root / shard
         try:
-            sizes.append(path.stat().st_size)
+            sizes.append(retried(path.stat, path).st_size)
         except OSError as error:
             raise FileNotFoundError(
                 f"{path}: listed in {root / '.nv-meta'} but not there ({error.strerror}); restore "

@@ -35,9 +35,9 @@ Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 MAX_OPEN = 128
-# A shard that could not be read is tried only once for so long. [Unit: second]
-_TRIED_ONCE_SEC = 60.0
-# For so long the samples of a range are tried one by one after the first that cannot be read.
+# So long after a shard could not be read, it is tried for a moment only. [Unit: second]
+_AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
+# For so long samples are tried one by one, once each, after the first that cannot be read.
 _ONE_BY_ONE_SEC = 60.0
 # No more files can be opened, by this process or on this machine.
 _FULL = (errno.EMFILE, errno.ENFILE)
@@ -70,7 +70,7 @@ class OpenShards:
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
         self.overrun: dict[int, int] = {}
-        # Until when a shard that failed is tried only once, and with what it failed.
+        # Until when a shard that failed is tried for a moment only, and with what it failed.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class OpenShards:
     ) -> dict[int, Exception]:
         """Fills `target` with a range of a shard that `read` failed on.
 
-        It is tried as a whole again, for some seconds, then sample by sample.
+        The samples that are missing are read one by one, again and again for some seconds.
 
         Args:
             shard: which one.
@@ -156,26 +156,28 @@ class OpenShards:
             FatalSampleError: The dataset cannot be read at all.
         """
         base = int(starts[0])
-        self._close(shard)
-        try:
-            self._patiently(shard, lambda: self._fill(shard, target, base), first)
-            return {}
-        except (OSError, DatasetFormatError) as error:
-            whole = latest = error
-        failed: dict[int, Exception] = {}
-        until = 0.0
-        for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            if not failed or clock() < until:
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        missing: dict[int, tuple[int, int]] = dict(enumerate(ranges))
+
+        def read_missing() -> None:
+            latest, until = None, 0.0
+            for row, (start, stop) in list(missing.items()):
                 try:
                     self._fill(shard, target[start - base : stop - base], start)
-                    continue
-                except (OSError, DatasetFormatError) as error:
-                    until = until or clock() + _ONE_BY_ONE_SEC
-                    # The error of the whole range says how often it was tried.
-                    is_same = getattr(error, "errno", 0) == getattr(whole, "errno", None)
-                    latest = whole if is_same else error
-            failed[row] = latest
-        return failed
+                    del missing[row]
+                except OSError as error:
+                    latest, until = error, until or clock() + _ONE_BY_ONE_SEC
+                    if clock() > until:
+                        break
+            if latest is not None:
+                raise latest
+
+        self._close(shard)
+        try:
+            self._patiently(shard, read_missing, first)
+        except (OSError, DatasetFormatError) as error:
+            return dict.fromkeys(missing, error)
+        return {}
 
     def _fill(self, number: int, target: memoryview, start: int) -> None:
         """Reads a range of a shard.
@@ -224,7 +226,7 @@ class OpenShards:
                         self._root, error, OUTAGE_SEC,
                     )  # fmt: skip
                 return OUTAGE_SEC
-            return away_sec + BRIEF_SEC if away_sec or clock() >= until else 0.0
+            return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
 
         try:
             return retried(attempt, path, patience, first)
@@ -237,7 +239,7 @@ class OpenShards:
                 ) from error
             if before is None or error.errno != before.errno:
                 before = explained(error, path)
-            self._failed[number] = clock() + _TRIED_ONCE_SEC, before
+            self._failed[number] = clock() + _AFTERWARDS_SEC, before
             raise before from None  # it says how often it was tried
 
     def _others_can_be_read(self, number: int) -> bool:

@@ -71,11 +71,14 @@ def retried(
     """
     if getattr(_current, "is_trying", False):
         return attempt()
-    begun, slept, pause, tries = clock(), 0.0, _FIRST_SEC, 1 if first is None else 2
+    slept, pause = 0.0, _FIRST_SEC
+    begun, tries = (0.0, 1) if first is None else (clock(), 2)
     while True:
         try:
             result = _outermost(attempt)
         except OSError as error:
+            # Since the first error: the attempt itself may take long.
+            begun = begun or clock()
             spent = max(slept, clock() - begun)
             left = patience(error, spent) - spent
             if left <= 0:

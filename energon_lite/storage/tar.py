@@ -9,6 +9,7 @@ Source: POSIX.1-2017, pax, section "ustar Interchange Format"; GNU tar manual, "
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -290,6 +291,10 @@ class _Window:
             self.file.seek(pos)
             self.base = pos
             self.buffer = self.file.read(max(_WINDOW, need))
+            end = pos + len(self.buffer)
+            size = os.fstat(self.file.fileno()).st_size
+            if end < size and len(self.buffer) < need:
+                raise OSError(errno.EIO, f"reading ended at byte {end} of {size}")
         return pos - self.base
 
 

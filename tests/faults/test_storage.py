@@ -14,15 +14,21 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
 from energon_lite.core import failures
+from energon_lite.storage.tar import _Window
+from energon_lite.storage.tar_index import META, index_path
 
-from ..helpers import text_set, through_json, train
+from ..conftest import examples, write_tar
+from ..helpers import last_slot, prepared, text_set, through_json, train
 
 NUM_SHARDS, PER_SHARD = 4, 30
 # A text sample of `text_set` is one header and one block.
@@ -482,3 +488,128 @@ def test_a_full_disk_costs_lines_of_the_skip_log_and_one_warning(sound, storage,
     lines = [text for text in caplog.messages if "/dev/full" in text]
     assert lines[0].endswith("lines are lost (1 times so far): [Errno 28] No space left on device")
     assert len(lines) <= 2  # and the tenth
+
+
+@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ETIMEDOUT"])
+def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeypatch, name) -> None:
+    folder = text_set(tmp_path / "set", 30, 3)
+    expected = index_path(folder / "shard-001.tar").read_bytes()
+    shutil.rmtree(folder / META)
+    left = [3]
+    at = _Window.at
+
+    def fails_sometimes(window: _Window, pos: int, need: int) -> int:
+        if "shard-001" in str(Path(f"/proc/self/fd/{window.file.fileno()}").readlink()) and left[0]:
+            left[0] -= 1
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        return at(window, pos, need)
+
+    monkeypatch.setattr(_Window, "at", fails_sometimes)
+    prepared(folder, "TextSample", {"text": "txt"})
+    assert left == [0]
+    assert index_path(folder / "shard-001.tar").read_bytes() == expected
+
+
+def test_an_error_that_stays_names_the_tar_that_cannot_be_indexed(tmp_path, monkeypatch) -> None:
+    def fails_always(window: _Window, pos: int, need: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(_Window, "at", fails_always)
+    write_tar(tmp_path / "set" / "a.tar", [("0.txt", b"")])
+    with pytest.raises((OSError, ValueError), match=r"tried 6 times in 4.0 s.*a.tar'"):
+        prepared(tmp_path / "set", "TextSample", {"text": "txt"})
+
+
+@pytest.mark.parametrize("name", [name for name in ERRORS if name != "EBADF"])
+def test_a_dataset_is_opened_though_its_files_fail_at_first(sound, storage, name) -> None:
+    expected = keys_in(loader_of(sound))
+    failed: set[str] = set()
+
+    def fails_once(path: str) -> None:
+        if str(sound) in path and path not in failed:
+            failed.add(path)
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
+
+    storage.at_opening = fails_once
+    assert keys_in(loader_of(sound)) == expected
+    assert {Path(path).suffix for path in failed} == {".json", ".yaml", ".idx", ".tar"}
+
+
+# ----------------------------------------------------------------------------------------- property
+
+
+class Plan:
+    """Faults by the number of the read: an error, or so many bytes; from `away` on, an outage."""
+
+    def __init__(self, storage: Storage, faults: dict[int, str | int], away: int | None) -> None:
+        self.faults, self.away = faults, away
+        self.storage, self.number = storage, 0
+
+    def __call__(self, path: str, start: int, stop: int) -> int | None:
+        self.number += 1
+        if self.away is not None and self.number >= self.away and self.storage.waited_sec < 90:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+        fault = self.faults.get(self.number)
+        if isinstance(fault, str):
+            raise OSError(getattr(errno, fault), os.strerror(getattr(errno, fault)))
+        return fault
+
+
+@examples(8)
+@given(
+    faults=st.dictionaries(
+        st.integers(1, 60),
+        st.sampled_from(ERRORS) | st.sampled_from([0, 100, 700, 3000]),
+        max_size=12,
+    ),
+    away=st.none() | st.integers(1, 40),
+    stops=st.lists(st.integers(0, 40), max_size=3),
+    num_streams=st.integers(1, 3),
+    bad=st.none() | st.integers(0, PER_SHARD - 1),
+)
+def test_any_faults_that_pass_change_nothing_also_after_resumes(
+    sound, faults, away, stops, num_streams, bad
+) -> None:
+    """Beside a sample that can never be read: that one is skipped, and counted, once."""
+    if bad is not None:  # its shard is tried for a moment only, the second time
+        faults = dict(islice(faults.items(), 2))
+
+    def made() -> Any:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=num_streams)
+        return get_savable_loader(train(sound, batch_size=None, repeat=False)(config))
+
+    def slots_of(loader: Any) -> dict[int, str]:
+        return {last_slot(loader): sample.__key__ for sample in loader}
+
+    with pytest.MonkeyPatch.context() as patch:
+        storage = Storage(patch)
+        place = None if bad is None else (2 * PER_SHARD + bad, bad * SAMPLE_BYTES + 512)
+
+        def bad_sector(path: str, start: int, stop: int) -> None:
+            if place is not None and path.endswith(BROKEN) and start <= place[1] < stop:
+                raise OSError(errno.EIO, "Input/output error")
+
+        storage.fault = bad_sector
+        expected = slots_of(made())
+        plan = Plan(storage, faults, away)
+
+        def fault(path: str, start: int, stop: int) -> int | None:
+            bad_sector(path, start, stop)
+            return plan(path, start, stop)
+
+        def away_too(path: str) -> None:
+            is_away = away is not None and plan.number >= away and storage.waited_sec < 90
+            if str(sound) in path and is_away:
+                raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+
+        storage.fault, storage.at_opening, storage.waited_sec = fault, away_too, 0.0
+        loader, found = made(), {}
+        for number in stops:
+            for sample in islice(loader, number):
+                found[last_slot(loader)] = sample.__key__
+            state = through_json(loader.save_state_rank())
+            loader = made()
+            loader.restore_state_rank(state)
+        found.update(slots_of(loader))
+    assert found == expected
+    assert loader.num_skipped == ({} if bad is None else {"set/train": 1})
