@@ -55,7 +55,7 @@ def test_saving_ten_sources_and_eight_streams(
     assert all(
         len(stream["inner"][0]["inner"]) == NUM_SOURCES for stream in state["streams"].values()
     )
-    assert loader._run._torch_loader is None, "no worker was started"
+    assert loader._run._deliveries is None, "no worker was started"
 
     number = 200
     saving: list[float] = []

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import DataLoader
 from typing_extensions import Self
 
@@ -22,8 +23,8 @@ from energon_lite.loader.accelerate_adapter import OwnCollate, Prepared, teach_s
 from energon_lite.loader.ends import End, PassEnds
 from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 from energon_lite.loader.padding import as_padding
-from energon_lite.loader.processes import torch_settings
-from energon_lite.loader.rank_run import RankRun, RunSettings
+from energon_lite.loader.processes import RunSettings
+from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.seek import EpochSampler
 from energon_lite.loader.state_dict import as_state_dict, states_of
 from energon_lite.loader.stats import Stats
@@ -93,7 +94,7 @@ class SavableDataLoader(DataLoader[T]):
             dataset,
             batch_size=None,
             collate_fn=OwnCollate(self),
-            **torch_settings(config.num_workers, config, prefetch_factor, settings.timeout_sec),
+            **_torch_settings(config, settings),
         )
         # torch takes no sampler for an IterableDataset; trainers call set_epoch of what is here.
         self.__dict__["sampler"] = EpochSampler(self)
@@ -335,6 +336,20 @@ class SavableDataLoader(DataLoader[T]):
             item: T = as_padding(self.restore_sample(key[1]))
             return item
         return self._run.dataset.restore_sample(key)
+
+
+def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:
+    """Returns what a torch `DataLoader` has as attributes; workers of its own never start."""
+    if config.num_workers == 0:
+        return {"num_workers": 0}
+    return {
+        "num_workers": config.num_workers,
+        "prefetch_factor": settings.prefetch_factor,
+        "persistent_workers": True,
+        "pin_memory": torch.cuda.is_available(),
+        "multiprocessing_context": config.start_method,
+        "timeout": settings.timeout_sec,
+    }
 
 
 def _place_in_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:

@@ -56,14 +56,16 @@ class FailureLimit:
         self._num_samples = sum(facts.num_samples for facts in dataset.sources())
         self._last: SkipRecord | None = None
 
-    def count(self, counts: PassFailures, delivery: Delivery) -> None:
-        """Counts a batch that is given, or the end of a stream."""
-        if self._is_on:
-            counts.drawn += sum([row[1] for row in delivery.costs.rows])
-            for record in delivery.skipped:
-                if not record.on_purpose:
-                    counts.failed += record.num_samples
-                    self._last = record
+    def counted(self, counts: PassFailures, delivery: Delivery) -> PassFailures:
+        """Returns the counts with a batch that is given, or the end of a stream."""
+        if not self._is_on:
+            return counts
+        failed, drawn = counts.failed, counts.drawn + sum([row[1] for row in delivery.costs.rows])
+        for record in delivery.skipped:
+            if not record.on_purpose:
+                failed += record.num_samples
+                self._last = record
+        return PassFailures(failed, drawn)
 
     def check(self, failed: int, drawn: int, *, is_whole: bool) -> None:
         """Compares failures with the samples of the pass.

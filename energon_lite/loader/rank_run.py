@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
-import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
-
-from torch.utils.data import DataLoader
+from typing import Any, Generic, TypeVar
 
 from energon_lite.core.activity import SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
@@ -24,11 +22,10 @@ from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.pass_failures import FailureLimit
-from energon_lite.loader.processes import dead_workers, end_workers, worker_loader
+from energon_lite.loader.processes import RunSettings, WorkerDied, WorkerPool
 from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.seek import Seek
-from energon_lite.loader.sending import Unsendable
 from energon_lite.loader.state_dict import rank_state
 from energon_lite.loader.stats import Counter, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
@@ -37,22 +34,6 @@ from energon_lite.loader.watchdog import Watchdog
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class RunSettings(NamedTuple):
-    """What decides how a rank runs, and no content.
-
-    Attributes:
-        prefetch_factor: batches that each worker process computes ahead.
-        timeout_sec: longest wait for a batch; 0 for any.
-        max_skip_rate: failures per sample that a stream may have.
-        skip_log: file of the samples that were skipped.
-    """
-
-    prefetch_factor: int
-    timeout_sec: float
-    max_skip_rate: float
-    skip_log: Path | None
 
 
 class RankRun(Generic[T]):
@@ -94,10 +75,7 @@ class RankRun(Generic[T]):
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
-        self._torch_loader: DataLoader[Delivery] | None = None
-        self._turns: Turns | None = None
-        self._deliveries: Iterator[Delivery] | None = None
-        self._end_workers: weakref.finalize[..., Any] | None = None
+        self._deliveries: WorkerPool | Turns | None = None
 
     def go_to(self, place: Place) -> None:
         """Stops the worker processes; the next batch is that of `place`."""
@@ -126,7 +104,16 @@ class RankRun(Generic[T]):
 
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
-        seek, self.seek = self.seek, Seek(is_fresh=False, offset=self.seek.offset)
+        mark, seek = self._mark, self.seek
+        try:
+            self._begin(seek)
+        except BaseException:
+            self._go_back(mark)
+            self.seek = seek
+            raise
+
+    def _begin(self, seek: Seek) -> None:
+        self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self.dataset.training:
             self._go_to_epoch(seek)
         place, length = self.place, self.dataset.pass_length
@@ -180,31 +167,56 @@ class RankRun(Generic[T]):
         length = self.dataset.pass_length
         has_yielded = False
         while length is None or self.place.items_in_pass < length:
-            if self._deliveries is None and not self._ahead:
-                # Before the watchdog has a thread: a fork finds none.
-                self._deliveries = self._start_deliveries()
-            since = perf_counter()
-            delivery = self._next_step()
+            mark = self._mark
+            try:
+                delivery = self._advance(has_yielded)
+            except BaseException:
+                self._go_back(mark)
+                raise
             if delivery is None:
-                self._ends.learn(self.place)
-            if delivery is None and not has_yielded and self._next_pass_is_due():
-                has_yielded = True  # no second time: the data may be empty
-                self._begin_pass()
-            elif delivery is None:
-                self.place.ended = True
                 break
-            else:
-                has_yielded = True
-                self.place.items_in_pass += 1
-                self.place.beside = None
-                waited = perf_counter() - since
-                self.counter.add(delivery.costs.rows, delivery.skipped, waited)
-                self._look_ahead()
-                yield delivery.item
+            has_yielded = True
+            yield delivery.item
         if not self.dataset.training:
             self.place.ended = True
         self.place.items_in_pass = 0
         self._check_failures(is_end=True)
+
+    @property
+    def _mark(self) -> Any:
+        """Where the run stands, as values that are never changed."""
+        return copy.copy(self.place), self._snapshots, self.counter.mark
+
+    def _go_back(self, mark: Any) -> None:
+        """Returns to a mark, where a step failed or was interrupted.
+
+        What was computed ahead is lost with the workers; the next `iter` has it computed again.
+        """
+        self.place, self._snapshots, self.counter.mark = mark
+        with suppress(BaseException):  # a second interrupt: it hurries the end, the first counts
+            self.stop_workers()
+
+    def _advance(self, has_yielded: bool) -> Delivery | None:
+        """Goes one step on; returns what is given, or None at the end of the pass."""
+        deliveries = self._deliveries
+        is_running = deliveries is not None and deliveries.pid in (None, os.getpid())
+        if not is_running and not self._ahead:
+            # Before the watchdog has a thread: a fork finds none.
+            self._deliveries = self._start_deliveries()
+        since = perf_counter()
+        delivery = self._next_step()
+        if delivery is None:
+            self._ends.learn(self.place)
+            if has_yielded or not self._next_pass_is_due():
+                self.place.ended = True
+                return None
+            self._begin_pass()
+            return self._advance(True)  # no third time: the data may be empty
+        self.place.items_in_pass += 1
+        self.place.beside = None
+        self.counter.add(delivery.costs.rows, delivery.skipped, perf_counter() - since)
+        self._look_ahead()
+        return delivery
 
     def _check_failures(self, *, is_end: bool) -> None:
         """Ends a validation that lost too many samples; with other ranks, at the end of the pass.
@@ -249,6 +261,7 @@ class RankRun(Generic[T]):
             self._ahead = [self._computed_step()]
             self.is_last = self._ahead[0] is None
         except Exception as error:
+            self.stop_workers()
             self._ahead = [error]  # raised when its turn comes
 
     def _next_step(self) -> Delivery | None:
@@ -283,34 +296,26 @@ class RankRun(Generic[T]):
         try:
             with self._watchdog:
                 for delivery in deliveries:
-                    if delivery.item is Mark.PAD:
-                        continue
-                    if type(delivery.item) is Unsendable:
-                        raise TypeError(delivery.item.reason)
                     if delivery.item is not Mark.END and not self.place.is_given(delivery.slot):
                         return delivery
                     self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
-        except BaseException as error:
-            dead = dead_workers(deliveries)
-            # What was computed ahead is lost with the workers; the state stands where it stood.
-            self.stop_workers()
-            if dead and isinstance(error, Exception):
-                raise RuntimeError(
-                    f"Worker process {dead} of rank {self._config.rank} died after batch "
-                    f"{self.place.count - 1} of the rank (a kill by signal 9 is often a lack of "
-                    "memory). Nothing is lost: iterate the loader again to go on with the next "
-                    "batch, or resume from a saved state."
-                ) from error
-            raise
+        except WorkerDied as error:
+            raise RuntimeError(
+                f"Worker process {error} of rank {self._config.rank} died after batch "
+                f"{self.place.count - 1} of the rank (a kill by signal 9 is often a lack of "
+                "memory). Nothing is lost: iterate the loader again to go on with the next batch, "
+                "or resume from a saved state."
+            ) from None
         return None
 
     def _pass_by(self, delivery: Delivery) -> None:
         """Goes to where a stream stands after a delivery; counts what only this slot counts."""
+        # Values are replaced and never changed, so that a step that fails can be taken back.
         if delivery.snapshot is not None:
-            self._snapshots[delivery.stream] = delivery.snapshot
+            self._snapshots = {**self._snapshots, delivery.stream: delivery.snapshot}
         if self.place.is_given(delivery.slot):
             return
-        self._limit.count(self.place.failures, delivery)
+        self.place.failures = self._limit.counted(self.place.failures, delivery)
         if delivery.skipped:
             self._count(delivery.skipped, delivery.slot)
         if delivery.item is Mark.END:
@@ -323,26 +328,18 @@ class RankRun(Generic[T]):
         self._snapshots = {}
         self._ahead = []
         self._has_begun = False
-        if self._torch_loader is not None:
-            self._deliveries = iter(self._torch_loader)
-        elif self._turns is not None:
-            self._deliveries = iter(self._turns)
+        if self._deliveries is not None:
+            self._deliveries.begin(self.place.start)
 
-    def _start_deliveries(self) -> Iterator[Delivery]:
+    def _start_deliveries(self) -> WorkerPool | Turns:
         start = self._place_to_start_from()
         settings, config = self._settings, self._config
-        self._turns = Turns(self.dataset, start, settings.max_skip_rate)
-        # A worker without a stream would only ever deliver marks.
+        # A worker without a stream would have nothing to compute.
         num_workers = min(config.num_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
         if num_workers == 0:
-            return iter(self._turns)
-        self._torch_loader = worker_loader(
-            self._turns, num_workers, config, settings.prefetch_factor, settings.timeout_sec
-        )
-        deliveries: Any = iter(self._torch_loader)
-        self._end_workers = weakref.finalize(self, end_workers, deliveries, os.getpid())
-        return deliveries  # type: ignore[no-any-return]
+            return Turns(self.dataset, start, settings.max_skip_rate)
+        return WorkerPool(self.dataset, config, settings, num_workers, start)
 
     def _place_to_start_from(self) -> PassStart:
         """Returns where workers begin: where the run stood when they were last stopped."""
@@ -354,20 +351,18 @@ class RankRun(Generic[T]):
 
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the place stays."""
-        if self._end_workers is not None:
-            self._end_workers()
-        self._end_workers = None
+        deliveries, self._deliveries = self._deliveries, None  # first: the end may be interrupted
+        self._ahead, self._passed = [], []  # computed again from where the run stands
         if self._even is not None:
             self._even.forget()
-        self._ahead, self._passed = [], []  # computed again from where the run stands
-        self._deliveries = None
-        self._torch_loader = None
-        self._turns = None
+        if deliveries is not None:
+            deliveries.end()
 
     def _count(self, records: list[SkipRecord], slot: int) -> None:
-        skipped = self.place.skipped
+        skipped = dict(self.place.skipped)
         for source, number in lost_samples(records).items():
             skipped[source] = skipped.get(source, 0) + number
+        self.place.skipped = skipped
         if self._settings.skip_log is not None:
             lines = [json.dumps({**record._asdict(), "slot": slot}) + "\n" for record in records]
             append(self._settings.skip_log, "".join(lines))

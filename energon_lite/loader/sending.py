@@ -1,22 +1,32 @@
-"""Batches that cannot be sent from a worker process: an error that names the part, not a hang.
+"""Deliveries as bytes: pickled by a worker process, with tensors in memory that both sides map.
 
-A `multiprocessing` queue pickles in a thread of its own, and where that fails it prints a traceback
-and drops the object; the training loop would wait for it for ever. So the queues of a worker
-process send a `Unsendable` in its place. A batch that can be pickled costs nothing more.
+The memory of a tensor is sent as a file descriptor, so that nobody copies it in the training
+loop; small tensors and other arrays are sent as bytes. What cannot be pickled is replaced by an
+`Unsendable` that names the part, so that no batch is waited for in vain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from multiprocessing.queues import Queue
+import io
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+import torch.multiprocessing  # registers how tensors are pickled
 from torch._utils import ExceptionWrapper
+from torch.multiprocessing.reductions import reduce_storage
+
+from energon_lite.loader.turns import Delivery
 
 _MAX_DEPTH = 30
-_default_handler = Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+# Smaller tensors and arrays are copied into the pickled bytes.
+_SMALL_BYTES = 32 << 10
 
 
 class Unsendable(NamedTuple):
@@ -29,23 +39,126 @@ class Unsendable(NamedTuple):
     reason: str
 
 
-def report_unsendable() -> None:
-    """Makes the queues of this worker process say what they could not send."""
-    Queue._on_queue_feeder_error = _on_feeder_error  # type: ignore[attr-defined]
+class Packed(NamedTuple):
+    """A pickled value, and the memory that goes beside it.
+
+    Attributes:
+        body: the pickled value.
+        buffers: memory of arrays, to be copied.
+        files: descriptors of the memory of tensors, to be mapped; who packed closes them.
+    """
+
+    body: memoryview
+    buffers: Sequence[memoryview]
+    files: Sequence[int]
 
 
-def _on_feeder_error(queue: Any, error: Exception, sent: Any) -> None:
-    """Sends the reason in place of a delivery; called in the thread that pickles."""
-    pair: tuple[Any, Any] = sent if isinstance(sent, tuple) and len(sent) == 2 else (None, None)
-    index, found = pair
-    if isinstance(found, ExceptionWrapper) and found.exc_type is not RuntimeError:
-        found.exc_type = RuntimeError  # its own type cannot be pickled; the text names it
-        queue.put((index, found))
-    elif hasattr(found, "item") and not isinstance(found.item, Unsendable):
-        reason = Unsendable(_reason(found.item, error))
-        queue.put((index, found._replace(item=reason, snapshot=None, skipped=[])))
-    else:  # a queue of somebody else
-        _default_handler(error, sent)
+class _Beside:
+    """The memory beside pickled bytes. It knows no pickler, so none of them stays in a cycle."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+        self.files: list[int] = []
+
+    def reduce_array(self, array: Any) -> Any:
+        """Pickles an array."""
+        is_whole = array.flags.c_contiguous or array.flags.f_contiguous
+        if array.nbytes < _SMALL_BYTES or array.dtype.hasobject or not is_whole:
+            return array.__reduce_ex__(4)
+        self.buffers.append(array.reshape(-1, order="A").view(np.uint8).data)
+        order = "C" if array.flags.c_contiguous else "F"
+        return _sent_array, (len(self.buffers) - 1, array.shape, array.dtype, order)
+
+    def reduce_storage(self, storage: torch.UntypedStorage) -> Any:
+        """Pickles the memory of tensors."""
+        size = storage.nbytes()
+        if storage.device.type != "cpu" or size == 0:
+            return reduce_storage(storage)  # type: ignore[no-untyped-call]
+        if storage.is_shared():
+            self.files.append(os.dup(storage._share_fd_cpu_()[0]))
+            return _sent_storage, (len(self.files) - 1, size)
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
+        if size < _SMALL_BYTES:
+            return _copied_storage, (bytearray(memory),)
+        # Not torch's own shared memory: it has a name for a moment, which a killed process leaves
+        # behind, and containers limit its size.
+        self.files.append(os.memfd_create("batch", os.MFD_CLOEXEC))
+        written = 0
+        while written < size:
+            written += os.write(self.files[-1], memory[written:])
+        return _sent_storage, (len(self.files) - 1, size)
+
+
+def _copied_storage(content: bytearray) -> torch.UntypedStorage:
+    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+
+
+# In pickled bytes these two stand for functions that know the memory beside them.
+def _sent_array(content: Packed, index: int, shape: Any, dtype: Any, order: Any) -> Any:
+    return np.ndarray(shape, dtype, content.buffers[index], order=order)
+
+
+def _sent_storage(content: Packed, index: int, size: int) -> Any:
+    storages: Any = torch.UntypedStorage
+    return storages._new_shared_fd_cpu(content.files[index], size)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: Packed) -> None:
+        super().__init__(io.BytesIO(content.body))
+        self._content = content
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what a pickled name means."""
+        found = super().find_class(module, name)
+        is_beside = found is _sent_array or found is _sent_storage
+        return partial(found, self._content) if is_beside else found
+
+
+def packed(value: Any) -> Packed:
+    """Pickles a value.
+
+    Raises:
+        Exception: A part of it cannot be pickled.
+    """
+    file = io.BytesIO()
+    beside = _Beside()
+    pickler = ForkingPickler(file)
+    reduce = {**pickler.dispatch_table, np.ndarray: beside.reduce_array}
+    # Who chose torch's other strategy has more tensors than a process may have files.
+    strategy: str = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if strategy == "file_descriptor" and hasattr(os, "memfd_create"):
+        reduce[torch.UntypedStorage] = beside.reduce_storage
+    pickler.dispatch_table = reduce
+    try:
+        pickler.dump(value)
+    except BaseException:
+        close(beside.files)
+        raise
+    return Packed(file.getbuffer(), beside.buffers, beside.files)
+
+
+def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
+    """Pickles a delivery, or an error; in place of what cannot be pickled, the reason."""
+    try:
+        return packed(value)
+    except Exception as error:
+        if isinstance(value, ExceptionWrapper):
+            value.exc_type = RuntimeError  # its own type cannot be pickled; the text names it
+            return packed(value)
+        reason = Unsendable(_reason(value.item, error))
+        return packed(value._replace(item=reason, snapshot=None, skipped=[]))
+
+
+def unpacked(content: Packed) -> Any:
+    """Returns the value; the descriptors may be closed then."""
+    return _Unpickler(content).load()
+
+
+def close(files: Sequence[int]) -> None:
+    """Closes descriptors."""
+    for file in files:
+        os.close(file)
 
 
 def _reason(item: Any, error: Exception) -> str:
@@ -71,7 +184,7 @@ def unpicklable_part(value: Any, path: str = "batch", depth: int = 0) -> tuple[s
     """
     for name, part in _parts(value) if depth < _MAX_DEPTH else ():
         try:
-            ForkingPickler.dumps(part)
+            close(packed(part).files)
         except Exception:
             return unpicklable_part(part, path + name, depth + 1)
     return path, value

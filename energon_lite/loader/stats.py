@@ -191,6 +191,12 @@ class SavedStats:
     asked: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+# What costs, skips and the wait of a batch come as; and the sums, with what is not in them yet.
+_Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
+CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...]]
+_MAX_ROWS = 64
+
+
 class Counter:
     """Counts what one rank gives, and what its run asked of each source.
 
@@ -198,6 +204,9 @@ class Counter:
         dataset: the pipeline, which knows what it asks.
         saved: what was counted before.
         num_items: items that the whole run gave before.
+
+    Attributes:
+        mark: what was counted; set to an earlier value, it forgets what came since.
     """
 
     def __init__(
@@ -205,19 +214,21 @@ class Counter:
     ) -> None:
         saved = saved or SavedStats()
         self._dataset = dataset
-        self._counted: dict[str, SourceStats] = {}
         self._asked_before = dict(saved.asked)
         self._items_before = num_items
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
+        counted: dict[str, SourceStats] = {}
         for counts in saved.counted:
             for name, fields in counts.items():
-                stats = self._of(name)
+                stats = counted.setdefault(name, SourceStats())
                 for field, value in fields.items():
                     setattr(stats, field, getattr(stats, field) + value)
                 if "loss_weight_sum" not in fields:  # a state of an earlier version
                     stats.loss_weight_sum += self._weigh(name, fields.get("samples", 0))
         # Sums are made of whole numbers of samples, so that they do not drift.
-        self._before = {name: dataclasses.replace(stats) for name, stats in self._counted.items()}
+        self._before = counted
+        # Values, and never changed, so that whoever keeps them can return to them.
+        self.mark: CounterMark = (counted, ())
 
     def add(
         self,
@@ -232,34 +243,17 @@ class Counter:
             skipped: what was left out.
             wait_sec: how long the batch was waited for; None at the end of a stream.
         """
-        lost = lost_samples(skipped) if skipped else {}
-        counted = self._counted
-        total = sum([row[1] for row in costs])
-        for source, draws, read_sec, encode_sec, tokens, overlong in costs:
-            stats = counted.get(source) or self._of(source)
-            stats.draws += draws
-            stats.overlong += overlong
-            stats.read_sec += read_sec
-            stats.encode_sec += encode_sec
-            if wait_sec is not None:
-                given = draws - lost.pop(source, 0) if lost else draws
-                stats.tokens += tokens
-                stats.samples += given
-                stats.batches += given > 0
-                if total:
-                    stats.wait_sec += wait_sec * draws / total
-            elif lost:
-                # Of what was drawn since the last batch nothing was given, so nothing was counted;
-                # what else was lost had been held back, and was.
-                lost[source] = max(0, lost.get(source, 0) - draws)
-        for source, number in lost.items():
-            self._of(source).samples -= number
+        counted, rows = self.mark
+        rows = (*rows, (costs, skipped, wait_sec))
+        self.mark = (counted, rows) if len(rows) < _MAX_ROWS else (_summed(counted, rows), ())
 
-    def _of(self, source: str) -> SourceStats:
-        stats = self._counted.get(source)
-        if stats is None:
-            stats = self._counted[source] = SourceStats()
-        return stats
+    @property
+    def _counted(self) -> dict[str, SourceStats]:
+        counted, rows = self.mark
+        if rows:
+            counted = _summed(counted, rows)
+            self.mark = (counted, ())
+        return counted
 
     def _weigh(self, source: str, samples: int) -> float:
         return self._loss_weights.get(source, 1.0) * samples
@@ -323,6 +317,39 @@ class Counter:
         }
         asked: dict[str, JSON] = dict(self.asked(num_items).items())
         return {"counted": counted, "asked": asked}
+
+
+def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, SourceStats]:
+    """Returns sums with what was counted since."""
+    touched: dict[str, SourceStats] = {}
+
+    def of(source: str) -> SourceStats:
+        stats = touched[source] = dataclasses.replace(sums.get(source, SourceStats()))
+        return stats
+
+    for costs, skipped, wait_sec in rows:
+        lost = lost_samples(skipped) if skipped else {}
+        total = sum([row[1] for row in costs])
+        for source, draws, read_sec, encode_sec, tokens, overlong in costs:
+            stats = touched.get(source) or of(source)
+            stats.draws += draws
+            stats.overlong += overlong
+            stats.read_sec += read_sec
+            stats.encode_sec += encode_sec
+            if wait_sec is not None:
+                given = draws - lost.pop(source, 0) if lost else draws
+                stats.tokens += tokens
+                stats.samples += given
+                stats.batches += given > 0
+                if total:
+                    stats.wait_sec += wait_sec * draws / total
+            elif lost:
+                # Of what was drawn since the last batch nothing was given, so nothing was counted;
+                # what else was lost had been held back, and was.
+                lost[source] = max(0, lost.get(source, 0) - draws)
+        for source, number in lost.items():
+            (touched.get(source) or of(source)).samples -= number
+    return {**sums, **touched}
 
 
 def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:

@@ -1,37 +1,32 @@
-"""What a worker process does: computes the batches of its streams, turn by turn.
+"""The deliveries of a rank: the batches of its streams, turn by turn, with what is known of each.
 
-A rank's turns go round its streams; the j-th of T streams belongs to worker j mod W. torch asks its
-workers in turn, so each cycle of T turns is padded to a multiple of W with marks, and a worker
-whose stream has ended delivers marks until all of its streams have; then it stops, and torch asks
-the others. So what arrives is in the order of slots, and no process is ever told anything.
+A rank's turns go round its streams. Which slots are due follows from the start of the pass and from
+the streams that have ended, so a worker process that computes some of the streams and the training
+loop that collects from all workers count the same slots, and nobody is told anything.
 """
 
 from __future__ import annotations
 
 import enum
-import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
-
-from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import RankSlots, Stream
-from energon_lite.loader.sending import report_unsendable
 
 
 class Mark(enum.Enum):
     """Takes the place of a batch; an enum, since only those keep their identity over processes."""
 
-    PAD = "no batch in this turn"
     END = "the stream has ended"
 
 
 class Costs:
-    """What the sources gave for a batch, and what that took; no list, which torch would walk.
+    """What the sources gave for a batch, and what that took; no list, which pinning would walk.
 
     Attributes:
         rows: source and its numbers.
@@ -89,79 +84,79 @@ class PassStart:
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
 
-PAD = Delivery(Mark.PAD, -1, -1, None, [], Costs([]))
+def due_slots(start: PassStart, ended: Collection[int]) -> Iterator[int]:
+    """Yields the slots that a rank has to compute, in their order, until all streams have ended.
+
+    Args:
+        start: where the pass begins.
+        ended: the streams without a further batch; the caller adds to it between two slots.
+    """
+    slots = start.slots
+    streams = slots.streams()
+    for first_turn in count(step=slots.num_turns):
+        if all(stream in ended for stream in streams):
+            return
+        for turn in range(slots.num_turns):
+            slot = slots.slot(first_turn + turn)
+            batch, stream = divmod(slot, slots.num_streams)
+            if stream not in ended and batch >= start.streams.get(stream, StreamStart()).first:
+                yield slot
 
 
-class Turns(IterableDataset[Delivery]):
-    """The deliveries of one rank; each `iter` is one pass.
+class Turns(Iterator[Delivery]):
+    """Computes the deliveries of a rank in one pass, or those of some of its streams.
 
     Args:
         dataset: the pipeline.
-        start: where the first pass begins.
+        start: where the pass begins.
         max_skip_rate: failures per sample that a stream may have.
+        ended: the streams of the rank that are not computed.
+
+    Attributes:
+        run: the stream that is being computed, or was last.
+        pid: of the process that may go on; None for any that has a copy.
     """
 
+    pid: int | None = None
+
     def __init__(
-        self, dataset: SavableDataset[Any], start: PassStart, max_skip_rate: float
+        self,
+        dataset: SavableDataset[Any],
+        start: PassStart,
+        max_skip_rate: float,
+        ended: Collection[int] = (),
     ) -> None:
-        self.dataset = dataset
-        self.max_skip_rate = max_skip_rate
-        self._next_start = start
+        self.run: StreamRun[Any] | None = None
+        self._dataset = dataset
+        self._max_skip_rate = max_skip_rate
+        self.begin(start, ended)
 
-    def __iter__(self) -> Iterator[Delivery]:
-        """Runs one pass; in a worker process, that worker's turns of it."""
-        start = self._next_start
-        self._next_start = start.after(self.dataset.training)
-        worker = get_worker_info()
-        if worker is None:
-            return self._pass(start, 0, 1)
-        report_unsendable()
-        # What a fork inherits stays shared with the parent as long as no collection walks it.
-        gc.freeze()
-        return self._pass(start, worker.id, worker.num_workers)
+    def begin(self, start: PassStart, ended: Collection[int] = ()) -> None:
+        """Begins a pass."""
+        self._start = start
+        self._ended = set(ended)
+        self._slots = due_slots(start, self._ended)
+        self._runs: dict[int, StreamRun[Any]] = {}
 
-    def _pass(self, start: PassStart, worker: int, num_workers: int) -> Iterator[Delivery]:
-        slots = start.slots
-        num_turns = slots.num_turns
-        streams = slots.streams()
-        own = range(worker, -(-num_turns // num_workers) * num_workers, num_workers)
-        runs: dict[int, StreamRun[Any]] = {}
-        ended: set[int] = set()
-        first_turn = 0
-        while len(ended) < len(range(worker, num_turns, num_workers)):
-            for turn in own:
-                if turn >= num_turns or turn in ended:
-                    yield PAD
-                    continue
-                run = runs.get(turn)
-                if run is None:
-                    run = runs[turn] = self._run(start, streams[turn])
-                delivery = self._deliver(start, run, slots.slot(first_turn + turn))
-                if delivery.item is Mark.END:
-                    ended.add(turn)
-                yield delivery
-            first_turn += num_turns
+    def end(self) -> None:
+        """Ends nothing: no process computes for it."""
 
-    def _run(self, start: PassStart, index: int) -> StreamRun[Any]:
-        stream = Stream(index, start.slots.num_streams, start.pass_index)
-        run = StreamRun(self.dataset, stream, self.max_skip_rate)
-        snapshot = start.streams.get(index, StreamStart()).snapshot
-        if snapshot is not None:
-            run.restore(snapshot)
-        return run
-
-    def _deliver(self, start: PassStart, run: StreamRun[Any], slot: int) -> Delivery:
-        index = run.stream.index
-        batch_index = slot // run.stream.num_streams
-        if batch_index < start.streams.get(index, StreamStart()).first:
-            return PAD
+    def __next__(self) -> Delivery:
+        """Returns the next delivery; that of a stream's end has the mark END."""
+        slot = next(self._slots)
+        batch, index = divmod(slot, self._start.slots.num_streams)
+        run = self._runs.get(index)
+        if run is None:
+            run = self._runs[index] = self._begun(index)
+        self.run = run
         item: Any
         try:
             # Batches between are other ranks' to give (and to count what they skip).
-            run.skip(batch_index - run.num_given)
+            run.skip(batch - run.num_given)
             item = next(run)
         except StopIteration:
-            if run.num_given < batch_index:
+            self._ended.add(index)
+            if run.num_given < batch:
                 # The slot that the stream ends in is another rank's, which counts what came after
                 # the last batch; a snapshot behind that would hide it from a resumed run.
                 return Delivery(Mark.END, slot, index, None, [], Costs([]))
@@ -169,3 +164,11 @@ class Turns(IterableDataset[Delivery]):
         skipped = run.activity.take_records()
         costs = Costs(run.activity.take_costs())
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
+
+    def _begun(self, index: int) -> StreamRun[Any]:
+        stream = Stream(index, self._start.slots.num_streams, self._start.pass_index)
+        run = StreamRun(self._dataset, stream, self._max_skip_rate)
+        snapshot = self._start.streams.get(index, StreamStart()).snapshot
+        if snapshot is not None:
+            run.restore(snapshot)
+        return run

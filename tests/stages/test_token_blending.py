@@ -349,7 +349,7 @@ def test_nothing_is_kept_of_what_other_sources_measure(sets) -> None:
     loader = get_savable_loader(dataset)
     assert len(list(islice(loader, 300))) == 300
     deliveries: Any = loader._run._deliveries
-    (run,) = deliveries.gi_frame.f_locals["runs"].values()
+    (run,) = deliveries._runs.values()
     (listener,) = run.activity.length_listeners
     assert len(listener.__self__._measured) <= 16
 

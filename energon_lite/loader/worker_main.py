@@ -1,0 +1,195 @@
+"""What runs in a worker process: computes the deliveries of its streams, and sends them.
+
+The main thread computes, a second one pickles and sends, and a third one listens to the training
+loop. It ends the process when that is gone, whatever the others do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.loader.channel import Closed, Message, read_body, read_order, send
+from energon_lite.loader.sending import packed_delivery
+from energon_lite.loader.turns import Delivery, PassStart, Turns
+
+# Kinds of messages, and of orders.
+DELIVERY = 0
+TAKEN, PASS = range(2)
+
+# How long the hooks have to end when the process is to end.
+GRACE_SEC = 1.0
+_POLL_SEC = 0.5
+
+
+class Pass(NamedTuple):
+    """What a worker process is to compute.
+
+    Attributes:
+        number: counts the passes of a loader.
+        start: where the pass begins.
+        others: the streams of the rank that it does not compute.
+    """
+
+    number: int
+    start: PassStart
+    others: frozenset[int]
+
+
+class Settings(NamedTuple):
+    """What a worker process is told when it starts.
+
+    Attributes:
+        worker: its number.
+        num_workers: how many there are.
+        seed: of the global generators.
+        dataset: the pipeline.
+        max_skip_rate: failures per sample that a stream may have.
+        prefetch_factor: deliveries that it may compute before the training loop takes one.
+    """
+
+    worker: int
+    num_workers: int
+    seed: int
+    dataset: SavableDataset[Any]
+    max_skip_rate: float
+    prefetch_factor: int
+
+
+def work(sock: socket.socket, settings: Settings, first: Pass) -> None:
+    """Runs a worker process until the training loop closes the socket, or ends."""
+    _Work(sock, settings).run(first)
+
+
+class _Work:
+    def __init__(self, sock: socket.socket, settings: Settings) -> None:
+        self._sock = sock
+        self._settings = settings
+        self._exit_code = 128 + signal.SIGTERM
+        self._is_ending = False
+        self._parent = os.getppid()
+        self._passes: SimpleQueue[Pass] = SimpleQueue()
+        self._room = threading.Semaphore(settings.prefetch_factor)
+        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._turns: Turns | None = None
+
+    def run(self, first: Pass) -> None:
+        """Computes passes; the end is an exception of the signal's handler."""
+        self._set_up()
+        for function in (self._send, self._listen):
+            threading.Thread(target=function, name=function.__name__, daemon=True).start()
+        try:
+            self._run_pass(first)
+            while True:
+                following = self._passes.get()
+                self._room.acquire()  # what woke this thread up
+                self._run_pass(following)
+        except KeyboardInterrupt:  # of a hook: the signal is ignored
+            sys.exit(128 + signal.SIGINT)
+        finally:
+            self._is_ending = True
+
+    def _set_up(self) -> None:
+        signal.set_wakeup_fd(-1)  # of an event loop in the parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+        signal.signal(signal.SIGTERM, self._exit)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        # What a fork inherits stays shared with the parent as long as no collection walks it.
+        gc.freeze()
+        settings = self._settings
+        torch.set_num_threads(1)
+        random.seed(settings.seed)
+        torch.manual_seed(settings.seed)
+        np.random.seed(settings.seed % 2**32)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=settings.worker,
+            num_workers=settings.num_workers,
+            seed=settings.seed,
+            dataset=settings.dataset,
+        )
+
+    def _exit(self, *_: object) -> None:
+        """Ends the process by an exception, once, so that `finally` blocks of hooks run."""
+        if not self._is_ending:
+            self._is_ending = True
+            raise SystemExit(self._exit_code)
+
+    def _run_pass(self, job: Pass) -> None:
+        settings = self._settings
+        self._turns = turns = Turns(settings.dataset, job.start, settings.max_skip_rate, job.others)
+        while True:
+            self._room.acquire()
+            if not self._passes.empty():  # the rest of this pass is not wanted
+                break
+            try:
+                self._outbox.put((job.number, next(turns)))
+            except StopIteration:
+                break
+            except Exception:
+                where = f"in worker process {settings.worker}"
+                error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+                self._outbox.put((job.number, error))
+                return
+        self._room.release()
+
+    def _send(self) -> None:
+        try:
+            while True:
+                number, delivery = self._outbox.get()
+                send(self._sock, Message(DELIVERY, number, packed_delivery(delivery)))
+                del delivery
+        except OSError:
+            pass  # the parent is gone, and the other thread ends the process
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+
+    def _listen(self) -> None:
+        """Takes orders until the parent is gone; then ends the process."""
+        with contextlib.suppress(Closed):
+            while True:
+                kind, number = read_order(self._sock, self._wait)
+                if kind == TAKEN:
+                    self._room.release(number)
+                elif kind == PASS:
+                    self._passes.put(pickle.loads(read_body(self._sock, number, self._wait)))
+                    self._room.release()
+        self._exit_code = 0
+        main = threading.main_thread().ident
+        assert main is not None
+        deadline = time.monotonic() + GRACE_SEC
+        while time.monotonic() < deadline:  # again: one that comes just before a wait is lost
+            signal.pthread_kill(main, signal.SIGTERM)
+            time.sleep(_POLL_SEC / 10)
+        os._exit(0)
+
+    def _wait(self) -> None:
+        """Waits for the parent to say something.
+
+        Raises:
+            Closed: It is gone, though a fork of it may have the socket.
+        """
+        while not self._poll.poll(1000 * _POLL_SEC):
+            parent = multiprocessing.parent_process()
+            if os.getppid() != self._parent or (parent and not parent.is_alive()):
+                raise Closed

@@ -1,0 +1,411 @@
+"""Worker processes: what they are told, what they send, and how they and the loader end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+import energon_lite.loader
+from energon_lite import (
+    DefaultTaskEncoder,
+    SkipSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.loader import channel, pinning
+from energon_lite.loader.channel import Message
+from energon_lite.loader.sending import packed, unpacked
+
+from ..helpers import Ranks, assert_same, text_set, through_json, train
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("pool") / "texts", 40)
+
+
+def workers_of(run: Ranks) -> list[Any]:
+    deliveries: Any = run.loaders[0]._run._deliveries
+    return [worker.process for worker in deliveries._workers]
+
+
+# ---------------------------------------------------------------------------------- what is sent
+
+
+def sent(value: Any) -> Any:
+    """A value after its way through a socket."""
+    here, there = socket.socketpair()
+    with here, there:
+        content = packed(value)
+        thread = threading.Thread(target=channel.send, args=(there, Message(0, 7, content)))
+        thread.start()
+        message = channel.receive(here, lambda: None)
+        thread.join()
+        found = unpacked(message.content)
+        channel.close(message.content.files)
+    assert (message.kind, message.number) == (0, 7)
+    return found
+
+
+def test_arrays_and_tensors_of_all_sizes_and_layouts_arrive_and_are_writable() -> None:
+    large = torch.arange(30_000)
+    read_only = np.frombuffer(b"x" * 50_000, np.uint8)
+    value = {
+        "small": torch.arange(3),
+        "large": large,
+        "view": large[5:7],
+        "bf16": torch.ones(40_000, dtype=torch.bfloat16),
+        "empty": torch.empty(0),
+        "shared": torch.ones(9).share_memory_(),
+        "parameter": torch.nn.Parameter(torch.ones(20_000)),
+        "array": np.arange(20_000.0).reshape(100, 200),
+        "fortran": np.asfortranarray(np.arange(20_000.0).reshape(100, 200)),
+        "strided": np.arange(40_000)[::2],
+        "times": np.arange(9_000).astype("datetime64[s]"),
+        "objects": np.array(["a", None], dtype=object),
+        "read_only": read_only,
+        "no size": np.zeros((0, 5)),
+        "bytes": b"y" * 200_000,
+    }
+    found = sent(value)
+    assert_same(found, value)
+    assert found["view"].untyped_storage().data_ptr() == found["large"].untyped_storage().data_ptr()
+    assert found["fortran"].flags.f_contiguous
+    for array in (found["read_only"], found["array"], found["large"].numpy()):
+        array[0] = 1
+    assert found["shared"].is_shared()
+    value["shared"][0] = 5
+    assert found["shared"][0] == 5
+
+
+def num_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_more_tensors_than_files_in_one_call() -> None:
+    before = num_open_files()
+    tensors = [torch.full((10_000,), float(i)) for i in range(300)]
+    found = sent(tensors)
+    assert_same(found, tensors)
+    del found
+    assert num_open_files() == before
+
+
+def test_half_a_message_is_the_end_of_the_worker() -> None:
+    here, there = socket.socketpair()
+    with here:
+        with there:
+            copy = socket.socketpair()
+            channel.send(copy[1], Message(0, 0, packed(b"z" * 1000)))
+            there.sendall(copy[0].recv(300))
+            for end in copy:
+                end.close()
+        with pytest.raises(channel.Closed):
+            channel.receive(here, lambda: None)
+
+
+def test_too_many_open_files_are_an_error_that_says_so() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    here, there = socket.socketpair()
+    with here, there:
+        channel.send(there, Message(0, 0, packed([torch.zeros(10_000) for _ in range(40)])))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 5, hard))
+        try:
+            with pytest.raises(OSError, match="ulimit -n"):
+                channel.receive(here, lambda: None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Telling(DefaultTaskEncoder):
+    """Says in each batch what its process is like."""
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        info: Any = get_worker_info()
+        return {
+            "keys": batch.__key__,
+            "id": (info.id, info.num_workers),
+            "is_dataset": type(info.dataset).__name__,
+            "threads": torch.get_num_threads(),
+            "is_seeded": info.seed == torch.initial_seed(),
+            "draws": (random.random(), float(torch.rand(())), float(np.random.rand())),
+            "is_daemon": multiprocessing.current_process().daemon,
+            "ignores": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        }
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.soak) for m in ("spawn", "forkserver"))]
+)
+def test_a_worker_is_as_hooks_expect_it(texts, method) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method=method)
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Telling())
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        first, second = next(batches), next(batches)
+    assert (first["id"], second["id"]) == ((0, 2), (1, 2))
+    assert set(first["draws"]).isdisjoint(second["draws"])
+    for batch in (first, second):
+        assert batch["is_dataset"] == type(dataset).__name__
+        assert batch["threads"] == 1
+        assert [batch[name] for name in ("is_seeded", "is_daemon", "ignores")] == [True] * 3
+
+
+def test_no_worker_computes_further_ahead_than_it_may(texts) -> None:
+    for prefetch_factor in (1, 3):
+        counter = multiprocessing.Value("i", 0)
+
+        class Counting(DefaultTaskEncoder):
+            @stateless
+            def encode_batch(self, batch: Any, counter: Any = counter) -> Any:
+                with counter.get_lock():
+                    counter.value += 1
+                return {"keys": batch.__key__, "x": torch.zeros(100_000)}
+
+        config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
+        dataset = get_train_dataset(
+            texts, batch_size=2, worker_config=config, task_encoder=Counting()
+        )
+        with get_savable_loader(dataset, prefetch_factor=prefetch_factor) as loader:
+            batches = iter(loader)
+            for taken in range(1, 9):
+                next(batches)
+                expected = taken + 2 * prefetch_factor
+                deadline = time.monotonic() + 20
+                while counter.value < expected and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                assert counter.value == expected
+
+
+# ------------------------------------------------------------------------------------- how it ends
+
+
+class Interrupt(BaseException):
+    """Of an alarm."""
+
+
+@contextmanager
+def alarms(*times_sec: float) -> Iterator[None]:
+    """Raises an `Interrupt` at these times."""
+    left = list(times_sec)
+    start = time.monotonic()
+
+    def ring(*_: object) -> None:
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, start + left.pop(0) - time.monotonic()))
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, left.pop(0))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_second_interrupt_while_workers_are_ended_changes_nothing(texts) -> None:
+    make = train(texts, "skipping")
+    whole = Ranks(make, 1, num_streams=2).slots(20)
+    run = Ranks(make, 1, 2)
+    run.slots(5)
+    stopped, _ = workers = workers_of(run)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with pytest.raises(Interrupt), alarms(0.3, 0.4):
+        run.slots(16)
+    (state,) = run.save()
+    count = state["count"]
+    assert 5 <= count < 12, "it was interrupted in the wait for the worker that is stopped"
+    assert not state["ended"]
+    for worker in workers:
+        worker.join(10)
+    run.iterators = [iter(run.loaders[0])]
+    assert_same(run.slots(5), {m: whole[m] for m in range(count, count + 5)})
+
+
+def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
+    """A `KeyboardInterrupt` at each line of the loader's code, one after the other."""
+    folder = str(Path(energon_lite.loader.__file__).parent)
+    left = [0]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if frame.f_code.co_name in ("iterate", "batches"):  # which give what is done
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    make = train(texts, "skipping", repeat=False)
+    expected = Ranks(make, 1, num_streams=2)
+    whole = expected.rest()
+    counts = expected.loaders[0].stats()
+    found: dict[int, Any] = {}
+    run = Ranks(make, 1, num_streams=2)
+    (loader,) = run.loaders
+    (batches,) = run.iterators
+    number, num_interrupts = 1, 0
+    while True:
+        before = through_json(loader.save_state_rank())
+        left[0] = number
+        sys.settrace(trace)
+        try:
+            batch = next(batches)
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            after = through_json(loader.save_state_rank())
+            assert {**after, "checksum": 0} == {**before, "checksum": 0}, f"line {number}"
+            number, num_interrupts = number + 1, num_interrupts + 1
+            batches = iter(loader)
+        except StopIteration:
+            break
+        else:
+            sys.settrace(None)
+            found[len(found)] = batch
+            if num_interrupts > 400:  # all lines were tried at the first batches
+                number = 10**9
+            elif left[0] > 0:
+                number = 1
+    sys.settrace(None)
+    assert num_interrupts > 100
+    assert_same(list(found.values()), list(whole.values()))
+    for source, stats in loader.stats().items():
+        assert (stats.samples, stats.draws, stats.skipped) == (
+            counts[source].samples,
+            counts[source].draws,
+            counts[source].skipped,
+        )
+
+
+def test_a_death_is_never_raised_in_the_body_of_the_loop(texts) -> None:
+    run = Ranks(train(texts), 1, 2)
+    run.slots(2)
+    for worker in workers_of(run):
+        os.kill(worker.pid, signal.SIGKILL)
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:  # a signal handler would raise here
+        sum(range(1000))
+    with pytest.raises(RuntimeError, match=r"\(signal 9\) of rank 0 died .*Nothing is lost"):
+        run.slots(20)
+
+
+class Slow(DefaultTaskEncoder):
+    """Notes in a file when a hook was ended."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if self.current_batch_index < 2:
+            return batch
+        try:
+            time.sleep(600)
+        finally:
+            (self.folder / str(self.current_batch_index)).touch()
+        raise SkipSample
+
+
+def test_hooks_end_with_their_finally_blocks_and_those_that_swallow_are_killed(
+    texts, tmp_path
+) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(
+        texts, batch_size=2, worker_config=config, task_encoder=Slow(tmp_path)
+    )
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        time.sleep(0.2)
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "3"}
+
+
+def test_fork_of_the_main_process_leaves_the_workers_alone(texts) -> None:
+    make = train(texts)
+    whole = Ranks(make, 1, num_streams=2).slots(8)
+    run = Ranks(make, 1, 2)
+    assert_same(run.slots(3), {m: whole[m] for m in range(3)})
+    pid = os.fork()
+    if pid == 0:  # it has workers of its own, and ends as a program does
+        code = 1
+        try:
+            assert_same(run.slots(2), {m: whole[m] for m in range(3, 5)})
+            run.loaders[0].shutdown()
+            multiprocessing.util._exit_function()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert all(worker.is_alive() for worker in workers_of(run))
+    assert_same(run.slots(5), {m: whole[m] for m in range(3, 8)})
+
+
+def test_batches_are_pinned_ahead_where_there_is_a_gpu(texts, monkeypatch) -> None:
+    threads: list[str] = []
+
+    def pin(item: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return item
+
+    make = train(texts, "skipping", repeat=False)
+    whole = Ranks(make, 1, num_streams=3).rest()
+    run = Ranks(make, 1, 3)  # before torch believes that there is a GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(pinning, "pin_memory", pin)
+    assert_same(run.rest(), whole)
+    assert len(threads) > len(whole)  # with the marks of the streams' ends
+    assert all(name.startswith("pinning") for name in threads)
+    run.iterators = [iter(run.loaders[0])]
+    assert len(run.steps(2)) == 2
+    run.loaders[0].shutdown()
+    assert not any(t.name.startswith("pinning") and t.is_alive() for t in pinned_threads())
+
+
+def pinned_threads() -> list[threading.Thread]:
+    deadline = time.monotonic() + 10
+    found = [True]
+    while found and time.monotonic() < deadline:
+        found = [t for t in threading.enumerate() if t.name.startswith("pinning")]
+    return found
+
+
+def test_workers_end_with_a_loader_whose_body_fails(texts) -> None:
+    def fails(run: Ranks) -> None:
+        for _ in run.iterators[0]:
+            raise ValueError("of the user")
+
+    before = set(multiprocessing.active_children())
+    actions: list[Callable[[Ranks], None]] = [fails, lambda run: next(run.iterators[0])]
+    for action in actions:
+        run = Ranks(train(texts), 1, 2)
+        with suppress(ValueError):
+            action(run)
+        del run
+        assert set(multiprocessing.active_children()) <= before
