@@ -12,18 +12,10 @@ from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import RestoreKey
 from energon_lite.sources.makers import SampleMaker, ServiceFields
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.tar import TarError, split_name
+from energon_lite.storage.tar import TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source = tuple.__new__
-
-
-def sample_key_of(members: Any) -> str:
-    """Gives the key of the sample with these members; empty if they could not be read."""
-    if isinstance(members, Exception):
-        return ""
-    names = (split_name(member[0]) for member in members)
-    return next((name[0] for name in names if name is not None), "")
 
 
 class SampleLoader:
@@ -96,7 +88,7 @@ class SampleLoader:
                     )
             return self._make(data, members, shard, key)
         except Exception as error:
-            sample_key = sample_key_of(members)
+            sample_key = key_of_members(members)
             name = repr(sample_key) if sample_key else f"number {place}"
             add_note(error, f"{self.root / shard}, sample {name}")
             raise

@@ -21,11 +21,12 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.sources.sample_loader import SampleLoader, sample_key_of
+from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.lengths import TOKENS, Int64Array, read_facts, read_lengths
 from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.retry import retried
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
+from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
 
@@ -312,7 +313,7 @@ class SourceCursor(Cursor[T]):
             self._run.failures = 0  # those before it were well
         self._last_failed = self._position
         source = self._source
-        sample_key = sample_key_of(members) or f"{shard}[{place}]"
+        sample_key = key_of_members(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
         described = {"__key__": sample_key, "__sources__": (info,)}
         self._run.left_out(error, key, described, is_noted=True)

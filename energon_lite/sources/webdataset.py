@@ -133,9 +133,11 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         info = nvmeta.read_info(self.path)
         self._part = nvmeta.read_split_part(self.path, info, split_part, split_config)
         excluded = excluded_positions(self.path, info, self._part)
+        numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
         self._reader = ShardReader(
-            self.path, self._part.shards, self._part.counts, excluded, max_open
-        )
+            self.path, self._part.shards, self._part.counts, excluded, max_open,
+            [numbers[shard] for shard in self._part.shards],
+        )  # fmt: skip
         if self._reader.num_samples == 0:
             raise EmptyDatasetError(
                 f"{self.path}: every sample of split part {split_part!r} is excluded"

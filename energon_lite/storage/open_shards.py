@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.storage.files import can_read, explained, open_regular
+from energon_lite.storage.key_check import KeyCheck
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index
 from energon_lite.storage.retry import BRIEF_SEC, OUTAGE_SEC, clock, retried
-from energon_lite.storage.tar import BLOCK, read_into
+from energon_lite.storage.tar import BLOCK, first_key, read_into
 from energon_lite.storage.tar_index import reindex
 
 logger = logging.getLogger(__name__)
@@ -56,20 +57,26 @@ class OpenShards:
         root: folder of the dataset.
         shards: shard names relative to `root`; in all methods a shard is a position in these.
         counts: samples of each shard.
+        keys: what the keys of the first samples should be.
 
     Attributes:
         overrun: size in bytes of each open shard whose index goes beyond its end.
     """
 
-    def __init__(self, root: Path, shards: Sequence[str], counts: Sequence[int]) -> None:
+    def __init__(
+        self, root: Path, shards: Sequence[str], counts: Sequence[int], keys: KeyCheck
+    ) -> None:
         self._root = root
         self._shards = shards
         self._counts = counts
+        self._keys = keys
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
         self.overrun: dict[int, int] = {}
+        # Shards of which the first key was compared with the index.
+        self._compared: set[int] = set()
         # Until when a shard that failed is tried for a moment only, and with what it failed.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
@@ -277,7 +284,17 @@ class OpenShards:
         else:
             self._seen[number] = seen
             self.overrun.pop(number, None)
+        if number not in self._compared:
+            self._compare_first_key(number, shard)
         return shard
+
+    def _compare_first_key(self, number: int, shard: _OpenShard) -> None:
+        stored = self._keys.first_key(number)
+        key = first_key(shard.descriptor, int(shard.offsets[1])) if stored else None
+        if key != stored and key and stored:
+            self._close(number)
+            raise self._keys.error(number, 0, key, stored)
+        self._compared.add(number)
 
     def _close(self, number: int) -> None:
         shard = self._open.pop(number, None)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.key_check import KeyCheck
 from energon_lite.storage.open_shards import MAX_OPEN, OpenShards
 from energon_lite.storage.tar_blocks import block_members
 
@@ -53,6 +54,7 @@ class ShardReader:
         counts: samples of each shard.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
         max_open: files that stay open; 0 opens each anew for every block.
+        tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
 
     Attributes:
         num_samples: samples that count; they are numbered 0..num_samples-1.
@@ -65,6 +67,7 @@ class ShardReader:
         counts: Sequence[int],
         excluded: Sequence[int] = (),
         max_open: int = MAX_OPEN,
+        tar_file_ids: Sequence[int] | None = None,
     ) -> None:
         self.root = root
         self.max_open = max_open
@@ -75,7 +78,8 @@ class ShardReader:
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self._starts[-1]) - len(excluded)
-        self._files = OpenShards(root, self.shards, self._counts)
+        self._keys = KeyCheck(root, self.shards, tar_file_ids)
+        self._files = OpenShards(root, self.shards, self._counts, self._keys)
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
@@ -110,10 +114,12 @@ class ShardReader:
         firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
         for row in lost:
             lasts[order[row]] = firsts[order[row]]
-        members, _ = block_members(data, firsts, lasts, -shifts[back])
+        members, long = block_members(data, firsts, lasts, -shifts[back])
         for row, error in lost.items():
             members[order[row]] = error
         numbers, places = shard_numbers[back], places[back]
+        if long:
+            self._keys.compare(members, numbers, places, long)
         return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
 
     def _extents(

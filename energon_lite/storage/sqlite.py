@@ -67,6 +67,7 @@ _SHARD_COLUMNS = {
 }
 _ROWS_AGAIN = "remove the folder {}, and run the same command again"
 _KEYS_PER_QUERY = 500
+_BY_PLACE = "idx_samples_by_tar_and_idx"
 
 
 class DuplicateKeyError(DatasetFormatError):
@@ -231,6 +232,30 @@ class IndexDatabase(ReadOnlyDatabase):
             found.update((key, (tar_file_id, index)) for key, tar_file_id, index in rows)
         return found
 
+    def first_keys(self, tar_file_ids: Sequence[int]) -> dict[int, str]:
+        """Returns the key of the first sample of each shard, by tar_file_id."""
+        return self._keys("tar_file_id", "sample_index = 0", "tar_file_id", tar_file_ids)
+
+    def keys_at(self, tar_file_id: int, sample_indices: Sequence[int]) -> dict[int, str]:
+        """Returns the keys of samples of a shard, by sample_index."""
+        found: dict[int, str] = {}
+        where = f"tar_file_id = {tar_file_id:d}"
+        for start in range(0, len(sample_indices), _KEYS_PER_QUERY):
+            some = sample_indices[start : start + _KEYS_PER_QUERY]
+            found |= self._keys("sample_index", where, "sample_index", some)
+        return found
+
+    def _keys(self, column: str, where: str, listed: str, values: Sequence[int]) -> dict[int, str]:
+        """Looks keys up; nothing in an old index that would have to be read whole for it."""
+        names = self.rows("SELECT name FROM sqlite_master WHERE type = 'index'", (), str)
+        if "samples" not in self.tables or (_BY_PLACE,) not in names:
+            return {}
+        query = (
+            f"SELECT {column}, sample_key FROM samples INDEXED BY {_BY_PLACE} "
+            f"WHERE {where} AND {listed} IN ({_marks([*values])})"
+        )
+        return dict(self.rows(query, values, int, str))
+
     def sample_parts(self, tar_file_id: int, sample_index: int) -> list[tuple[str, int, int]]:
         """Returns (part name, content offset, content size) of one sample, in tar order.
 
@@ -303,7 +328,7 @@ def count_samples_with(index: Path, group: Collection[str]) -> int:
     return int(count)
 
 
-def _marks(values: Collection[str]) -> str:
+def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))
 
 

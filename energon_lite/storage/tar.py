@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +26,9 @@ _HEADER = Struct("<100s24x12s12x8sc100s6s82xc")
 _REGULAR = (b"0", b"\0", b"7")
 # GNU long name and long link, PAX records of a member and of all; of links and of all, nothing.
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
-_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
-_WINDOW = 1 << 20
+_WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
 # Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
 MAX_EXTENSION_BYTES = 1 << 20
 _MISFIT = (
@@ -66,23 +64,26 @@ class CutOffError(TarError):
 
 def _number(field: bytes, pos: int) -> int:
     """Reads octal digits between blanks, or GNU's base-256 of sizes from 8 GiB on."""
-    octal = _OCTAL.fullmatch(field)
-    if octal:
-        return int(octal[1] or b"0", 8)
-    number = int.from_bytes(field, "big") - (0x80 << (8 * (len(field) - 1)))
+    digits = field.strip(b" \0") or b"0"
+    try:
+        if digits.isdigit():  # `int` would take signs, underscores and more
+            return int(digits, 8)
+        number = int.from_bytes(field, "big") - (0x80 << (8 * (len(field) - 1)))
+    except ValueError:  # 8 or 9
+        number = -1
     if not 0 <= number < 1 << 63:
         raise TarError(f"no tar header at byte {pos} (number field is {field!r})")
     return number
 
 
-def _check_sum(raw: bytes, pos: int) -> None:
-    stored = raw[148:156]
+def _check_sum(raw: bytes | memoryview, stored: bytes, pos: int) -> None:
     # The checksum field itself counts as eight spaces.
-    blanked = raw[:148] + b" " * 8 + raw[156:]
+    expected = _number(stored, pos) + sum(stored) - 8 * 32
     # The low half of Adler-32 is 1 + the sum of all bytes modulo 65521: 20 times as fast as sum().
-    expected, found = _number(stored, pos) + 1, zlib.adler32(blanked) & 0xFFFF
-    # Some old programs took bytes for signed numbers.
-    if expected % 65521 != found and expected != 1 + sum(memoryview(blanked).cast("b")):
+    if (expected + 1) % 65521 == zlib.adler32(raw) & 0xFFFF:
+        return
+    signed = sum(memoryview(raw).cast("b")) - sum(memoryview(stored).cast("b"))
+    if signed + 8 * 32 != _number(stored, pos):  # as some old programs wrote it
         raise TarError(f"no tar header at byte {pos} (header checksum does not match)")
 
 
@@ -140,10 +141,10 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
     while True:
         if pos + BLOCK > len(buffer):
             raise CutOffError(f"truncated: the header at byte {base + pos} is cut off")
-        name, size_field, _, kind, _, magic, prefix = _HEADER.unpack_from(buffer, pos)
+        name, size_field, stored_sum, kind, _, magic, prefix = _HEADER.unpack_from(buffer, pos)
         if kind == b"\0" and name[0] == 0 and not any(buffer[pos : pos + BLOCK]):
             return None
-        _check_sum(bytes(buffer[pos : pos + BLOCK]), base + pos)
+        _check_sum(buffer[pos : pos + BLOCK], stored_sum, base + pos)
         size = _number(size_field, base + pos)
         data = pos + BLOCK
         if kind in _EXTENSIONS:
@@ -215,6 +216,14 @@ class Member(NamedTuple):
         return cls(header.name, header.data - base, header.data + header.size - base)
 
 
+def key_of_members(members: list[Member] | Exception) -> str:
+    """Returns the key of the sample with these members; empty if they could not be read."""
+    if isinstance(members, Exception):
+        return ""
+    names = (split_name(member[0]) for member in members)
+    return next((name[0] for name in names if name is not None), "")
+
+
 def sample_headers(
     buffer: bytes | memoryview, start: int, stop: int, base: int = 0
 ) -> list[Header]:
@@ -277,11 +286,31 @@ def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str
     return key, parts
 
 
+def first_key(descriptor: int, stop: int) -> str | None:
+    """Reads the key of the sample in the first `stop` bytes of a tar; None if it is damaged."""
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        window = _Window(file, _FEW_BYTES)
+        pos = 0
+        try:
+            while pos < stop:
+                header = _next_header(window, pos)
+                if header is None:
+                    return None
+                found = split_name(header.name) if header.is_file else None
+                if found is not None:
+                    return found[0]
+                pos = header.end
+        except TarError:
+            pass
+        return None
+
+
 class _Window:
     """Reads a file of any size through one buffer that moves forward."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, step: int = _WINDOW) -> None:
         self.file = file
+        self.step = step
         self.base = 0
         self.buffer = b""
 
@@ -290,7 +319,7 @@ class _Window:
         if pos < self.base or pos + need > self.base + len(self.buffer):
             self.file.seek(pos)
             self.base = pos
-            self.buffer = self.file.read(max(_WINDOW, need))
+            self.buffer = self.file.read(max(self.step, need))
             end = pos + len(self.buffer)
             size = os.fstat(self.file.fileno()).st_size
             if end < size and len(self.buffer) < need:

@@ -1,0 +1,108 @@
+"""Compares keys of samples with `index.sqlite`, so that another tar of the same layout is noticed.
+
+A comparison costs about as much as reading a text, so not all samples are compared, and which are
+depends on nothing but the data: the first sample of each shard, when the shard is opened first,
+and samples with names in extension headers, which no checksum covers. `energon-lite lint` compares
+all of them. A dataset without a usable index is read without comparisons.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage.retry import retried
+from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
+from energon_lite.storage.tar import key_of_members
+from energon_lite.storage.tar_index import META
+
+logger = logging.getLogger(__name__)
+
+Int64Array = npt.NDArray[np.int64]
+
+# Shards of which the first keys are looked up together: opening the index costs as much as 30.
+_SHARDS_AT_ONCE = 256
+
+
+class KeyCheck:
+    """What the index of a dataset has as keys. It is open only while it is asked.
+
+    Args:
+        root: folder of the dataset.
+        shards: shard names relative to `root`; in all methods a shard is a position in these.
+        tar_file_ids: number of each shard in the index; None compares nothing.
+    """
+
+    def __init__(
+        self, root: Path, shards: Sequence[str], tar_file_ids: Sequence[int] | None
+    ) -> None:
+        self._root = root
+        self._shards = shards
+        self._ids = tar_file_ids
+        self._first: dict[int, str | None] = {}
+
+    def first_key(self, shard: int) -> str | None:
+        """Returns the key of the first sample of a shard; None if the index does not have it."""
+        if self._ids is None:
+            return None
+        if shard not in self._first:
+            start = shard // _SHARDS_AT_ONCE * _SHARDS_AT_ONCE
+            ids = self._ids[start : start + _SHARDS_AT_ONCE]
+            found = self._ask(IndexDatabase.first_keys, ids)
+            self._first.update((start + i, found.get(id_)) for i, id_ in enumerate(ids))
+        return self._first[shard]
+
+    def compare(
+        self, members: list[Any], shards: Int64Array, places: Int64Array, rows: Sequence[int]
+    ) -> None:
+        """Puts an error in the place of each sample whose key is another one in the index.
+
+        Args:
+            members: for each sample of a block its members, or an error.
+            shards: shape (N,), the shard of each.
+            places: shape (N,), the number of each in its shard.
+            rows: which of them are compared.
+        """
+        if self._ids is None:
+            return
+        for shard in sorted(set(shards[rows].tolist())):
+            own = [row for row in rows if shards[row] == shard]
+            numbers = places[own].tolist()
+            found = self._ask(IndexDatabase.keys_at, self._ids[shard], numbers)
+            for row, number in zip(own, numbers, strict=True):
+                key = key_of_members(members[row])
+                if found.get(number, key) != key:
+                    members[row] = self.error(shard, number, key, found[number])
+
+    def error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
+        """Returns the error of a sample whose key is not that of the index."""
+        return DatasetFormatError(
+            f"{self._root / self._shards[shard]}: sample {place} has the key {key!r}, where "
+            f"{INDEX_SQLITE} has {stored!r}: the shard was damaged, or replaced after preparing. "
+            f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
+        )
+
+    def _ask(self, question: Callable[..., dict[int, str]], *values: Any) -> dict[int, str]:
+        def ask() -> dict[int, str]:
+            with IndexDatabase(self._root) as index:
+                return question(index, *values)
+
+        try:
+            return retried(ask, self._root / META / INDEX_SQLITE)
+        except FileNotFoundError:
+            return {}
+        except (DatasetFormatError, OSError) as error:
+            _warn_once(str(error))
+            return {}
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    logger.warning("%s. Until then keys of samples are not compared with it", message)

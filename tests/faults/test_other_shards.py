@@ -1,0 +1,163 @@
+"""Shards that are not those that were prepared: their keys are compared with the index."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.core.errors import describe
+from energon_lite.storage.key_check import _warn_once
+
+from ..helpers import prepared, text_set
+
+BROKEN = "shard-001.tar"
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("sound") / "set", 30)
+
+
+@pytest.fixture
+def copied(sound: Path, tmp_path: Path) -> Path:
+    _warn_once.cache_clear()
+    return shutil.copytree(sound, tmp_path / "set")
+
+
+def read(folder: Path) -> tuple[list[str], list[str]]:
+    """The keys of an epoch in the order of the files, and the errors of what was skipped."""
+    errors: list[str] = []
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=0,
+        global_error_handler=lambda error, *rest: errors.append(describe(error)),
+    )  # fmt: skip
+    dataset = get_train_dataset(
+        folder, worker_config=config, batch_size=None, repeat=False,
+        shuffle_over_epochs_multiplier=None, shuffle_buffer_size=0,
+    )  # fmt: skip
+    return [sample.__key__ for sample in get_savable_loader(dataset)], errors
+
+
+def keys(*numbers: range) -> list[str]:
+    return [f"{i:05d}" for some in numbers for i in some]
+
+
+def test_shard_with_other_keys_in_the_same_places_is_an_error(copied: Path) -> None:
+    shutil.copy(copied / "shard-002.tar", copied / BROKEN)
+    found, errors = read(copied)
+    assert found == keys(range(10), range(20, 30))
+    assert len(errors) == 10
+    for error in errors:
+        assert f"{copied / BROKEN}: sample 0 has the key '00020'" in error
+        assert "where index.sqlite has '00010'" in error
+        assert f"run `energon-lite prepare {copied} --tar-index-only`" in error
+
+
+def long_names(folder: Path, tar_format: int) -> Path:
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w", format=tar_format) as tar:
+        for i in range(10):
+            info = tarfile.TarInfo(f"{'long' * 30}-{i:05d}.txt")
+            info.size = 5
+            tar.addfile(info, io.BytesIO(b"hello"))
+    return prepared(folder, "TextSample", {"text": "txt"})
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_flipped_bit_in_a_long_name_costs_its_sample(tmp_path: Path, tar_format: int) -> None:
+    folder = long_names(tmp_path / "set", tar_format)
+    whole, errors = read(folder)
+    assert (len(whole), errors) == (10, [])
+    data = bytearray((folder / "a.tar").read_bytes())
+    at = data.index(b"-00007.txt") + 4
+    data[at] ^= 2
+    (folder / "a.tar").write_bytes(data)
+    found, errors = read(folder)
+    assert found == whole[:7] + whole[8:]
+    (error,) = errors
+    assert f"{folder / 'a.tar'}: sample 7 has the key" in error
+    assert "where index.sqlite has" in error
+
+
+def change(folder: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(folder / ".nv-meta/index.sqlite")) as index, index:
+        for statement in statements:
+            index.execute(statement)
+
+
+def absent(index: Path) -> None:
+    index.unlink()
+
+
+def damaged(index: Path) -> None:
+    index.write_bytes(b"\0" * 4096 + index.read_bytes()[4096:])
+
+
+def of_other_tables(index: Path) -> None:
+    change(index.parent.parent, "DROP TABLE samples")
+
+
+def without_the_index(index: Path) -> None:
+    change(index.parent.parent, "DROP INDEX idx_samples_by_tar_and_idx")
+
+
+def without_rows(index: Path) -> None:
+    change(index.parent.parent, "DELETE FROM samples WHERE tar_file_id = 1")
+
+
+def with_other_values(index: Path) -> None:
+    change(
+        index.parent.parent,
+        "UPDATE samples SET sample_key = x'00' WHERE tar_file_id = 1 AND sample_index = 0",
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [absent, damaged, of_other_tables, without_the_index, without_rows, with_other_values],
+)
+def test_index_is_not_needed_for_reading(copied: Path, case: Any, caplog: Any) -> None:
+    case(copied / ".nv-meta/index.sqlite")
+    assert read(copied) == (keys(range(30)), [])
+    warnings = [record for record in caplog.records if "not compared" in record.getMessage()]
+    assert len(warnings) == (case in (damaged, with_other_values))
+    for warning in warnings:
+        assert f"run `energon-lite prepare {copied} --tar-index-only`" in warning.getMessage()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="lists open files by /proc")
+def test_index_is_open_only_while_it_is_asked(copied: Path) -> None:
+    dataset = get_train_dataset(
+        copied, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=1
+    )
+    loader = get_savable_loader(dataset)
+    iterator = iter(loader)
+    next(iterator)
+    opened = [path.resolve().name for path in Path("/proc/self/fd").iterdir()]
+    assert any(name.endswith(".tar") for name in opened)
+    assert "index.sqlite" not in opened
+
+
+def test_first_members_that_are_no_part_of_a_sample_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for name, size in (("d", 0), ("noext", 9000), ("__meta__/x.txt", 9000), ("0.txt", 5)):
+            info = tarfile.TarInfo(name)
+            info.size = size
+            info.type = tarfile.REGTYPE if size else tarfile.DIRTYPE
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    prepared(folder, "TextSample", {"text": "txt"})
+    assert read(folder) == (["0"], [])
+    change(folder, "UPDATE samples SET sample_key = '1'")
+    found, errors = read(folder)
+    assert found == []
+    assert "sample 0 has the key '0', where index.sqlite has '1'" in errors[0]
