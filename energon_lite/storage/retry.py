@@ -20,7 +20,7 @@ T = TypeVar("T")
 # for: servers fail over within minutes, and ranks wait for each other for ten. [Unit: second]
 BRIEF_SEC, OUTAGE_SEC = 4.0, 300.0
 # The first pause, how much longer each is than the one before, and the longest. [Unit: second]
-_FIRST_SEC, _FACTOR, _LONGEST_SEC = 0.02, 4, 5.0
+_FIRST_SEC, _FACTOR, _LONGEST_SEC = 0.02, 4, 1.0
 
 # Errors that may be gone a moment later, whichever file it is.
 PASSING = frozenset(
