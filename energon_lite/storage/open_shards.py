@@ -75,8 +75,8 @@ class OpenShards:
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
         self.overrun: dict[int, int] = {}
-        # Shards of which the first key was compared with the index.
-        self._compared: set[int] = set()
+        # Inode of each shard of which the first key was compared with the index.
+        self._compared: dict[int, int] = {}
         # Until when a shard that failed is tried for a moment only, and with what it failed.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
@@ -270,31 +270,42 @@ class OpenShards:
         self.close_down_to(self._most_open - 1)
         offsets = read_index(path, self._counts[number])
         descriptor = open_regular(path)
-        shard = _OpenShard(descriptor, offsets, os.fstat(descriptor).st_size)
+        try:
+            status = os.fstat(descriptor)
+            shard = _OpenShard(descriptor, offsets, status.st_size)
+            self._check(number, shard, status.st_ino)
+        except BaseException:
+            with suppress(OSError):
+                os.close(descriptor)
+            raise
         self._open[number] = shard
-        seen = (shard.size_bytes, int(offsets.sum()))
+        return shard
+
+    def _check(self, number: int, shard: _OpenShard, inode: int) -> None:
+        """Checks that a file that was opened is the one that was opened before, and its first key.
+
+        Raises:
+            OSError: Its size, or its index, is another one.
+            DatasetFormatError: The key of its first sample is another one.
+        """
+        path = self._root / self._shards[number]
+        seen = (shard.size_bytes, int(shard.offsets.sum()))
         before = self._seen.get(number, seen)
         if seen != before:
-            self._close(number)
             text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
             text += ", or its index changed; restore it, or begin a run of the new data"
             raise OSError(errno.ESTALE, text, str(path))
-        if offsets[-1] > shard.size_bytes:
+        if shard.offsets[-1] > shard.size_bytes:
             self.overrun[number] = shard.size_bytes
         else:
             self._seen[number] = seen
             self.overrun.pop(number, None)
-        if number not in self._compared:
-            self._compare_first_key(number, shard)
-        return shard
-
-    def _compare_first_key(self, number: int, shard: _OpenShard) -> None:
-        stored = self._keys.first_key(number)
-        key = first_key(shard.descriptor, int(shard.offsets[1])) if stored else None
-        if key != stored and key and stored:
-            self._close(number)
-            raise self._keys.error(number, 0, key, stored)
-        self._compared.add(number)
+        if self._compared.get(number) != inode:
+            stored = self._keys.first_key(number)
+            key = first_key(shard.descriptor, int(shard.offsets[1])) if stored else None
+            if key != stored and key and stored:
+                raise self._keys.error(number, 0, key, stored)
+            self._compared[number] = inode
 
     def _close(self, number: int) -> None:
         shard = self._open.pop(number, None)

@@ -454,9 +454,11 @@ def test_a_process_that_may_open_no_file_ends_with_one_error(sound, storage) -> 
     assert loader.num_skipped == {}
 
 
+@pytest.mark.parametrize("longer_by", [0, 512])
 def test_a_shard_replaced_by_another_one_is_named_and_not_read(
-    sound, copied, storage, tmp_path
+    sound, copied, storage, tmp_path, caplog, longer_by
 ) -> None:
+    """By one with the same layout, whose keys tell, and by a longer one."""
     expected = keys_in(loader_of(sound))
     loader = loader_of(copied)
     iterator = iter(loader)
@@ -465,9 +467,11 @@ def test_a_shard_replaced_by_another_one_is_named_and_not_read(
     for name in (BROKEN, f"{BROKEN}.idx"):
         (other / name.replace("2", "1")).replace(copied / name)
     with (copied / BROKEN).open("ab") as file:
-        file.write(bytes(512))
+        file.write(bytes(longer_by))
     storage.fault = fails("ESTALE", 1)
     found += keys_in(iterator)
+    what = "took the place of one of" if longer_by else "sample 0 has the key '00030', where"
+    assert what in caplog.text
     lost = loader.num_skipped["set/train"]
     assert 0 < lost < PER_SHARD
     assert len(found) == len(expected) - lost
