@@ -38,7 +38,7 @@ def read_json(
         DatasetFormatError: It is no JSON, is nested deeper, or has a number that is none, or has
             thousands of digits.
     """
-    if is_deeper(text, max_depth):
+    if _is_deeper(text, max_depth):
         raise DatasetFormatError(
             f"{name}: more than {max_depth} levels of nesting; write it flatter"
         )
@@ -61,15 +61,19 @@ def read_json(
         raise DatasetFormatError(f"{name}: no JSON that is read: {error}"[:300]) from None
 
 
-def is_deeper(text: str, max_depth: int) -> bool:
+def _is_deeper(text: str, max_depth: int) -> bool:
     """Whether a JSON text is nested deeper than so many levels; of broken JSON, either answer."""
     if text.count("[") + text.count("{") <= max_depth:
         return False
-    outside_of_strings = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
+    if "\\" in text:
+        text = text.replace("\\\\", "").replace('\\"', "")
+    outside_of_strings = "".join(text.split('"')[::2])
+    if outside_of_strings.count("[") + outside_of_strings.count("{") <= max_depth:
+        return False
     brackets = outside_of_strings.encode(errors="replace").translate(None, _NOT_BRACKETS)
     codes = np.frombuffer(brackets, dtype=np.uint8)
-    steps = np.where((codes == ord("[")) | (codes == ord("{")), 1, -1)
-    return bool(len(steps) and np.cumsum(steps).max() > max_depth)
+    steps = np.where((codes == ord("[")) | (codes == ord("{")), np.int8(1), np.int8(-1))
+    return bool(np.cumsum(steps, dtype=np.int32).max(initial=0) > max_depth)
 
 
 def _no_number(name: str) -> float:

@@ -25,6 +25,8 @@ from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_ite
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 AnyDataset = SavableDataset[Any]
+# More than any run, and so few that their numbers fit 64 bits.
+_LARGEST_EPOCH = 10**15
 Lengths = Callable[[Leaf, str], npt.NDArray[np.int64]]
 
 
@@ -135,7 +137,13 @@ class _Builder:
                     dataset = RepeatDataset(dataset, repeats=repetitions)
                 members.append(dataset)
         # By its share of the epoch each member comes to its end with the others.
-        return BlendDataset(*((dataset, float(total_items(dataset))) for dataset in members))
+        sizes = [total_items(dataset) for dataset in members]
+        if sum(sizes) > _LARGEST_EPOCH:
+            raise DatasetFormatError(
+                f"{node.place}: the repetitions make an epoch of more than {_LARGEST_EPOCH:,} "
+                "samples; lower them"
+            )
+        return BlendDataset(*zip(members, map(float, sizes), strict=True))
 
 
 def _is_one_with(inner: Node, outer: Blend) -> bool:

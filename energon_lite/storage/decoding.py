@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
-import importlib
 import io
-import json
 import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
+from energon_lite.storage import decode_limits
+from energon_lite.storage.decode_limits import MAX_DECODED_BYTES, TooLargeError, check_size
 from energon_lite.storage.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -78,6 +76,9 @@ class SampleDecoder:
         video_decode_audio: Without effect in this version.
         guess_content: Whether parts with an unknown name are decoded when their first bytes are
             those of an image.
+        max_bytes: Bytes that a part may have when it is decoded; a larger one is a broken sample.
+            For images the pixels count, and for JSON, msgpack and CBOR an estimate. Parts that stay
+            bytes are not limited.
         unpickle: Which of `pkl`, `pickle`, `pyd`, `pth` are decoded. Unpickling runs whatever code
             the dataset holds: name them only for data that you trust.
 
@@ -90,6 +91,7 @@ class SampleDecoder:
     video_decode_audio: bool = False
     guess_content: bool = False
     unpickle: tuple[str, ...] = ()
+    max_bytes: int = MAX_DECODED_BYTES
     _decoders: dict[str, PartDecoder | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -108,6 +110,9 @@ class SampleDecoder:
                 hint = did_you_mean(name, _PICKLE_DECODERS)
                 raise ValueError(f"unpickle: {name!r} is not a part that is unpickled.{hint}")
         object.__setattr__(self, "unpickle", names)
+        size: Any = self.max_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"max_bytes={size!r} must be a whole number of bytes above 0")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the decoders, which are made again when needed."""
@@ -120,8 +125,10 @@ class SampleDecoder:
         object.__setattr__(self, "_decoders", {})
 
     def config(self) -> dict[str, Any]:
-        """Gives the settings as plain JSON."""
+        """Returns the settings as plain JSON; `max_bytes` only where it is not the default."""
+        limit = {"max_bytes": self.max_bytes} if self.max_bytes != MAX_DECODED_BYTES else {}
         return {
+            **limit,
             "image_decode": self.image_decode,
             "av_decode": self.av_decode,
             "video_decode_audio": self.video_decode_audio,
@@ -192,7 +199,7 @@ class SampleDecoder:
 
     def _make_decoder(self, part: str) -> PartDecoder | None:
         if part == "gz" or part.endswith(".gz"):
-            return _Unzipped(part, self._plain_decoder(part[:-3]))
+            return _Unzipped(part, self.max_bytes, self._plain_decoder(part[:-3]))
         return self._plain_decoder(part)
 
     def _plain_decoder(self, part: str) -> PartDecoder | None:
@@ -203,20 +210,27 @@ class SampleDecoder:
         if lower in IMAGE_EXTENSIONS:
             if self.image_decode == UNDECODED:
                 return None
-            return _ImagePart(part, image_decoder(self.image_decode))
+            return self._image_decoder(part)
         if lower in AV_EXTENSIONS:
             return None
         if extension in _DECODERS:
             what, decode = _DECODERS[extension]
-            return _guarded(part, what, decode)
+            return _guarded(part, what, decode, self.max_bytes)
+        if extension in _LIMITED_DECODERS:
+            what, limited = _LIMITED_DECODERS[extension]
+            decode = functools.partial(limited, max_bytes=self.max_bytes)
+            return _guarded(part, what, decode, self.max_bytes)
         if extension in _PICKLE_DECODERS:
             if extension not in self.unpickle:
                 _warn_of_pickle(extension)
                 return None
-            return _guarded(part, "a pickle", _PICKLE_DECODERS[extension])
+            return _guarded(part, "a pickle", _PICKLE_DECODERS[extension], self.max_bytes)
         if self.guess_content and self.image_decode != UNDECODED:
-            return _GuessedPart(_ImagePart(part, image_decoder(self.image_decode)))
+            return _GuessedPart(self._image_decoder(part))
         return None
+
+    def _image_decoder(self, part: str) -> _ImagePart:
+        return _ImagePart(part, image_decoder(self.image_decode, self.max_bytes))
 
 
 @functools.cache
@@ -232,14 +246,19 @@ def _warn_of_pickle(extension: str) -> None:
         )
 
 
-def _guarded(part: str, what: str, decode: PartDecoder) -> PartDecoder:
+def _guarded(part: str, what: str, decode: PartDecoder, max_bytes: int) -> PartDecoder:
     """Makes every failure of `decode` a `DecodingError`."""
 
     def decode_part(raw: bytes) -> Any:
         try:
+            if len(raw) > max_bytes:
+                check_size(len(raw), max_bytes, "as it is stored")
             return decode(raw)
-        except (ImportError, MemoryError):  # not the fault of the sample
+        except ImportError:  # not the fault of the sample
             raise
+        except TooLargeError as error:
+            raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
+        # A recursion or an allocation that the content asks for is the fault of the sample, too.
         except Exception as error:
             raise DecodingError(_describe(part, what, raw, error)) from error
 
@@ -259,8 +278,10 @@ class _ImagePart:
     def __call__(self, raw: bytes) -> Any:
         try:
             return self.decode(raw)
-        except (ImportError, MemoryError):
+        except ImportError:
             raise
+        except TooLargeError as error:
+            raise DecodingError(f"part {self.part!r} of {len(raw):,} bytes {error}") from error
         except Exception as error:
             found = image_format(raw)
             if found is None:  # Pillow's text names nothing but the address of a stream
@@ -283,8 +304,9 @@ class _GuessedPart:
 class _Unzipped:
     """Unpacks gzip, then decodes with the decoder of the part inside, if it has one."""
 
-    def __init__(self, part: str, inner: PartDecoder | None) -> None:
-        self.unzip = _guarded(part, "gzip data", gzip.decompress)
+    def __init__(self, part: str, max_bytes: int, inner: PartDecoder | None) -> None:
+        unzip = functools.partial(decode_limits.gunzip, max_bytes=max_bytes)
+        self.unzip = _guarded(part, "gzip data", unzip, max_bytes)
         self.inner = inner
 
     def __call__(self, raw: bytes) -> Any:
@@ -300,40 +322,6 @@ def _describe(part: str, what: str, raw: bytes, error: Exception | None) -> str:
     return text if error is None else f"{text}: {error}"
 
 
-def _decode_npy(raw: bytes) -> Any:
-    return np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
-
-
-def _decode_npz(raw: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _decode_tenbin(raw: bytes) -> Any:
-    # webdataset takes as long to import as all of this package, and tenbin is rare.
-    from webdataset import tenbin
-
-    return tenbin.decode_buffer(raw)
-
-
-def _decode_msgpack(raw: bytes) -> Any:
-    return _optional_module("msgpack").unpackb(raw)
-
-
-def _decode_cbor(raw: bytes) -> Any:
-    return _optional_module("cbor").loads(raw)
-
-
-def _optional_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"A part with {name} data cannot be decoded without the package {name}: "
-            f"pip install {name}"
-        ) from error
-
-
 def _load_torch(raw: bytes) -> Any:
     # The variable is webdataset's, and has the same meaning there.
     weights_only = os.environ.get("WDS_PYTORCH_WEIGHTS_ONLY", "0") == "1"
@@ -342,13 +330,16 @@ def _load_torch(raw: bytes) -> Any:
 
 _DECODERS: dict[str, tuple[str, PartDecoder]] = {
     **dict.fromkeys(("txt", "text", "transcript"), ("UTF-8 text", bytes.decode)),
-    **dict.fromkeys(("json", "jsn"), ("JSON", json.loads)),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), ("a whole number", int)),
-    "npy": ("a plain npy array", _decode_npy),
-    "npz": ("an npz archive of plain arrays", _decode_npz),
-    **dict.fromkeys(("ten", "tb"), ("tenbin data", _decode_tenbin)),
-    **dict.fromkeys(("mp", "msg"), ("msgpack data", _decode_msgpack)),
-    "cbor": ("CBOR data", _decode_cbor),
+    "npy": ("a plain npy array", decode_limits.npy),
+}
+
+_LIMITED_DECODERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    **dict.fromkeys(("json", "jsn"), ("JSON", decode_limits.json_value)),
+    "npz": ("an npz archive of plain arrays", decode_limits.npz),
+    **dict.fromkeys(("ten", "tb"), ("tenbin data", decode_limits.tenbin)),
+    **dict.fromkeys(("mp", "msg"), ("msgpack data", decode_limits.msgpack)),
+    "cbor": ("CBOR data", decode_limits.cbor),
 }
 
 _PICKLE_DECODERS: dict[str, PartDecoder] = {

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from energon_lite.core.errors import did_you_mean
+from energon_lite.storage.decode_limits import MAX_DECODED_BYTES, TooLargeError, check_size
 
 # Parts that are images, as webdataset has them, less those that Pillow only recognises (h5, mpg,
 # grib, ...) or hands to another program (eps, ps, wmf, emf): these stay bytes.
@@ -83,8 +84,12 @@ UNDECODED = "bytes"
 _WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
 
 
-def image_decoder(mode_name: str) -> Callable[[bytes], Any]:
-    """Gives the function that decodes the bytes of an image to one of `IMAGE_MODES`.
+def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callable[[bytes], Any]:
+    """Returns the function that decodes the bytes of an image to one of `IMAGE_MODES`.
+
+    Args:
+        mode_name: the mode.
+        max_bytes: largest image that is decoded.
 
     Raises:
         ValueError: There is no such mode; names the closest one.
@@ -93,7 +98,7 @@ def image_decoder(mode_name: str) -> Callable[[bytes], Any]:
     if mode is None:
         hint = did_you_mean(mode_name, (*IMAGE_MODES, UNDECODED))
         raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
-    return functools.partial(_decode, mode=mode)
+    return functools.partial(_decode, mode=mode, max_bytes=max_bytes)
 
 
 def image_format(raw: bytes) -> str | None:
@@ -128,17 +133,35 @@ def _all_formats() -> tuple[str, ...]:
     return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
 
 
-def _decode(raw: bytes, mode: ImageMode) -> Any:
+def _decode(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
     # Naming the format saves Pillow the search through all its plug-ins.
     name = image_format(raw)
     formats = _all_formats() if name is None else (name,)
-    with _pillow().open(io.BytesIO(raw), formats=formats) as image:
+    pillow = _pillow()
+    try:
+        opened = pillow.open(io.BytesIO(raw), formats=formats)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        text = "if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
+        raise TooLargeError(f"is refused by Pillow ({error}); {text}") from None
+    with opened as image:
+        size = image.size
+        _check_pixels(size, mode, max_bytes)
         image.load()
+        if image.size != size:  # an icon's
+            _check_pixels(image.size, mode, max_bytes)
         if mode.kind == "pil":
             return _unify(image).convert(mode.colors)
         if image.mode != mode.colors:
             image = _unify(image).convert(mode.colors)
         return _to_tensor(image, mode) if mode.kind == "torch" else _to_array(image, mode)
+
+
+def _check_pixels(size: tuple[int, int], mode: ImageMode, max_bytes: int) -> None:
+    # Pillow takes 4 bytes for a pixel, whatever comes of it.
+    pixel_bytes = max(4, len(mode.colors) * (4 if mode.is_float else 1))
+    if size[0] * size[1] * pixel_bytes > max_bytes:
+        num_bytes = size[0] * size[1] * pixel_bytes
+        check_size(num_bytes, max_bytes, f"{size[0]:,} x {size[1]:,} pixels")
 
 
 def _unify(image: Any) -> Any:

@@ -23,7 +23,7 @@ ROWS: list[list[str | frozenset[str]]] = [
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/accelerate_adapter.py",
     "PIL": "energon_lite/storage/images.py",
-    "webdataset": "energon_lite/storage/decoding.py",  # tenbin only; slow to import
+    "webdataset": "energon_lite/storage/decode_limits.py",  # tenbin only; slow to import
 }
 
 MODULES = package_modules()

@@ -1,0 +1,185 @@
+"""Decoders that stop at a limit: parts that are small in a shard and would fill the memory.
+
+What a header declares is compared before anything is allocated; what no header declares is decoded
+piece by piece.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import math
+import struct
+import zlib
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import numpy as np
+
+from energon_lite.core.errors import DecodingError
+
+# A picture of 102 megapixels, the most that a camera takes in one shot, has 1.2 GB as float32 RGB,
+# the default mode. Bombs begin above: a PNG of 13,300 squared would have 2.1 GB, and thrice as much
+# on the way.
+MAX_DECODED_BYTES = 3 << 29
+
+# Of Python's own readers, about.
+_MAX_DEPTH = 500
+# An empty list takes as much, and a slot in the list around it.
+_VALUE_BYTES = 64
+# Short enough that archives of many small members take linear time.
+_GZIP_CHUNK = 1 << 14
+_NOT_HEADS = bytes(set(range(256)) - set(range(0x80, 0xA0)) - set(range(0xDC, 0xE0)))
+
+
+class TooLargeError(DecodingError):
+    """A part would be larger decoded than `SampleDecoder(max_bytes=...)`, or Pillow, allows."""
+
+
+def check_size(num_bytes: int, max_bytes: int, what: str) -> None:
+    """Compares a size that is declared.
+
+    Raises:
+        TooLargeError: It is above the limit.
+    """
+    if num_bytes > max_bytes:
+        raise TooLargeError(
+            f"would take {num_bytes:,} bytes or more when decoded ({what}), where "
+            f"SampleDecoder(max_bytes=...) allows {max_bytes:,}; raise it if the data are right"
+        )
+
+
+def gunzip(raw: bytes, max_bytes: int) -> bytes:
+    """Unpacks gzip data, of several members, too."""
+    parts: list[bytes] = []
+    size = 0
+    unzip = None
+    for start in range(0, len(raw), _GZIP_CHUNK):
+        chunk = raw[start : start + _GZIP_CHUNK]
+        while chunk:
+            if unzip is None:
+                chunk = chunk.lstrip(b"\0") if parts else chunk  # padding
+                if not chunk:
+                    break
+                unzip = zlib.decompressobj(wbits=31)
+            parts.append(unzip.decompress(chunk, max_bytes - size + 1))
+            size += len(parts[-1])
+            check_size(size, max_bytes, "unpacked")
+            chunk = unzip.unused_data
+            unzip = None if unzip.eof else unzip
+    if unzip is not None:
+        raise EOFError("it ends before its end marker")
+    return b"".join(parts)
+
+
+def npy(raw: bytes) -> Any:
+    """Decodes an array; no object array, which would be unpickled."""
+    header = io.BytesIO(raw)
+    major, _ = np.lib.format.read_magic(header)
+    formats = np.lib.format
+    read = formats.read_array_header_1_0 if major == 1 else formats.read_array_header_2_0
+    shape, is_fortran, dtype = read(header)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
+    # Refuses a shape that the bytes do not fill, before it allocates anything.
+    array = np.ndarray(shape, dtype, raw, header.tell(), order="F" if is_fortran else "C")
+    return array.copy("K")
+
+
+def npz(raw: bytes, max_bytes: int) -> dict[str, Any]:
+    """Decodes an archive of arrays."""
+    found: dict[str, Any] = {}
+    with ZipFile(io.BytesIO(raw)) as archive:
+        members = archive.infolist()
+        check_size(sum(m.file_size for m in members), max_bytes, f"{len(members)} arrays")
+        for member in members:
+            if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # others ignore sizes
+                raise ValueError(f"{member.filename!r:.80} is compressed as numpy never does it")
+            with archive.open(member) as file:
+                body = file.read(member.file_size)  # read() unpacks all, and cuts it off then
+            is_array = body.startswith(np.lib.format.MAGIC_PREFIX)
+            found[member.filename.removesuffix(".npy")] = npy(body) if is_array else body
+    return found
+
+
+def json_value(raw: bytes, max_bytes: int) -> Any:
+    """Decodes JSON, which has a limit of depth of its own."""
+    if len(raw) * _VALUE_BYTES > max_bytes:
+        num_values = sum(map(raw.count, (b",", b"[", b"{")))
+        check_size(num_values * _VALUE_BYTES // 2 + len(raw), max_bytes, f"{num_values:,} values")
+    return json.loads(raw)
+
+
+def msgpack(raw: bytes, max_bytes: int) -> Any:
+    """Decodes msgpack, which has a limit of depth of its own."""
+    if len(raw) * _VALUE_BYTES > max_bytes:
+        num_heads = len(raw.translate(None, _NOT_HEADS))
+        check_size(num_heads * _VALUE_BYTES, max_bytes, f"up to {num_heads:,} lists and maps")
+    return optional_module("msgpack").unpackb(raw)
+
+
+def cbor(raw: bytes, max_bytes: int) -> Any:
+    """Decodes CBOR; the package cbor crashes the process where it is nested deeply."""
+    module = optional_module("cbor")
+    _check_cbor(raw, max_bytes)
+    return module.loads(raw)
+
+
+def _check_cbor(raw: bytes, max_bytes: int) -> None:
+    left: list[float] = [1]  # values to come at each level
+    at = num_values = 0
+    while left:
+        if not left[-1]:
+            left.pop()
+            continue
+        kind, low = divmod(raw[at], 32)
+        at += 1
+        number = low
+        if 24 <= low <= 27:
+            number = int.from_bytes(raw[at : at + (1 << low - 24)], "big")
+            at += 1 << low - 24
+        left[-1] -= 1
+        num_values += 1
+        if kind == 7 and low == 31:  # the end of a list of unknown length
+            left.pop()
+        elif kind in (2, 3) and low != 31:
+            at += number
+        elif 2 <= kind <= 6:
+            count = math.inf if low == 31 else number * {5: 2}.get(kind, 1) if kind != 6 else 1
+            left.append(count)
+        if len(left) > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if at > len(raw) or (left and math.isfinite(left[-1]) and left[-1] > len(raw) - at):
+            raise ValueError("it ends before what it declares")
+        check_size(num_values * _VALUE_BYTES, max_bytes, f"{num_values:,} values or more")
+
+
+def tenbin(raw: bytes, max_bytes: int) -> Any:
+    """Decodes tenbin arrays, which are as large as they are in the part."""
+    del max_bytes
+    # webdataset takes as long to import as all of this package, and tenbin is rare.
+    from webdataset import tenbin as format_
+
+    at = 0
+    while at < len(raw):  # webdataset goes back, and round for ever, by negative lengths
+        (size,) = struct.unpack_from("@q", raw, at + 8)
+        if not 0 <= size <= len(raw) - at - 16:
+            raise ValueError(f"a chunk at byte {at} declares {size} bytes")
+        at += 16 + format_.roundup(size)
+    return format_.decode_buffer(raw)
+
+
+def optional_module(name: str) -> Any:
+    """Imports a package that only some data need.
+
+    Raises:
+        ImportError: It is not installed; says how to.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"A part with {name} data cannot be decoded without the package {name}: "
+            f"pip install {name}"
+        ) from error
