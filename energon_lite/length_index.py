@@ -22,6 +22,7 @@ from energon_lite.metadataset.opening import LeafOpener, open_node
 from energon_lite.metadataset.reading import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
+from energon_lite.storage.files import errors_of
 from energon_lite.storage.lengths import TOKENS, Int64Array, lengths_path, read_facts, read_lengths
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import split_part_names
@@ -142,7 +143,10 @@ def measure_lengths(
         factory = opener.factories[0]
         reports.append(_measure_part(dataset, factory, name, encoder, workers, progress))
     if not reports:
-        raise EmptyDatasetError(f"{path}: no split part has a shard, there is nothing to measure")
+        raise EmptyDatasetError(
+            f"{path}: no split part has a shard, there is nothing to measure; list "
+            "shards in split.yaml"
+        )
     return reports
 
 
@@ -177,7 +181,8 @@ def _measure_part(
     report = LengthReport(root, part, samples=num_samples)
     facts = read_facts(root, part, name) or {}
     if facts.get("data") != factory.data or facts.get("encoder") != encoder:
-        _measure_missing(dataset, factory, name, encoder, num_workers, progress, report)
+        with errors_of(root):
+            _measure_missing(dataset, factory, name, encoder, num_workers, progress, report)
         facts = read_facts(root, part, name) or {}
     for resource in facts["resources"]:
         lengths = read_lengths(root, part, name, num_samples, factory.data, resource)
@@ -198,7 +203,7 @@ def _measure_missing(
 ) -> None:
     num_samples = report.samples
     num_tasks = -(-num_samples // _SAMPLES_PER_TASK)
-    resources = _first(dataset, num_tasks).resources
+    resources = _first(dataset, num_tasks, report.path).resources
     partial = PartialLengths(
         report.path, report.split_part, name, num_samples, resources, factory.data, encoder
     )
@@ -241,14 +246,15 @@ class _Measured(NamedTuple):
     resources: tuple[str, ...]
 
 
-def _first(dataset: MeasureDataset[Any], num_tasks: int) -> _Measured:
+def _first(dataset: MeasureDataset[Any], num_tasks: int, root: Path) -> _Measured:
     """Measures up to the first sample that has a length: it says what the resources are."""
     for task in range(num_tasks):
         found = _measured(dataset, num_tasks, None, task, only_first=True)
         if found.resources:
             return found
     raise DatasetFormatError(
-        "no sample has a length: all were skipped, or gave errors; the log names them"
+        f"{root}: no sample has a length: all were skipped, or gave errors. Correct what the log "
+        "names"
     )
 
 

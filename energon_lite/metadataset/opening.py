@@ -213,7 +213,7 @@ def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:
         first, last = (_edge(edge, size) for edge in (part.start, part.stop))
         if last > size:
             raise ValueError(
-                f"subset range [{first}, {last}] ends after the last of {size} samples"
+                f"subset range [{first}, {last}] ends after the last of {size} samples; correct it"
             )
         start, stop = start + first, start + last
     return start, stop

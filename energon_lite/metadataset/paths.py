@@ -60,8 +60,8 @@ class Folder:
         """
         local = local_text(written)
         text = expanded(local) if expand else local
-        if not text:
-            raise ValueError(f"{written!r} has no path in it")
+        if not text or "\0" in text:
+            raise ValueError(f"{written!r} has no path in it; correct it")
         path = joined(self.path, text)
         if not text.startswith("/"):
             label = None if self.label is None else normalised(posixpath.join(self.label, text))
@@ -124,7 +124,7 @@ def joined(folder: Path, text: str) -> Path:
     for part in posixpath.join(str(folder), text).split("/"):
         if part == "..":
             if not parts:
-                raise ValueError(f"{text!r} leads above the root of the file system")
+                raise ValueError(f"{text!r} leads above the root of the file system; correct it")
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)

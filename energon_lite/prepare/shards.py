@@ -11,7 +11,7 @@ from typing import NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.splits import compile_pattern
 from energon_lite.storage.braces import expand
-from energon_lite.storage.files import errors_of, explained
+from energon_lite.storage.files import errors_of
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8
 
@@ -146,22 +146,32 @@ def _relative(root: Path, path: str | os.PathLike[str]) -> str:
     return inside.as_posix()
 
 
-def _refuse(error: OSError) -> None:
-    """Raises what kept a folder from being read: its tars would be missing without a word."""
-    raise explained(error, error.filename)
-
-
 def _walk(root: Path) -> list[str]:
+    """Returns the tars in a folder and below it; a folder that cannot be read is an error."""
     names: list[str] = []
     seen: set[tuple[int, int]] = set()
-    for folder, subfolders, files in os.walk(root, onerror=_refuse, followlinks=True):
-        status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
-            subfolders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        if META in subfolders:
-            subfolders.remove(META)
-        place = Path(folder).relative_to(root)
-        names += [(place / f).as_posix() for f in files if f.endswith((".tar", *_PACKED))]
+    folders, links = [root], list[Path]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()
+        with errors_of(folder):
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _is_folder(entry):
+                        if entry.name != META:
+                            (links if entry.is_symlink() else folders).append(Path(entry.path))
+                    elif entry.name.endswith((".tar", *_PACKED)):
+                        names.append(Path(entry.path).relative_to(root).as_posix())
+        if not folders:
+            links.sort(reverse=True)
     return names
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: an error if it is called x.tar
+        return False

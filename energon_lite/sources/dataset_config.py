@@ -126,7 +126,8 @@ def _dataset_class(config: YamlMap, where: str, trust: bool) -> type[BaseWebdata
     cls = _named_class(name, module, _DATASET_CLASSES, where, "", trust)
     if not issubclass(cls, BaseWebdatasetFactory):
         raise DatasetFormatError(
-            f"{where}: {module}.{name} is not a dataset class (no BaseWebdatasetFactory)"
+            f"{where}: {module}.{name} is not a dataset class (no BaseWebdatasetFactory); "
+            "correct __class__"
         )
     for base in cls.__mro__:
         for method, instead in _NOT_CALLED.items():

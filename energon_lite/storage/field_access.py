@@ -15,6 +15,7 @@ from energon_lite.core.stacking import SERVICE_FIELDS
 _PATH = re.compile(r"(?P<part>[^\[\],]+)(?P<keys>(?:\[[^\[\]]+\])*)")
 _KEY = re.compile(r"\[([^\[\]]+)\]")
 
+_LONGEST = 1000  # of an access string [Unit: character]
 # What a path gives where it leads nowhere; None is a value.
 MISSING: Any = object()
 
@@ -253,6 +254,10 @@ def _labelled(field: str, texts: list[str]) -> dict[str, str]:
 
 
 def _parse_ways(access: str, where: str) -> tuple[FieldPath, ...]:
+    if len(access) > _LONGEST:
+        raise DatasetFormatError(
+            f"{where}: {access[:40]!r}... has {len(access):,} characters; give at most {_LONGEST}"
+        )
     return tuple(_parse_path(text.strip(), where) for text in _split(access))
 
 

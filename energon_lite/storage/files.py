@@ -43,8 +43,6 @@ _WAYS_OUT = {
     errno.ENOTDIR: "a file is in the place of a folder; remove it",
     errno.EEXIST: "something else is in the place of a folder; remove it",
     errno.EISDIR: "a folder is in the place of a file; remove it",
-    errno.ENXIO: "it is a socket or a pipe, not a file; remove it",
-    errno.ENODEV: "it is a device, not a file; remove it",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the limit of open files of the machine",
     errno.EIO: "the storage failed; try again, and check the disk or the mount",
@@ -124,18 +122,26 @@ def _open(path: Path, flags: int) -> int:
             descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except ValueError as error:  # a zero byte, half a surrogate
         raise DatasetFormatError(f"{str(path)!a} can be the name of no file ({error})") from None
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ENODEV):
+            raise
+        raise _irregular(path, path.stat().st_mode) from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise DatasetFormatError(
-                f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, not a regular file; remove "
-                "it, or put the file in its place"
-            )
+            raise _irregular(path, mode)
     except BaseException:
         with suppress(OSError):
             os.close(descriptor)
         raise
     return descriptor
+
+
+def _irregular(path: Path, mode: int) -> DatasetFormatError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+    return DatasetFormatError(
+        f"{path} is {kind}, not a regular file; remove it, or put the file in its place"
+    )
 
 
 def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:

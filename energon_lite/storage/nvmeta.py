@@ -181,7 +181,7 @@ def config_path(root: Path, name: str) -> Path:
     """Gives the path of a split or dataset config, which must be a .yaml or .json file."""
     if not isinstance(name, str) or not name.endswith((".yaml", ".json")):
         raise DatasetFormatError(
-            f"{name!r:.80}: a split or dataset config is a .yaml or .json file"
+            f"{name!r:.80}: a split or dataset config is a .yaml or .json file; name one"
         )
     return root / META / name
 

@@ -42,6 +42,8 @@ _AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
 _ONE_BY_ONE_SEC = 60.0
 # No more files can be opened, by this process or on this machine.
 _FULL = (errno.EMFILE, errno.ENFILE)
+# What no server that comes back changes.
+_FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class _OpenShard(NamedTuple):
@@ -218,6 +220,8 @@ class OpenShards:
 
         def patience(error: OSError, spent_sec: float) -> float:
             nonlocal is_away, away_sec
+            if error.errno in _FINAL:
+                return 0.0
             if error.errno in _FULL:
                 is_away = not self._open
                 self._most_open = max(1, len(self._open) // 2)

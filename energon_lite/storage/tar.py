@@ -367,9 +367,15 @@ def _next_header(window: _Window, pos: int) -> Header | None:
 
 def _check_tail(window: _Window, pos: int) -> None:
     """Refuses data after the end mark: it would be lost without a word."""
-    window.file.seek(pos)
     at = pos
-    while chunk := window.file.read(_WINDOW):
+    while True:
+        try:  # holes in a file, which may be long, are zeros
+            at = window.file.seek(at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # the end of the file, or a hole up to it
+            raise
+        chunk = window.file.read(_WINDOW)
         if chunk.count(0) != len(chunk):
             where = at + len(chunk) - len(chunk.lstrip(b"\0"))
             raise TarError(f"data at byte {where}, after the end-of-archive mark at byte {pos}")

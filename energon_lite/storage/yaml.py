@@ -212,7 +212,7 @@ class _Builder:
             raise self.error(event, f"no valid YAML: found undefined alias {event.anchor!r:.80}")
         target = self.anchors[event.anchor]
         if target is None:
-            raise self.error(event, "an alias lies inside of what it stands for")
+            raise self.error(event, "an alias lies inside of what it stands for; remove it")
         self.aliased += target[1]
         if self.aliased > MAX_ALIASED:
             raise self.error(
@@ -286,7 +286,7 @@ def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
         return value
 
     if not text.strip():
-        raise DatasetFormatError(f"{name}: the file is empty")
+        raise DatasetFormatError(f"{name}: the file is empty; write it, or remove it")
     return read_json(text, name, pairs=pairs)
 
 
@@ -341,7 +341,7 @@ def _document(parser: Any, builder: _Builder) -> Any:
         elif kind is not yaml.DocumentEndEvent and kind is not yaml.StreamStartEvent:
             builder.take(event)
     if not num_documents:
-        raise DatasetFormatError(f"{builder.file}: the file is empty")
+        raise DatasetFormatError(f"{builder.file}: the file is empty; write it, or remove it")
     return builder.open[0].value[0]
 
 
@@ -355,7 +355,9 @@ def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
     try:
         text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DatasetFormatError(f"{path}: no UTF-8 text (byte {error.start})") from None
+        raise DatasetFormatError(
+            f"{path}: no UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
     return parse_yaml(text, str(path), on_double)
 
 

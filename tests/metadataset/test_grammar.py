@@ -347,7 +347,7 @@ MISTAKES = {
         "demo.yaml: expected a map with the keys __module__, __class__, splits, expand_paths, not "
         "[{'path': 'a'}].",
     ),
-    "empty file (item 28)": ("", "demo.yaml: the file is empty"),
+    "empty file (item 28)": ("", "demo.yaml: the file is empty; write it, or remove it"),
     "expand_paths": (
         HEAD + "expand_paths: 1\nsplits:\n  train: {path: a}\n",
         "demo.yaml:3, expand_paths: expected true or false, not 1.",
