@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..conftest import REPO
 
 LIMIT_SEC = 60.0  # for anything that does not hang
-END_SEC = 10.0  # until nothing may be left of a job; the goal on an idle machine is 2
+END_SEC = 30.0  # until nothing may be left of a job; the goal on an idle machine is 2
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_sec: float = LIMIT_SEC) -> float:
@@ -49,7 +49,11 @@ def processes_of(session: int) -> dict[int, str]:
 
 
 class Usage(NamedTuple):
-    """What the processes of a job use together; memory that they share is counted once."""
+    """What the processes of a job use together.
+
+    Memory that they share is counted once; pages of files are not counted, such as libraries, which
+    other programs share.
+    """
 
     memory_kib: int
     files: int
@@ -63,7 +67,11 @@ class Usage(NamedTuple):
             with suppress(OSError):
                 folder = Path(f"/proc/{pid}")
                 lines = (folder / "smaps_rollup").read_text().splitlines()
-                memory += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                memory += sum(
+                    int(line.split()[1])
+                    for line in lines
+                    if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+                )
                 files += len(list((folder / "fd").iterdir()))
                 threads += len(list((folder / "task").iterdir()))
         return cls(memory, files, threads)

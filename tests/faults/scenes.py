@@ -179,14 +179,13 @@ class PackingEncoder(DefaultTaskEncoder):
         return len(sample["input_ids"])
 
 
-def train_long(report: Report, path: str, is_packed: bool, num_batches: int | None) -> None:
-    """Trains with two workers, as long as a real run; saves its state now and then.
+def train_long(report: Report, path: str, is_packed: bool) -> None:
+    """Trains with two workers for ever; saves its state now and then.
 
     Args:
         report: called with the number of batches, after each hundredth.
         path: the data.
         is_packed: whether samples share packs.
-        num_batches: when to end; None for never.
     """
     config = WorkerConfig(rank=0, world_size=1, num_workers=2, global_error_handler=ignore)
     encoder = PackingEncoder() if is_packed else SkippingEncoder()
@@ -199,6 +198,3 @@ def train_long(report: Report, path: str, is_packed: bool, num_batches: int | No
             json.dumps(loader.save_state_rank())
             loader.stats()
             report(number)
-        if number == num_batches:
-            break
-    loader.shutdown()

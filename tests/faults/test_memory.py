@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -23,14 +24,15 @@ NUM_BATCHES = int(os.environ.get("SOAK_NUM_BATCHES", "10000"))
 MOST_GROWTH = 0.02
 
 
-def usage_over_time(job: Job, limit_sec: float, pause_sec: float) -> list[Usage]:
-    """Measures a job until it ends, or for so long."""
+def usage_over_time(job: Job, num_batches: float, limit_sec: float) -> list[Usage]:
+    """Measures a job until it has made so many batches, or for so long."""
     found: list[Usage] = []
     start = time.monotonic()
-    while job.exit_code() is None and time.monotonic() - start < limit_sec:
-        if job.reports():  # workers have started
-            found.append(Usage.of(job.pid))
-        time.sleep(pause_sec)
+    job.wait_for_reports(1)
+    while job.reports()[-1] < num_batches and time.monotonic() - start < limit_sec:
+        assert job.exit_code() is None, job.stderr()
+        found.append(Usage.of(job.pid))
+        time.sleep(limit_sec / 1000)
     return found
 
 
@@ -65,17 +67,11 @@ def test_memory_of_three_hundred_sources_is_flat(server: JobServer, tmp_path: Pa
     head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     blend = tmp_path / "blend.yaml"
     blend.write_text(dump_yaml({**head, "splits": {"train": {"blend": parts}}}))
-    args = {"path": str(blend), "is_packed": False, "num_batches": NUM_BATCHES}
-    with server.job("train_long", **args) as job:
-        found = usage_over_time(job, 3600, 0.2)
-        assert job.end()[0] == 0, job.stderr()
-        check("memory: 300 sources x 2 workers", job, found)
+    with server.job("train_long", path=str(blend), is_packed=False) as job:
+        check("memory: 300 sources x 2 workers", job, usage_over_time(job, NUM_BATCHES, 600))
 
 
 def test_memory_of_a_packed_run_is_flat(server: JobServer, tmp_path: Path) -> None:
     path = text_set(tmp_path / "texts", 5000, num_shards=10)
-    args = {"path": str(path), "is_packed": True, "num_batches": None}
-    with server.job("train_long", **args) as job:
-        found = usage_over_time(job, PACKED_SEC, PACKED_SEC / 500)
-        assert job.exit_code() is None, job.stderr()
-        check("memory: packed run", job, found)
+    with server.job("train_long", path=str(path), is_packed=True) as job:
+        check("memory: packed run", job, usage_over_time(job, math.inf, PACKED_SEC))

@@ -1,0 +1,78 @@
+"""Whatever becomes of a training process, its workers end with it and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from .figures import Figures
+from .jobs import Job, wait_until
+
+pytestmark = pytest.mark.processes
+
+ENDS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGALRM: 7}  # the job answers SIGALRM by os._exit
+
+
+def seconds_outlived(job: Job, end: signal.Signals) -> float:
+    """Ends the parent; returns how long anything outlived it."""
+    os.kill(job.pid, end)
+    code, _ = job.end()
+    assert code == ENDS[end], job.stderr()
+    return job.seconds_until_clean(files=False)
+
+
+def wait_for(job: Job, state: str) -> None:
+    """Waits until the workers of a job are in some state."""
+    if state in ("sleeping", "computing"):
+        wait_until((job.folder / "asleep").exists, state)
+    else:
+        job.wait_for_reports(2)
+
+
+@pytest.mark.parametrize(
+    ("start_method", "state", "payload", "end"),
+    [
+        ("fork", "busy", 16_000, signal.SIGKILL),
+        ("fork", "blocked", 2_000_000, signal.SIGALRM),
+        ("fork", "sleeping", 0, signal.SIGKILL),
+        ("spawn", "busy", 0, signal.SIGKILL),
+    ],
+)
+def test_workers_end_with_their_parent(server, texts, start_method, state, payload, end) -> None:
+    args = {"texts": str(texts), "start_method": start_method, "num_workers": 2}
+    with server.job("train_until_killed", state=state, payload=payload, **args) as job:
+        if start_method == "fork":
+            wait_for(job, state)
+        else:  # killed while its workers start
+            wait_until(lambda: len(job.workers()) >= 2, "workers")
+        seconds_outlived(job, end)
+
+
+@pytest.mark.soak
+def test_a_hundred_parents_killed_at_random(server, texts) -> None:
+    rng = random.Random(12)
+    running = Figures("parent killed, s until its workers are gone")
+    # Python imports the user's program, and torch, before a spawned worker does anything of ours.
+    starting = Figures("parent killed while workers start, s until they are gone")
+    for trial in range(100):
+        start_method = ("fork", "spawn", "forkserver")[trial % 3]
+        figures = starting if trial % 4 == 0 else running
+        args = {
+            "texts": str(texts),
+            "start_method": start_method,
+            "num_workers": rng.choice((1, 2, 4)),
+            "payload": int(10 ** rng.uniform(3, 7.7)),
+            "state": rng.choice(("busy", "blocked", "sleeping", "computing")),
+        }
+        with server.job("train_until_killed", **args) as job, figures.trial(args):
+            job.wait_for_reports(1)
+            if figures is running:
+                wait_for(job, args["state"])
+            time.sleep(rng.uniform(0, 0.3))
+            figures.add(seconds_outlived(job, rng.choice(list(ENDS))))
+    running.check()
+    starting.check()
