@@ -135,6 +135,13 @@ class UserFunction:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
 
+    def doing(self, key: RestoreKey, argument: Any) -> str:
+        """Names the stage and the function, and the samples and shards that it is called with."""
+        name, sources = describe_input(argument)
+        shards = ", ".join(dict.fromkeys(str(getattr(s, "shard_name", "")) for s in sources or ()))
+        of = f" ({_shortened(shards)})" if shards else ""
+        return f"stage {self.name}, {self.where}, sample {_shortened(name or name_of_key(key))}{of}"
+
     def enter(self, activity: Activity, key: RestoreKey, number: int = 0) -> None:
         """Notes that the function starts, or resumes after `number` items, on the input `key`."""
         activity.enter(self.name, self.seed, key)
@@ -277,11 +284,7 @@ class FunctionRun:
         name = name or name_of_key(key)
         if not on_purpose:
             if not is_noted:
-                shards = ", ".join(
-                    dict.fromkeys(str(getattr(s, "shard_name", "")) for s in sources or ())
-                )
-                of = f" ({_shortened(shards)})" if shards else ""
-                add_note(error, f"stage {spec.name}, {spec.where}, sample {_shortened(name)}{of}")
+                add_note(error, spec.doing(key, argument))
             if isinstance(error, FATAL_EXCEPTIONS):
                 raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
         lost = list(leaves(key))

@@ -30,6 +30,8 @@ def get_loader(
     skip_log: str | PathLike[str] | None = None,
     state_timeout_sec: float = TIMEOUT_SEC,
     end: End | None = None,
+    restart_workers: int = 3,
+    stall_timeout_sec: float | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader. It is the same as that of `get_savable_loader`: any state can be saved.
 
@@ -38,8 +40,7 @@ def get_loader(
         worker_config: this process's place in the run; by default the dataset's.
         prefetch_factor: batches that each worker process computes ahead.
         cache_pool: not in this version.
-        watchdog_timeout_seconds: after so long without a batch the threads' stacks are logged;
-            None for never.
+        watchdog_timeout_seconds: after so long without a batch stacks are logged; None for never.
         watchdog_initial_timeout_seconds: the same for the first batch.
         fail_on_timeout: whether such a wait is an error (with worker processes).
         max_skip_rate: failing samples, per sample, that a stream may have over a longer time; 1
@@ -52,6 +53,10 @@ def get_loader(
             first that has no batch left. "uneven": each by itself. By default passes are padded
             where ranks share a process group, or dropped where a batch has no place for the mask;
             else they are uneven.
+        restart_workers: how many worker processes that die may be replaced within ten minutes;
+            no batch changes.
+        stall_timeout_sec: a worker process that is waited for longer, also at its start, is
+            reported and replaced; None for never.
 
     Raises:
         TypeError: `dataset` is not one.
@@ -69,6 +74,8 @@ def get_loader(
         skip_log=skip_log,
         state_timeout_sec=state_timeout_sec,
         end=end,
+        restart_workers=restart_workers,
+        stall_timeout_sec=stall_timeout_sec,
     )
 
 
@@ -89,6 +96,8 @@ def get_savable_loader(
     skip_log: str | PathLike[str] | None = None,
     state_timeout_sec: float = TIMEOUT_SEC,
     end: End | None = None,
+    restart_workers: int = 3,
+    stall_timeout_sec: float | None = None,
 ) -> SavableDataLoader[T]:
     """Makes a loader whose state can be saved at any moment.
 
@@ -108,6 +117,8 @@ def get_savable_loader(
         skip_log: as there.
         state_timeout_sec: as there.
         end: as there.
+        restart_workers: as there.
+        stall_timeout_sec: as there.
     """
     return SavableDataLoader(
         dataset,
@@ -125,4 +136,6 @@ def get_savable_loader(
         skip_log=skip_log,
         state_timeout_sec=state_timeout_sec,
         end=end,
+        restart_workers=restart_workers,
+        stall_timeout_sec=stall_timeout_sec,
     )

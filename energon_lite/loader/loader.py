@@ -23,12 +23,13 @@ from energon_lite.loader.accelerate_adapter import OwnCollate, Prepared, teach_s
 from energon_lite.loader.ends import End, PassEnds
 from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 from energon_lite.loader.padding import as_padding
-from energon_lite.loader.processes import RunSettings
+from energon_lite.loader.processes import Limits
 from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.seek import EpochSampler
 from energon_lite.loader.state_dict import as_state_dict, states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.watchdog import Watchdog
+from energon_lite.loader.worker_pool import RunSettings
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class SavableDataLoader(DataLoader[T]):
         skip_log: str | PathLike[str] | None = None,
         state_timeout_sec: float = TIMEOUT_SEC,
         end: End | None = None,
+        restart_workers: int = 3,
+        stall_timeout_sec: float | None = None,
     ) -> None:
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
@@ -72,18 +75,18 @@ class SavableDataLoader(DataLoader[T]):
             raise ValueError("cache_pool: this version has no cache pools; leave it at None")
         if not 0 <= max_skip_rate <= 1:
             raise ValueError(f"max_skip_rate={max_skip_rate} must lie in 0..1")
-        if prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor={prefetch_factor} must be at least 1")
-        if state_timeout_sec <= 0:
-            raise ValueError(f"state_timeout_sec={state_timeout_sec} must be above 0")
+        _check_least(prefetch_factor=(prefetch_factor, 1), restart_workers=(restart_workers, 0))
+        _check_times(state_timeout_sec=state_timeout_sec, stall_timeout_sec=stall_timeout_sec)
+        watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
         settings = RunSettings(
             prefetch_factor=prefetch_factor,
-            timeout_sec=max(waits) if fail_on_timeout else 0,
+            limits=Limits(waits[0], stall_timeout_sec or 0, max(waits) if fail_on_timeout else 0),
+            first_report_sec=max(waits),
+            restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
             skip_log=Path(str(skip_log).format(rank=config.rank)) if skip_log else None,
         )
-        watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         self._ends = PassEnds(dataset, config, end)
         self._run = RankRun(dataset, config, settings, watchdog, self._ends)
         self.worker_config = config
@@ -338,6 +341,18 @@ class SavableDataLoader(DataLoader[T]):
         return self._run.dataset.restore_sample(key)
 
 
+def _check_least(**given: tuple[int, int]) -> None:
+    for name, (value, least) in given.items():
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def _check_times(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}={value} must be above 0")
+
+
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:
     """Returns what a torch `DataLoader` has as attributes; workers of its own never start."""
     if config.num_workers == 0:
@@ -348,7 +363,7 @@ def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, An
         "persistent_workers": True,
         "pin_memory": torch.cuda.is_available(),
         "multiprocessing_context": config.start_method,
-        "timeout": settings.timeout_sec,
+        "timeout": settings.limits.timeout_sec,
     }
 
 

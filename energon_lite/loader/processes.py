@@ -1,43 +1,72 @@
-"""The worker processes of a loader: started, listened to in turn, and ended."""
+"""One worker process of a loader, as its parent has it: started, listened to, ended."""
 
 from __future__ import annotations
 
-import functools
+import logging
 import multiprocessing
 import multiprocessing.process
 import multiprocessing.resource_tracker
-import multiprocessing.util
-import os
 import pickle
 import select
 import signal
 import socket
 import time
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
+from os import register_at_fork
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import torch
-from torch._utils import ExceptionWrapper
-
-from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.seeds import key_of
-from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader import channel
-from energon_lite.loader.pinning import PinnedAhead
-from energon_lite.loader.sending import Unsendable, close, unpacked
-from energon_lite.loader.turns import Delivery, Mark, PassStart, due_slots
-from energon_lite.loader.worker_main import GRACE_SEC, PASS, TAKEN, Pass, Settings, work
+from energon_lite.loader.sending import close, unpacked
+from energon_lite.loader.worker_main import GRACE_SEC, PASS, REPORT, TAKEN, Pass, Settings, work
+
+logger = logging.getLogger(__name__)
 
 _POLL_SEC = 0.5
+# How long a worker may take to say what it does.
+_ANSWER_SEC = 1.0
 # After a kill; a process in an uninterruptible wait for a storage outlives it.
 _KILL_SEC = 2.0
+_STATES = {
+    "D": "it waits for the kernel, often for a storage that does not answer",
+    "R": "it runs native code that keeps Python's lock",
+    "S": "it sleeps in native code that keeps Python's lock",
+    "T": "it was stopped by a signal",
+}
 
 
 class WorkerDied(Exception):
-    """A worker process ended by itself."""
+    """A worker process ended by itself, or was ended as it was stuck.
+
+    Args:
+        name: which, and how it ended.
+        report: what it did, as far as that is known.
+        may_restart: whether another one may do better.
+    """
+
+    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
+        super().__init__(name)
+        self.report = report
+        self.may_restart = may_restart
+
+
+class WorkerTimeout(Exception):
+    """A batch was waited for too long; says what the worker process does."""
+
+
+class Limits(NamedTuple):
+    """How long a delivery may be waited for, in seconds; 0 for any time.
+
+    Attributes:
+        report_sec: until it is logged what the worker process does.
+        stall_sec: until it is taken for stuck, and ended.
+        timeout_sec: until the wait is an error.
+    """
+
+    report_sec: float = 0
+    stall_sec: float = 0
+    timeout_sec: float = 0
 
 
 class Worker:
@@ -52,6 +81,8 @@ class Worker:
     def __init__(self, start_method: str | None, settings: Settings, first: Pass) -> None:
         self._sock, other = socket.socketpair()
         self._num_taken = 0
+        self._has_sent = False
+        self.num_asked = 0
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         context: Any = multiprocessing.get_context(start_method)
@@ -67,34 +98,38 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             other.close()
 
-    def is_ready(self) -> bool:
-        """Whether a message has come, or begun to, or none will."""
-        return bool(self._poll.poll(0))
+    def is_ready(self, for_sec: float = 0) -> bool:
+        """Whether a message comes, or begins to, within a time, or none ever will."""
+        return bool(self._poll.poll(1000 * for_sec))
 
-    def receive(self, number: int, deadline: float) -> Delivery | ExceptionWrapper:
+    def receive(self, number: int, limits: Limits) -> Any:
         """Returns its next delivery, or the error that it met.
 
         Args:
             number: of the pass; what is of another one is dropped.
-            deadline: time at which to give up.
+            limits: how long that may take.
 
         Raises:
-            WorkerDied: It ended.
-            TimeoutError: Nothing came until the deadline.
+            WorkerDied: It ended, or is stuck and was ended.
+            WorkerTimeout: The wait was too long.
         """
-        wait = functools.partial(self._wait, deadline)
+        wait = _Wait(self, limits)
         while True:
             try:
                 message = channel.receive(self._sock, wait)
             except channel.Closed:
-                raise WorkerDied(self._end()) from None
-            self._num_taken += 1
-            if channel.order(self._sock, TAKEN, self._num_taken):
-                self._num_taken = 0
+                raise self._death() from None
+            self._has_sent = True
             try:
+                if message.kind == REPORT:
+                    if message.number == self.num_asked:
+                        wait.was_told(unpacked(message.content))
+                    continue
+                self._num_taken += 1
+                if channel.order(self._sock, TAKEN, self._num_taken):
+                    self._num_taken = 0
                 if message.number == number:
-                    found: Delivery | ExceptionWrapper = unpacked(message.content)
-                    return found
+                    return unpacked(message.content)
             finally:
                 close(message.content.files)
 
@@ -102,40 +137,84 @@ class Worker:
         """Tells it to begin a pass."""
         channel.order_with(self._sock, PASS, pickle.dumps(job))
 
-    def _wait(self, deadline: float) -> None:
-        while not self._poll.poll(1000 * _POLL_SEC):
-            # A process that it started may have its end of the socket.
-            if not self.process.is_alive() and not self.is_ready():
-                raise channel.Closed
-            if time.monotonic() > deadline:
-                raise TimeoutError
+    def ask(self) -> None:
+        """Asks it what it does."""
+        self.num_asked += 1
+        channel.order(self._sock, REPORT, self.num_asked)
 
-    def _end(self) -> str:
-        """Waits for the end of the process; returns which it was, and how it ended."""
-        self.leave()
-        self.kill(GRACE_SEC)
+    def _death(self) -> WorkerDied:
+        """Waits for the end of the process; returns how it ended."""
+        end_workers([self])
         code = self.process.exitcode
         how = "has not ended" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = f"signal {-code}"
-        return f"{self.process.pid} ({how})"
+        is_broken = code is not None and code > 0 and not self._has_sent  # it could not start
+        return WorkerDied(f"{self.process.pid} ({how})", may_restart=not is_broken)
 
     def leave(self) -> None:
         """Closes the socket, upon which the process ends by itself."""
         self._sock.close()
 
-    def kill(self, after_sec: float) -> None:
-        """Waits for the end of the process, then kills it."""
-        try:
-            self.process.join(max(0.0, after_sec))
-        finally:  # also where the wait is interrupted
-            self.process.kill()
-            self.process.join(_KILL_SEC)
-
     def forget(self) -> None:
         """Forgets the process, in a fork of its parent."""
         self._sock.close()
         multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
+
+
+class _Wait:
+    """One wait for a message of a worker process; called before each read of the socket."""
+
+    def __init__(self, worker: Worker, limits: Limits) -> None:
+        self._worker = worker
+        self._limits = limits
+        self._since = time.monotonic()
+        self._due = sorted(limit for limit in limits if limit)
+        self._poll_sec = min([_POLL_SEC, *(limit / 4 for limit in self._due)])
+        self._answer_due = 0.0
+
+    def __call__(self) -> None:
+        """Waits until there is something to read.
+
+        Raises:
+            Closed: Nothing will come.
+            WorkerDied: The process is stuck.
+            WorkerTimeout: The wait was too long.
+        """
+        worker = self._worker
+        while not worker.is_ready(self._poll_sec):
+            # A process that it started may have its end of the socket.
+            if not worker.process.is_alive() and not worker.is_ready():
+                raise channel.Closed
+            now = time.monotonic()
+            if self._due and now > self._since + self._due[0]:
+                self._due = [limit for limit in self._due if now <= self._since + limit]
+                self._answer_due = now + _ANSWER_SEC
+                worker.ask()
+            if self._answer_due and now > self._answer_due:
+                self.was_told(f"It does not answer: {_state_of(worker.process.pid)}.")
+
+    def was_told(self, report: str) -> None:
+        """Logs what the process does, or ends the wait."""
+        self._answer_due = 0.0
+        waited = time.monotonic() - self._since
+        pid = self._worker.process.pid
+        _, stall_sec, timeout_sec = self._limits
+        if stall_sec and waited > stall_sec:
+            end_workers([self._worker])
+            name = f"{pid} (stuck for {waited:.1f} s, stall_timeout_sec={stall_sec:g})"
+            raise WorkerDied(name, report)
+        if timeout_sec and waited > timeout_sec:
+            raise WorkerTimeout(report)
+        logger.warning("No batch of worker process %d for %.0f s. %s", pid, waited, report)
+
+
+def _state_of(pid: int) -> str:
+    """Returns what the kernel says of a process."""
+    with suppress(OSError, IndexError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return f"its state is {state}, so {_STATES.get(state, 'it has ended')}"
+    return "nothing is known of it"
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -147,7 +226,7 @@ def _forget_workers() -> None:
         worker.forget()
 
 
-os.register_at_fork(after_in_child=_forget_workers)
+register_at_fork(after_in_child=_forget_workers)
 
 
 def end_workers(workers: list[Worker]) -> None:
@@ -163,144 +242,3 @@ def end_workers(workers: list[Worker]) -> None:
             worker.process.kill()
         for worker in workers:
             worker.process.join(_KILL_SEC)
-
-
-def _end_dropped(workers: list[Worker]) -> None:
-    """Ends the worker processes of a loader that was dropped, or at the end of the program."""
-    with suppress(KeyboardInterrupt):  # it hurries the end
-        end_workers(workers)
-
-
-class RunSettings(NamedTuple):
-    """What decides how a rank runs, and no content.
-
-    Attributes:
-        prefetch_factor: batches that each worker process computes ahead.
-        timeout_sec: longest wait for a batch; 0 for any.
-        max_skip_rate: failures per sample that a stream may have.
-        skip_log: file of the samples that were skipped.
-    """
-
-    prefetch_factor: int
-    timeout_sec: float
-    max_skip_rate: float
-    skip_log: Path | None
-
-
-class WorkerPool(Iterator[Delivery]):
-    """Collects the deliveries of a rank from worker processes, in the order of slots.
-
-    The j-th stream of the rank belongs to worker j mod W. The processes live over all passes.
-
-    Args:
-        dataset: the pipeline.
-        config: rank, seed and start method.
-        settings: how the rank runs.
-        num_workers: how many there are, at least one.
-        start: where the first pass begins.
-    """
-
-    def __init__(
-        self,
-        dataset: SavableDataset[Any],
-        config: WorkerConfig,
-        settings: RunSettings,
-        num_workers: int,
-        start: PassStart,
-    ) -> None:
-        self.pid = os.getpid()
-        self._dataset = dataset
-        self._config = config
-        self._settings = settings
-        self._num_workers = num_workers
-        self._workers: list[Worker] = []
-        self._finalizer = multiprocessing.util.Finalize(
-            self, _end_dropped, (self._workers,), exitpriority=100
-        )
-        self._number = 0
-        self._pinned: PinnedAhead | None = None
-        if torch.cuda.is_available():
-            self._pinned = PinnedAhead()
-        self._go_to(start)
-        for worker in range(num_workers):
-            self._workers.append(self._started(worker))
-
-    def begin(self, start: PassStart) -> None:
-        """Begins another pass; what was computed of the one before is dropped."""
-        self._number += 1
-        self._go_to(start)
-        for number, worker in enumerate(self._workers):
-            worker.begin(self._pass_of(number))
-
-    def _go_to(self, start: PassStart) -> None:
-        if self._pinned is not None:
-            self._pinned.drop()
-        self._start = start
-        self._streams = start.slots.streams()
-        self._ended: set[int] = set()
-        self._slots = due_slots(start, self._ended)
-        self._slot = next(self._slots, None)
-
-    def _pass_of(self, worker: int) -> Pass:
-        own = self._streams[worker :: self._num_workers]
-        return Pass(self._number, self._start, frozenset(self._streams) - set(own))
-
-    def _started(self, number: int) -> Worker:
-        settings, config = self._settings, self._config
-        seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
-        told = Settings(
-            number,
-            self._num_workers,
-            seed,
-            self._dataset,
-            settings.max_skip_rate,
-            settings.prefetch_factor,
-        )
-        return Worker(config.start_method, told, self._pass_of(number))
-
-    def _is_ready(self) -> bool:
-        return self._slot is not None and self._next_worker(self._slot).is_ready()
-
-    def _next_worker(self, slot: int) -> Worker:
-        stream = slot % self._start.slots.num_streams
-        return self._workers[self._streams.index(stream) % len(self._workers)]
-
-    def __next__(self) -> Delivery:
-        """Returns the next delivery.
-
-        Raises:
-            WorkerDied: A worker process ended by itself.
-            RuntimeError: A wait was too long.
-            Exception: Of a worker process, in which it was raised.
-        """
-        if self._pinned is None:
-            return self._receive()
-        return self._pinned.next(self._receive, self._is_ready)
-
-    def _receive(self) -> Delivery:
-        slot = self._slot
-        if slot is None:
-            raise StopIteration
-        limit_sec = self._settings.timeout_sec
-        deadline = time.monotonic() + (limit_sec or float("inf"))
-        try:
-            delivery: Any = self._next_worker(slot).receive(self._number, deadline)
-        except TimeoutError:
-            raise RuntimeError(
-                f"No batch for {limit_sec:g} s (fail_on_timeout=True, "
-                "watchdog_timeout_seconds). Something in the worker process is slow or stuck."
-            ) from None
-        if isinstance(delivery, ExceptionWrapper):
-            delivery.reraise()  # type: ignore[no-untyped-call]
-        if type(delivery.item) is Unsendable:
-            raise TypeError(delivery.item.reason)
-        if delivery.item is Mark.END:
-            self._ended.add(delivery.stream)
-        self._slot = next(self._slots, None)
-        return cast(Delivery, delivery)
-
-    def end(self) -> None:
-        """Ends the worker processes."""
-        self._finalizer.cancel()
-        if self.pid == os.getpid():
-            end_workers(self._workers)

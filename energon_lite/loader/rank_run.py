@@ -22,7 +22,7 @@ from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.pass_failures import FailureLimit
-from energon_lite.loader.processes import RunSettings, WorkerDied, WorkerPool
+from energon_lite.loader.processes import WorkerDied
 from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
 from energon_lite.loader.resume import Place, resume
 from energon_lite.loader.seek import Seek
@@ -30,6 +30,7 @@ from energon_lite.loader.state_dict import rank_state
 from energon_lite.loader.stats import Counter, lost_samples
 from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
 from energon_lite.loader.watchdog import Watchdog
+from energon_lite.loader.worker_pool import RunSettings, WorkerPool
 
 T = TypeVar("T")
 

@@ -165,6 +165,11 @@ class Turns(Iterator[Delivery]):
         costs = Costs(run.activity.take_costs())
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
 
+    def __str__(self) -> str:
+        """Names the stream that is being computed, and its batch."""
+        run = self.run
+        return f"stream {run.stream.index}, batch {run.activity.batch_index}" if run else "nothing"
+
     def _begun(self, index: int) -> StreamRun[Any]:
         stream = Stream(index, self._start.slots.num_streams, self._start.pass_index)
         run = StreamRun(self._dataset, stream, self._max_skip_rate)

@@ -61,7 +61,7 @@ class Watchdog:
             return reported
         logger.warning(
             "No batch for %.0f s (watchdog_timeout_seconds=%g). What the threads of this "
-            "process do (worker processes: `py-spy dump --pid`):\n%s",
+            "process do:\n%s",
             waited,
             limit,
             _stacks(),

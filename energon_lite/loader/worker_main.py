@@ -28,12 +28,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.loader.channel import Closed, Message, read_body, read_order, send
-from energon_lite.loader.sending import packed_delivery
+from energon_lite.loader.sending import packed, packed_delivery
+from energon_lite.loader.stalls import describe_thread
 from energon_lite.loader.turns import Delivery, PassStart, Turns
 
 # Kinds of messages, and of orders.
-DELIVERY = 0
-TAKEN, PASS = range(2)
+DELIVERY, REPORT = range(2)
+TAKEN, PASS = range(2, 4)
 
 # How long the hooks have to end when the process is to end.
 GRACE_SEC = 1.0
@@ -88,16 +89,19 @@ class _Work:
         self._parent = os.getppid()
         self._passes: SimpleQueue[Pass] = SimpleQueue()
         self._room = threading.Semaphore(settings.prefetch_factor)
+        self._is_packing = False
+        self._sending = threading.Lock()
         self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._turns: Turns | None = None
+        self._sender = threading.Thread(target=self._send, name="sending", daemon=True)
 
     def run(self, first: Pass) -> None:
         """Computes passes; the end is an exception of the signal's handler."""
         self._set_up()
-        for function in (self._send, self._listen):
-            threading.Thread(target=function, name=function.__name__, daemon=True).start()
+        self._sender.start()
+        threading.Thread(target=self._listen, name="listening", daemon=True).start()
         try:
             self._run_pass(first)
             while True:
@@ -156,8 +160,13 @@ class _Work:
         try:
             while True:
                 number, delivery = self._outbox.get()
-                send(self._sock, Message(DELIVERY, number, packed_delivery(delivery)))
+                self._is_packing = True
+                content = packed_delivery(delivery)
+                self._is_packing = False
                 del delivery
+                with self._sending:
+                    send(self._sock, Message(DELIVERY, number, content))
+                del content
         except OSError:
             pass  # the parent is gone, and the other thread ends the process
         except BaseException:
@@ -174,6 +183,8 @@ class _Work:
                 elif kind == PASS:
                     self._passes.put(pickle.loads(read_body(self._sock, number, self._wait)))
                     self._room.release()
+                elif kind == REPORT:
+                    self._report(number)
         self._exit_code = 0
         main = threading.main_thread().ident
         assert main is not None
@@ -182,6 +193,16 @@ class _Work:
             signal.pthread_kill(main, signal.SIGTERM)
             time.sleep(_POLL_SEC / 10)
         os._exit(0)
+
+    def _report(self, number: int) -> None:
+        """Says what the thread that computes does, and the one that sends."""
+        thread = self._sender if self._is_packing else threading.main_thread()
+        task = "pickles a batch" if self._is_packing else f"computes {self._turns}"
+        report = f"It {task}. {describe_thread(thread.ident or 0)}"
+        if self._sending.acquire(timeout=_POLL_SEC):
+            with contextlib.suppress(OSError):
+                send(self._sock, Message(REPORT, number, packed(report)))
+            self._sending.release()
 
     def _wait(self) -> None:
         """Waits for the parent to say something.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -44,8 +45,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_set(tmp_path_factory.mktemp("pool") / "texts", 40)
 
 
-def workers_of(run: Ranks) -> list[Any]:
-    deliveries: Any = run.loaders[0]._run._deliveries
+def workers_of(run: Ranks, rank: int = 0) -> list[Any]:
+    deliveries: Any = run.loaders[rank]._run._deliveries
     return [worker.process for worker in deliveries._workers]
 
 
@@ -99,6 +100,7 @@ def test_arrays_and_tensors_of_all_sizes_and_layouts_arrive_and_are_writable() -
 
 
 def num_open_files() -> int:
+    gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -304,7 +306,7 @@ def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
 
 
 def test_a_death_is_never_raised_in_the_body_of_the_loop(texts) -> None:
-    run = Ranks(train(texts), 1, 2)
+    run = Ranks(train(texts), 1, 2, restart_workers=0)
     run.slots(2)
     for worker in workers_of(run):
         os.kill(worker.pid, signal.SIGKILL)

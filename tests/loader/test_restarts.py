@@ -1,0 +1,256 @@
+"""Worker processes that die or get stuck are replaced, and nothing changes in what is given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_lite.loader import worker_pool
+
+from ..conftest import examples
+from ..helpers import Ranks, assert_same, text_set, through_json, train, validation
+from .test_worker_pool import workers_of
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("restarts") / "texts", 40)
+
+
+def counts_of(run: Ranks) -> Any:
+    """What a run counted, without the seconds that it took, and its state without these."""
+    found = []
+    for loader in run.loaders:
+        state = through_json(loader.save_state_rank())
+        for fields in state["stats"]["counted"].values():
+            for name in ("read_sec", "encode_sec", "wait_sec"):
+                fields.pop(name, None)
+        found.append({**state, "checksum": 0})
+    return found
+
+
+def kill(run: Ranks, which: set[int], rank: int = 0) -> None:
+    for number, worker in enumerate(workers_of(run, rank)):
+        if number in which:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+@examples(8)
+@given(
+    encoder=st.sampled_from(["skipping", "expanding", "expanding batches", "grouping"]),
+    num_workers=st.integers(1, 3),
+    num_streams=st.integers(1, 5),
+    kills=st.dictionaries(st.integers(0, 14), st.sets(st.integers(0, 2)), max_size=3),
+    pause_ms=st.integers(0, 5),
+    start=st.integers(0, 4),
+)
+def test_killed_workers_change_no_batch_and_no_count(
+    texts, encoder, num_workers, num_streams, kills, pause_ms, start
+) -> None:
+    make = train(texts, encoder)
+    whole = Ranks(make, 1, num_streams=num_streams)
+    expected = whole.slots(15 + start)
+    first = Ranks(make, 1, num_streams=num_streams)
+    first.steps(start)
+    run = Ranks(make, 1, num_workers, states=first.save(), restart_workers=20)
+    for step in range(15):
+        slot, batch = run.next(0)
+        assert_same({slot: batch}, {start + step: expected[start + step]})
+        if step in kills:
+            time.sleep(pause_ms / 1000)
+            kill(run, kills[step])
+    assert_same(counts_of(run), counts_of(whole))
+
+
+@examples(4)
+@given(
+    num_workers=st.integers(1, 3),
+    world_size=st.integers(1, 2),
+    kills=st.lists(st.integers(0, 12), max_size=2),
+)
+def test_killed_workers_change_no_pass_over_finite_data(
+    texts, num_workers, world_size, kills
+) -> None:
+    make = validation(texts, "skipping")
+    whole = Ranks(make, world_size, num_streams=3)
+    expected = whole.rest()
+    run = Ranks(make, world_size, num_workers, num_streams=3, restart_workers=20)
+    for _ in range(2):  # the next pass is told to the new workers as well
+        found: dict[int, Any] = {}
+        for rank, iterator in enumerate(run.iterators):
+            for step, batch in enumerate(iterator):
+                state = through_json(run.loaders[rank].save_state_rank())
+                found[(state["count"] - 1) * world_size + rank] = batch
+                if step in kills:
+                    kill(run, {0, 1, 2}, rank)
+        assert_same(dict(sorted(found.items())), expected)
+        run.iterators = [iter(loader) for loader in run.loaders]
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.soak) for m in ("spawn", "forkserver"))]
+)
+def test_replacing_is_logged_and_limited(texts, method, caplog, monkeypatch) -> None:
+    make = train(texts, "skipping")
+    expected = Ranks(make, 1, num_streams=2).slots(40)
+    run = Ranks(make, 1, 2, start_method=method, restart_workers=2)
+    found = run.slots(4)
+    kill(run, {0, 1})
+    found |= run.slots(8)
+    texts_logged = [record.getMessage() for record in caplog.records]
+    assert len(texts_logged) == 2
+    assert "(signal 9) of rank 0 died, often for lack of memory" in texts_logged[0]
+    assert sorted(text.partition("its streams ")[2][:3] for text in texts_logged) == ["[0]", "[1]"]
+    assert "1 more may die within 10 minutes (restart_workers=2)" in texts_logged[0]
+    kill(run, {1})
+    with pytest.raises(RuntimeError, match=r"\(signal 9\) of rank 0 died .*Nothing is lost"):
+        run.slots(8)
+    run.iterators = [iter(run.loaders[0])]
+    slot, batch = run.next(0)
+    assert_same({slot: batch}, {slot: expected[slot]})
+    assert_same(found, {m: expected[m] for m in range(12)})
+    # After some time they may die again.
+    monkeypatch.setattr(worker_pool, "RESTART_WINDOW_SEC", 0.0)
+    for _ in range(4):
+        kill(run, {0, 1})
+        slot, batch = run.next(0)
+        assert_same({slot: batch}, {slot: expected[slot]})
+
+
+# That of the files.
+ORDER: dict[str, Any] = {
+    "shuffle_buffer_size": None,
+    "max_samples_per_sequence": None,
+    "shuffle_over_epochs_multiplier": None,
+}
+
+
+class Odd(DefaultTaskEncoder):
+    """Does something odd in one batch, the first time; says so in a file."""
+
+    def __init__(self, kind: str, flag: Path) -> None:
+        super().__init__()
+        self.kind = kind
+        self.flag = flag
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.__key__ == "00005" and not self.flag.exists():
+            self.flag.touch()
+            if self.kind == "sleep":
+                time.sleep(600)
+            elif self.kind == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif self.kind == "pickle":
+                sample.text = Unwilling()
+            else:
+                raise SystemExit(3)
+        return sample
+
+
+class Unwilling:
+    """Is never done with being pickled."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "report"),
+    [
+        ("sleep", r"stage encode_sample, .*encode_sample \(test_restarts.py:\d+\), sample 00005 "
+                  r"\(shard-000.tar\)\.(?s:.*)time\.sleep\(600\)"),
+        ("stop", r"It does not answer: its state is T, so it was stopped by a signal"),
+        ("pickle", r"It pickles a batch(?s:.*)in __reduce__"),
+    ],
+)  # fmt: skip
+def test_stuck_worker_is_reported_and_replaced(texts, tmp_path, caplog, kind, report) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(
+        texts,
+        batch_size=2,
+        worker_config=config,
+        task_encoder=Odd(kind, tmp_path / "flag"),
+        **ORDER,
+    )
+    with get_savable_loader(dataset, stall_timeout_sec=0.4) as loader:
+        batches = iter(loader)
+        keys = [key for _ in range(8) for key in next(batches).__key__]
+    assert len(set(keys)) == 16
+    assert "00005" in keys
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "(stuck for" in message
+    assert "stall_timeout_sec=0.4" in message
+    assert re.search(report, message), message
+
+
+def test_slow_worker_says_what_it_does_and_fails_if_asked(texts, tmp_path, caplog) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    for fails in (False, True):
+        flag = tmp_path / f"flag{fails}"
+        dataset = get_train_dataset(
+            texts, batch_size=8, worker_config=config, task_encoder=Odd("sleep", flag)
+        )
+        limits = {"watchdog_timeout_seconds": 0.3, "fail_on_timeout": fails}
+        with get_savable_loader(dataset, **limits) as loader:
+            if fails:
+                with pytest.raises(RuntimeError, match=r"No batch for 0.3 s (?s:.*)sample 00005"):
+                    list(loader)
+                continue
+
+            def give_up(*_: object) -> None:
+                raise TimeoutError
+
+            before = signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, 1.5)
+            try:
+                with pytest.raises(TimeoutError):
+                    list(loader)
+            finally:
+                signal.signal(signal.SIGALRM, before)
+    messages = [r.getMessage() for r in caplog.records if "No batch of worker" in r.getMessage()]
+    assert len(messages) == 1
+    assert "stage encode_sample" in messages[0]
+
+
+def test_worker_that_leaves_by_itself_is_replaced_too(texts, tmp_path, caplog) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(
+        texts,
+        batch_size=2,
+        worker_config=config,
+        task_encoder=Odd("exit", tmp_path / "flag"),
+        **ORDER,
+    )
+    with get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        keys = [key for _ in range(20) for key in next(batches).__key__]
+    assert keys == [f"{number:05d}" for number in range(40)]
+    assert "(exit code 3)" in caplog.text
+
+
+def test_senseless_limits_are_refused(texts) -> None:
+    dataset = get_train_dataset(texts, batch_size=2)
+    for wrong in ({"restart_workers": -1}, {"stall_timeout_sec": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            get_savable_loader(dataset, **wrong)  # type: ignore[arg-type]
