@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
-from energon_lite.storage.sqlite import INDEX_SQLITE, sample_indices
+from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, sample_indices
 from energon_lite.storage.tar import iter_tar, split_name
 
 logger = logging.getLogger(__name__)
@@ -23,16 +24,19 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitP
     positions, start = [], 0
     for shard, count in zip(part.shards, part.counts, strict=True):
         keys = part.excluded.get(shard, ())
-        places = _places_in_shard(root / shard) if keys and found is None else {}
+        places: dict[str, int] = {}
+        if keys and found is None:
+            places = _places_in_shard(root / shard)
+        elif keys and found is not None:
+            number = numbers[shard]
+            places = {key: found[key][1] for key in keys if found.get(key, (-1, 0))[0] == number}
+            what = _misfit(root, number, count, places, set(keys) - places.keys())
+            if what:
+                raise DatasetFormatError(
+                    f"{root / nvmeta.META / INDEX_SQLITE}: {what} of {shard}, which has {count} "
+                    f"samples; run `energon-lite prepare {root} --tar-index-only`"
+                )
         for key in keys:
-            if found is not None and found.get(key, (-1, 0))[0] == numbers[shard]:
-                places[key] = found[key][1]
-                if not 0 <= places[key] < count:
-                    raise DatasetFormatError(
-                        f"{root / nvmeta.META / INDEX_SQLITE}: sample {key!r} is number "
-                        f"{places[key]} of {shard}, which has {count} samples; "
-                        f"run `energon-lite prepare {root} --tar-index-only`"
-                    )
             if key in places:
                 positions.append(start + places[key])
             else:  # Energon passes over such entries, so this is no error
@@ -46,6 +50,22 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitP
                 )
         start += count
     return sorted(set(positions))
+
+
+def _misfit(
+    root: Path, number: int, count: int, places: Mapping[str, int], missing: Collection[str]
+) -> str:
+    """Returns what is wrong with the index of a shard; it may be damaged where a query looks."""
+    with IndexDatabase(root) as index:
+        stored = index.keys_at(number, list(places.values()))
+        rows = index.shard_rows(number) if missing else []
+    for key, place in places.items():
+        if not 0 <= place < count or stored.get(place, key) != key:
+            return f"sample {key!r} is number {place}"
+    if missing and len(rows) != count:
+        return f"has {len(rows)} samples"
+    unlisted = {key for key, _, _ in rows} & set(missing)
+    return f"has no entry of sample {min(unlisted)!r}" if unlisted else ""
 
 
 def _places_in_shard(shard: Path) -> dict[str, int]:
