@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -46,6 +47,7 @@ class Act(NamedTuple):
             except FileExistsError:
                 return
         if self.name == "kill":
+            faulthandler.disable()  # which would print what is wanted here
             os.kill(os.getpid(), int(self.value))
         elif self.name == "exit":
             os._exit(int(self.value))

@@ -34,21 +34,17 @@ def wait_for(job: Job, state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start_method", "state", "payload", "end"),
+    ("state", "payload", "end"),
     [
-        ("fork", "busy", 16_000, signal.SIGKILL),
-        ("fork", "blocked", 2_000_000, signal.SIGALRM),
-        ("fork", "sleeping", 0, signal.SIGKILL),
-        ("spawn", "busy", 0, signal.SIGKILL),
+        ("busy", 16_000, signal.SIGKILL),
+        ("blocked", 2_000_000, signal.SIGALRM),
+        ("sleeping", 0, signal.SIGKILL),
     ],
 )
-def test_workers_end_with_their_parent(server, texts, start_method, state, payload, end) -> None:
-    args = {"texts": str(texts), "start_method": start_method, "num_workers": 2}
+def test_workers_end_with_their_parent(server, texts, state, payload, end) -> None:
+    args = {"texts": str(texts), "start_method": "fork", "num_workers": 2}
     with server.job("train_until_killed", state=state, payload=payload, **args) as job:
-        if start_method == "fork":
-            wait_for(job, state)
-        else:  # killed while its workers start
-            wait_until(lambda: len(job.workers()) >= 2, "workers")
+        wait_for(job, state)
         seconds_outlived(job, end)
 
 
