@@ -50,7 +50,7 @@ REMEDY = re.compile(
     r"run `|remove|rename|write|give|restore|correct|link|prepare|must|allowed|did you mean|should|"
     r"trust|check|exclude|put|unpack|import|free some|raise the|mount|try again|copy|set it|keep|"
     r"use |make |can be|name|leave|at most|has no|no valid|expected|save|such as|"
-    r"is there twice|list shards",
+    r"is there twice|list shards|needs",
     re.IGNORECASE,
 )
 
