@@ -48,6 +48,10 @@ class KeyCheck:
         self._ids = tar_file_ids
         self._first: dict[int, str | None] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leaves behind what was looked up."""
+        return KeyCheck, (self._root, self._shards, self._ids)
+
     def first_key(self, shard: int) -> str | None:
         """Returns the key of the first sample of a shard; None if the index does not have it."""
         if self._ids is None:

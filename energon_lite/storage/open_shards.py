@@ -82,9 +82,9 @@ class OpenShards:
         # Until when a shard that failed is tried for a moment only, and with what it failed.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the open files behind: another process opens its own."""
-        return {**self.__dict__, "_open": OrderedDict(), "_failed": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leaves behind what is open, and what was seen: another process opens its own files."""
+        return OpenShards, (self._root, self._shards, self._counts, self._keys)
 
     def __del__(self) -> None:
         """Closes the files."""
