@@ -70,7 +70,8 @@ def _encoder(text: str) -> Any:
         raise typer.BadParameter(
             f"{text!r} is neither module:Class nor module:function", param_hint="--with"
         )
-    sys.path.insert(0, str(Path.cwd()))
+    # At the end: a dataset in the current folder cannot take the place of installed modules.
+    sys.path.append(str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):

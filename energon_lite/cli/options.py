@@ -6,6 +6,7 @@ work: `late` does, when the command runs. `--help` needs nothing of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,6 +19,9 @@ import typer
 LENGTHS_NAME = "default"
 DATASET_YAML = "dataset.yaml"
 METADATASETS = (".yaml", ".yml")
+
+# Control characters but line feed and tab, marks of direction, half surrogates.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
 Trust = Annotated[
@@ -59,8 +63,9 @@ def errors_as_text() -> Iterator[None]:
         yield
     except (ValueError, OSError, RuntimeError) as error:
         for text in (f"Error: {error}", *(f"  {n}" for n in getattr(error, "__notes__", ()))):
-            # A name that is no UTF-8 cannot be printed as it is.
-            typer.echo(text.encode(errors="backslashreplace").decode(), err=True)
+            # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
+            shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+            typer.echo(shown, err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.", err=True)

@@ -9,7 +9,8 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.reading import leaves, read_metadataset, split_names
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import read_info, read_split_part
+from energon_lite.storage.nvmeta import read_info
+from energon_lite.storage.split_file import read_split_part
 
 
 def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from energon_lite.storage.nvmeta import (
     DatasetInfo,
     read_dataset_config,
     read_info,
-    read_split_part,
-    split_part_names,
 )
+from energon_lite.storage.split_file import SplitFile
 from energon_lite.storage.sqlite import IndexDatabase
 
 
@@ -97,14 +96,14 @@ def _splits(root: Path, info: DatasetInfo, config: str | None) -> dict[str, dict
     total = sum(info.shard_counts.values())
     splits: dict[str, dict[str, Any]] = {}
     try:
-        names = split_part_names(root, config)
+        file = SplitFile(root, info, config)
     except FileNotFoundError:
         if config is not None:
             raise
-        names = ()
-    for name in names:
+        return splits
+    for name in file.names:
         try:
-            part = read_split_part(root, info, name, config)
+            part = file.part(name)
         except EmptyDatasetError:
             splits[name] = {"shards": 0, "samples": 0, "excluded_samples": 0, "share": 0.0}
             continue

@@ -24,12 +24,10 @@ from energon_lite.storage.nvmeta import (
     META,
     DatasetInfo,
     index_path,
-    read_excludes,
     read_index,
     read_info,
-    read_split_part,
-    split_part_names,
 )
+from energon_lite.storage.split_file import SplitFile, SplitPart, read_split_part
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import load_yaml
@@ -121,18 +119,17 @@ def lint_dataset(
     _check_info(root, info, report)
     _check_doubles(root, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report)
     _check_shards(root, info, workers, report, progress)
-    names = _check_splits(root, info, split_config, report)
+    parts = _check_splits(root, info, split_config, report)
     if split_parts is not None:
-        for part in split_parts:
-            if part not in names:
-                with contextlib.suppress(EmptyDatasetError):  # there is nothing to decode
-                    read_split_part(root, info, part, split_config)  # says what there is
-        names = [name for name in names if name in split_parts]
+        for name in set(split_parts) - {part.name for part in parts}:
+            with contextlib.suppress(EmptyDatasetError):  # there is nothing to decode
+                read_split_part(root, info, name, split_config)  # says what there is
+        parts = [part for part in parts if part.name in split_parts]
     if decode:
         tasks = [
-            _DecodeTask(root, name, split_config, dataset_config, trust, start)
-            for name in names
-            for start in range(0, _length(root, info, name, split_config), _SAMPLES_PER_TASK)
+            _DecodeTask(root, part.name, split_config, dataset_config, trust, start)
+            for part in parts
+            for start in range(0, _length(root, part), _SAMPLES_PER_TASK)
         ]
         _decode_all(tasks, workers, report, progress)
     return report
@@ -273,26 +270,26 @@ def _listed(where: str, messages: Sequence[str]) -> list[LintProblem]:
 
 def _check_splits(
     root: Path, info: DatasetInfo, config: str | None, report: LintReport
-) -> list[str]:
-    """Checks the split file; gives the parts that have samples."""
+) -> list[SplitPart]:
+    """Checks the split file; returns the parts that have samples."""
     file = f"{META}/{config or 'split.yaml'}"
-    usable: list[str] = []
+    usable: list[SplitPart] = []
     owners: dict[str, str] = {}
     try:
-        excludes = read_excludes(root, info, config)
-        names = split_part_names(root, config)
+        split = SplitFile(root, info, config)
+        excludes = split.excludes
     except (FileNotFoundError, DatasetFormatError) as error:
         report.errors.append(LintProblem(file, str(error)))
         return usable
-    for name in names:
+    for name in split.names:
         try:
-            part = read_split_part(root, info, name, config)
+            part = split.part(name)
         except EmptyDatasetError:
             continue  # `prepare` writes parts without shards on purpose
         except DatasetFormatError as error:
             report.errors.append(LintProblem(file, str(error)))
             continue
-        usable.append(name)
+        usable.append(part)
         for shard in part.shards:
             owner = owners.setdefault(shard, name)
             if owner != name:
@@ -325,9 +322,8 @@ def _first_double(names: Iterable[str]) -> str | None:
     return None
 
 
-def _length(root: Path, info: DatasetInfo, name: str, config: str | None) -> int:
+def _length(root: Path, part: SplitPart) -> int:
     # At least as many as come: excluded samples are skipped later. A tar has a header for each.
-    part = read_split_part(root, info, name, config)
     with contextlib.suppress(OSError):  # said where the tars are checked
         return sum(
             min(count, (root / shard).stat().st_size // BLOCK)

@@ -27,8 +27,8 @@ from energon_lite.storage.nvmeta import (
     config_path,
     is_prepared,
     read_info,
-    split_text,
 )
+from energon_lite.storage.split_file import split_text
 
 SplitParts = Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]]
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
+from energon_lite.storage.split_file import SplitPart
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, sample_indices
 from energon_lite.storage.tar import iter_tar, split_name
 
 logger = logging.getLogger(__name__)
+_LISTED = 20
 
 
-def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart) -> list[int]:
+def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: SplitPart) -> list[int]:
     """Finds where the excluded samples lie in the concatenated shards of a split part."""
     wanted = {key for keys in part.excluded.values() for key in keys}
     if not wanted:
@@ -22,6 +24,7 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitP
     numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
     found = sample_indices(root, sorted(wanted))
     positions, start = [], 0
+    unknown: list[str] = []
     for shard, count in zip(part.shards, part.counts, strict=True):
         keys = part.excluded.get(shard, ())
         places: dict[str, int] = {}
@@ -39,16 +42,15 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitP
         for key in keys:
             if key in places:
                 positions.append(start + places[key])
-            else:  # Energon passes over such entries, so this is no error
-                logger.warning(
-                    "%s: split part %r excludes sample %r of %s, which has no such sample; correct "
-                    "`exclude` in the split file",
-                    root,
-                    part.name,
-                    key,
-                    shard,
-                )
+            else:
+                unknown.append(f"{shard}/{key}")
         start += count
+    for entry in unknown[:_LISTED]:  # Energon passes over such entries, so this is no error
+        logger.warning(
+            "%s: split part %r excludes sample %r, which is not there (%d such entries); correct "
+            "`exclude` in the split file",
+            root, part.name, entry, len(unknown),
+        )  # fmt: skip
     return sorted(set(positions))
 
 

@@ -157,6 +157,19 @@ for _part in ("../../../../outside/x", "/tmp/x", "a/b", "", "-rf", "%s", "x" * 4
     ))  # fmt: skip
 
 
+add("20,000 split parts", text(
+    f"{META}/split.yaml",
+    json.dumps({"split_parts": {f"p{i}": ["shard-000.tar"] for i in range(20_000)}}),
+))  # fmt: skip
+add("1,000 split parts", text(
+    f"{META}/split.yaml",
+    json.dumps({"split_parts": {"train": ["shard-001.tar"]} | {f"p{i}": [] for i in range(999)}}),
+))  # fmt: skip
+add("200,000 excluded samples", text(f"{META}/split.yaml", json.dumps({
+    "split_parts": {"train": ["shard-000.tar"]}, "exclude": ["shard-000.tar/{0..199999}"],
+})))  # fmt: skip
+
+
 def file_named(name: str | bytes) -> Case:
     """Puts another tar into the folder."""
 

@@ -19,7 +19,8 @@ from energon_lite.inspect.lint import lint_dataset
 from energon_lite.prepare.indexing import index_shard, rows_path
 from energon_lite.prepare.shards import Shard
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.nvmeta import META, read_excludes, read_info
+from energon_lite.storage.nvmeta import META, read_info
+from energon_lite.storage.split_file import SplitFile
 from energon_lite.storage.sqlite import (
     INDEX_SQLITE,
     IndexDatabase,
@@ -154,7 +155,7 @@ def test_an_index_of_a_sample_beyond_its_shard_excludes_no_other(root: Path) -> 
     )
     split = root / META / "split.yaml"
     split.write_text(split.read_text().replace("exclude: []", "exclude: [shard-000.tar/00003]"))
-    assert read_excludes(root, read_info(root)).samples
+    assert SplitFile(root, read_info(root)).excludes.samples
     with pytest.raises(DatasetFormatError, match=r"'00003' is number 31 of shard-000.tar, .* 30"):
         load_factory(root)
 

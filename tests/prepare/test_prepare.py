@@ -31,9 +31,8 @@ from energon_lite.storage.nvmeta import (
     read_dataset_config,
     read_index,
     read_info,
-    read_split_part,
-    split_part_names,
 )
+from energon_lite.storage.split_file import read_split_part, split_part_names
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
 from energon_lite.storage.tar import parse_sample
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.storage import nvmeta
+from energon_lite.storage import nvmeta, split_file
 from energon_lite.storage.braces import compress, expand
 from energon_lite.storage.nvmeta import DatasetInfo
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
@@ -126,7 +126,7 @@ def test_an_unprepared_folder_says_how_to_prepare_it(tmp_path):
 
 def split(root, text, part="train", config=None):
     write_meta(root, config or "split.yaml", text)
-    return nvmeta.read_split_part(root, nvmeta.read_info(root), part, config)
+    return split_file.read_split_part(root, nvmeta.read_info(root), part, config)
 
 
 def test_a_split_part_is_expanded_in_order_with_its_counts(root):
@@ -171,10 +171,10 @@ def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
     text = json.dumps({"split_parts": {"train": ["parts/data-03.tar"]}})
     assert split(root, text, config="split.json").shards == ("parts/data-03.tar",)
     info = nvmeta.read_info(root)
-    assert nvmeta.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+    assert split_file.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
     assert split(root, text.replace("3", "2"), config="mine.yaml").shards == ("parts/data-02.tar",)
-    assert nvmeta.split_part_names(root, "mine.yaml") == ("train",)
-    assert nvmeta.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+    assert split_file.split_part_names(root, "mine.yaml") == ("train",)
+    assert split_file.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
 
 
 @pytest.mark.parametrize(
@@ -213,18 +213,18 @@ def test_a_split_part_without_shards_is_an_empty_dataset(root, text, reason):
 def test_a_missing_split_file_and_a_wrong_suffix_are_named(root):
     info = nvmeta.read_info(root)
     with pytest.raises(FileNotFoundError, match=r"split\.yaml is missing; write it"):
-        nvmeta.read_split_part(root, info, "train")
+        split_file.read_split_part(root, info, "train")
     with pytest.raises(DatasetFormatError, match=r"'split\.txt'.*\.yaml or \.json"):
-        nvmeta.read_split_part(root, info, "train", "split.txt")
+        split_file.read_split_part(root, info, "train", "split.txt")
 
 
 @pytest.mark.parametrize("config", [None, "other.yaml", "other.json"])
 def test_a_written_split_is_read_back(root, config):
     parts = {"train": list(INFO.shard_counts)[:3], "val": [], "test": ["parts/data-03.tar"]}
-    nvmeta.write_split(root, parts, ["parts/data-00.tar/k"], config)
+    split_file.write_split(root, parts, ["parts/data-00.tar/k"], config)
     info = nvmeta.read_info(root)
-    assert nvmeta.split_part_names(root, config) == ("train", "val", "test")
-    part = nvmeta.read_split_part(root, info, "train", config)
+    assert split_file.split_part_names(root, config) == ("train", "val", "test")
+    part = split_file.read_split_part(root, info, "train", config)
     assert part.shards == tuple(parts["train"])
     assert part.excluded == {"parts/data-00.tar": ("k",)}
 
@@ -319,7 +319,7 @@ def test_the_last_of_two_keys_counts_with_one_warning_as_in_energon(root, name, 
     nvmeta.warn_double.cache_clear()
     write_meta(root, name, text % "parts/data-03.tar")
     for _ in range(2):
-        assert nvmeta.read_split_part(root, INFO, "train").shards == ("parts/data-03.tar",)
+        assert split_file.read_split_part(root, INFO, "train").shards == ("parts/data-03.tar",)
     assert caplog.text.count("is there twice") == 1
     assert name in caplog.text
 

@@ -1,0 +1,246 @@
+"""`split.yaml`: which shards belong to which split part, and what is left out of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
+from energon_lite.storage.braces import MAX_CHARACTERS, MAX_NAMES, compress, expand
+from energon_lite.storage.files import is_there, write_atomically
+from energon_lite.storage.nvmeta import (
+    DEFAULT_SPLIT,
+    INFO_JSON,
+    META,
+    DatasetInfo,
+    config_path,
+    load_config,
+    mapping,
+    shown,
+)
+from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml
+
+logger = logging.getLogger(__name__)
+
+# Each part is opened for itself, which takes as long as the file is.
+MAX_PARTS = 1000
+_LONGEST_PATH = 4096
+
+
+@dataclass(frozen=True)
+class SplitPart:
+    """The shards of one split part, in order, with what is left out of them.
+
+    Attributes:
+        name: `train`, `val`, ...
+        shards: paths relative to the dataset; a shard that is listed twice is there twice.
+        counts: samples of each shard in its tar, excluded ones included.
+        excluded: keys of the samples to leave out, by shard.
+    """
+
+    name: str
+    shards: tuple[str, ...]
+    counts: tuple[int, ...]
+    excluded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Excludes(NamedTuple):
+    """What a split config leaves out: shards, samples by shard, and entries that fit neither."""
+
+    shards: set[str]
+    samples: dict[str, list[str]]
+    unknown: list[str]
+
+
+class SplitFile:
+    """A split config, read once.
+
+    Args:
+        root: the dataset's folder.
+        info: what `read_info` returned.
+        config: file name inside `.nv-meta`; by default `split.yaml`, else `split.json`.
+
+    Raises:
+        FileNotFoundError: There is no such split config.
+        DatasetFormatError: The file is not as it must be.
+    """
+
+    def __init__(self, root: Path, info: DatasetInfo, config: str | None = None) -> None:
+        self.root = root
+        self.info = info
+        self._split = _load_split(root, config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all split parts, also of those without shards."""
+        return tuple(self._split["split_parts"])
+
+    @cached_property
+    def excludes(self) -> Excludes:
+        """What is left out.
+
+        Raises:
+            DatasetFormatError: The list is not as it must be.
+        """
+        return _excludes(self._split, self.info)
+
+    def part(self, part: str) -> SplitPart:
+        """Returns which shards belong to a split part.
+
+        Raises:
+            EmptyDatasetError: No shard is left in the part.
+            DatasetFormatError: There is no such part, a shard is not in `.info.json`, or the file
+                is not as it must be; names file and key.
+        """
+        split, parts = self._split, self._split["split_parts"]
+        if part not in parts:
+            hint = did_you_mean(part, parts) if parts else " It has no split part at all."
+            raise DatasetFormatError(f"{split.place()}: there is no split part {part!r}.{hint}")
+        place = parts.place(part, "split_parts")
+        names = _expanded(parts[part], place)
+        excludes = self.excludes
+        if excludes.unknown:
+            _warn_once(split.place("exclude"), excludes.unknown[0], len(excludes.unknown))
+        shards = tuple(name for name in names if name not in excludes.shards)
+        for shard in shards:
+            if shard not in self.info.shard_counts:
+                hint = did_you_mean(shard, self.info.shard_counts)
+                hint = hint if hint.startswith(" Did you mean") else ""
+                raise DatasetFormatError(
+                    f"{place}: shard {shard!r} is not in {META}/{INFO_JSON}."
+                    f"{hint} Run `energon-lite prepare {self.root} --force-overwrite` after adding "
+                    "shards"
+                )
+        if not shards:
+            why = "all of its shards are excluded" if names else "its list is empty"
+            raise EmptyDatasetError(f"{place}: no shards in split part {part!r} ({why})")
+        counts = tuple(self.info.shard_counts[shard] for shard in shards)
+        inside = set(shards)
+        kept = {s: tuple(keys) for s, keys in excludes.samples.items() if s in inside}
+        return SplitPart(part, shards, counts, kept)
+
+
+def read_split_part(
+    root: Path, info: DatasetInfo, part: str, config: str | None = None
+) -> SplitPart:
+    """Reads which shards belong to a split part; see `SplitFile`."""
+    return SplitFile(root, info, config).part(part)
+
+
+def split_part_names(root: Path, config: str | None = None) -> tuple[str, ...]:
+    """Reads the names of all split parts; see `SplitFile`."""
+    return tuple(_load_split(root, config)["split_parts"])
+
+
+def _load_split(root: Path, config: str | None) -> YamlMap:
+    path = config_path(root, config or DEFAULT_SPLIT)
+    if config is None and not is_there(path):
+        other = path.with_suffix(".json")
+        path = other if is_there(other) else path
+    split = load_config(
+        root,
+        path,
+        "write it (split_parts: {train: [SHARDS]}), "
+        f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`",
+    )
+    check_keys(split, ("split_parts", "exclude"), "")
+    if "split_parts" not in split:
+        raise DatasetFormatError(f"{split.place()}: key 'split_parts' is missing")
+    parts = mapping(split["split_parts"], split.place("split_parts"), "it")
+    if len(parts) > MAX_PARTS:
+        raise DatasetFormatError(
+            f"{split.place('split_parts')}: {len(parts):,} split parts, where {MAX_PARTS:,} are "
+            "the most; write several split files, and choose one with split_config"
+        )
+    return split
+
+
+def _expanded(value: Any, place: str) -> list[str]:
+    """Gives the names that a list of brace patterns stands for."""
+    if not isinstance(value, list):
+        raise DatasetFormatError(f"{place}: must be a list of names, not {shown(value)}")
+    names: list[str] = []
+    characters = 0
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise DatasetFormatError(
+                f"{place}[{index}]: must be a name, not {shown(entry)}; put it in quotes"
+            )
+        try:
+            expanded = expand(entry)
+        except ValueError as error:
+            raise DatasetFormatError(
+                f"{place}[{index}]: {error}; a brace that is part of a name is written \\{{ or \\}}"
+            ) from None
+        names += expanded
+        # Names that are written out are bounded by the file.
+        characters += sum(map(len, expanded)) if len(expanded) > 1 else 0
+        if len(names) > MAX_NAMES or characters > MAX_CHARACTERS:
+            raise DatasetFormatError(
+                f"{place}[{index}]: up to here the list stands for {len(names):,} names, where "
+                f"{MAX_NAMES:,} names and {MAX_CHARACTERS:,} characters are the most; write "
+                "smaller ranges"
+            )
+    return names
+
+
+def _excludes(split: YamlMap, info: DatasetInfo) -> Excludes:
+    shards: set[str] = set()
+    samples: dict[str, dict[str, None]] = {}
+    unknown: list[str] = []
+    for entry in _expanded(split.get("exclude", []), split.place("exclude")):
+        if entry in info.shard_counts:
+            shards.add(entry)
+            continue
+        # A shard name may hold slashes, and so may a key: "a/b.tar/c/001" is shard "a/b.tar".
+        ends = (at for at in range(min(len(entry), _LONGEST_PATH)) if entry[at] == "/")
+        shard = next((entry[:at] for at in ends if entry[:at] in info.shard_counts), None)
+        if shard is None:
+            unknown.append(entry)
+            continue
+        samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
+    return Excludes(shards, {shard: list(keys) for shard, keys in samples.items()}, unknown)
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(place: str, entry: str, num_entries: int) -> None:
+    logger.warning(
+        "%s: %r fits no shard and excludes nothing (%d such entries)", place, entry, num_entries
+    )
+
+
+def split_text(
+    parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = (), config: str | None = None
+) -> str:
+    """Gives the content of a split config, with numbered names merged into brace patterns."""
+    content = {
+        "split_parts": {name: compress(shards) for name, shards in parts.items()},
+        "exclude": compress(exclude),
+    }
+    if (config or DEFAULT_SPLIT).endswith(".json"):
+        return json.dumps(content, indent=2, ensure_ascii=False)
+    return dump_yaml(content)
+
+
+def write_split(
+    root: Path,
+    parts: Mapping[str, Sequence[str]],
+    exclude: Sequence[str] = (),
+    config: str | None = None,
+) -> None:
+    """Writes a split config.
+
+    Args:
+        root: the dataset's folder.
+        parts: shard names by split part.
+        exclude: shard names, or `<shard name>/<sample key>`.
+        config: file name inside `.nv-meta`, by default `split.yaml`.
+    """
+    path = config_path(root, config or DEFAULT_SPLIT)
+    write_atomically(path, split_text(parts, exclude, config).encode())
