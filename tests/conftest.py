@@ -28,10 +28,11 @@ settings.register_profile("soak", settings.get_profile("default"), max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def examples(number: int, **more: Any) -> settings:
-    """Settings of a property with another number of examples; `make soak` runs as many as ever."""
-    is_soak = settings().max_examples > settings.get_profile("default").max_examples
-    return settings(max_examples=settings().max_examples if is_soak else number, **more)
+def examples(number: int, soak: int | None = None, **more: Any) -> settings:
+    """Settings of a property with another number of examples; `make soak` runs `soak`, or 1,000."""
+    if settings().max_examples > settings.get_profile("default").max_examples:
+        number = soak or settings().max_examples
+    return settings(max_examples=number, **more)
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:

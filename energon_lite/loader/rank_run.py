@@ -247,7 +247,7 @@ class RankRun(Generic[T]):
         # Just resumed: where other ranks have something left, this one waits; with those that end
         # together none has.
         has_begun = bool(place.num_steps or place.start.slots.base or place.given)
-        return has_begun and (self._even is not None or place.all_are_given(self.dataset.num_items))
+        return has_begun and (self._even is not None or place.all_are_given(self.dataset))
 
     def _look_ahead(self) -> None:
         """Finds out, where that is asked for, whether the batch to be given is the last one.

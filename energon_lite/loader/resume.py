@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot
 from energon_lite.core.topology import RankSlots, Stream
@@ -37,14 +39,20 @@ class Region:
 
 
 @dataclass
+class Beside(Region):
+    """What the ranks had given of a pass when a rank was resumed with them, and their states."""
+
+    states: Sequence[dict[str, Any]] = ()
+
+
+@dataclass
 class Place:
     """Where a rank of a running loader stands; what it saves and restores.
 
     Attributes:
         count: turns since the base that are done.
         num_steps: batches given since the base, with those that only filled a step up.
-        beside: what all ranks had given when this one was resumed beside them on their topology;
-            None once it has given a batch since.
+        beside: the ranks that this one was resumed with; None once it has given a batch since.
     """
 
     start: PassStart
@@ -57,25 +65,30 @@ class Place:
     skipped: dict[str, int] = field(default_factory=dict)
     stats: SavedStats = field(default_factory=SavedStats)
     edits: list[str] = field(default_factory=list)
-    beside: Region | None = None
+    beside: Beside | None = None
 
     def is_given(self, slot: int) -> bool:
         """Tells whether another rank gave a slot before this run was resumed."""
         return any(region.has(slot) for region in self.given)
 
-    def all_are_given(self, num_batches: Callable[[Stream], int]) -> bool:
+    def all_are_given(self, dataset: SavableDataset[Any]) -> bool:
         """Whether no rank had anything left of the pass when this one was resumed.
 
+        Each stream is computed up to its first batch that is left, from where the furthest rank had
+        it.
+
         Args:
-            num_batches: of a stream in its pass.
+            dataset: the pipeline.
         """
-        slots = self.start.slots
+        slots, pass_index = self.start.slots, self.start.pass_index
+        beside = self.beside or Beside(0, [0])
         for index in range(slots.num_streams):
-            stream = Stream(index, slots.num_streams, self.start.pass_index)
-            first = max(0, -(-(slots.base - index) // slots.num_streams))
-            for batch in range(first, num_batches(stream)):
+            run = StreamRun(dataset, Stream(index, slots.num_streams, pass_index), max_skip_rate=1)
+            for snapshot in _snapshots(beside.states, pass_index, index)[:1]:
+                run.restore(snapshot)
+            for batch in chain(range(run.num_given), (run.num_given - 1 for _ in run)):
                 slot = batch * slots.num_streams + index
-                if not (self.is_given(slot) or (self.beside and self.beside.has(slot))):
+                if slot >= slots.base and not (self.is_given(slot) or beside.has(slot)):
                     return False
         return True
 
@@ -236,16 +249,16 @@ def _check_steps(states: list[dict[str, Any]]) -> None:
         )
 
 
-def _given_beside(states: list[dict[str, Any]], pass_index: int) -> Region | None:
+def _beside(states: list[dict[str, Any]], pass_index: int) -> Beside | None:
     """Returns what all ranks had given of a pass; None for the state of one rank alone."""
     if len(states) == 1:
         return None
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
     counts = [
-        -1 if s["ended"] or s["pass"] > pass_index else s["count"] * (s["pass"] == pass_index)
+        (-1 if s["ended"] else s["count"]) if s["pass"] == pass_index else -(s["pass"] > pass_index)
         for s in by_rank
     ]
-    return Region(states[0]["base"], counts)
+    return Beside(states[0]["base"], counts, states)
 
 
 def _own_place(state: dict[str, Any], states: list[dict[str, Any]]) -> Place:
@@ -260,7 +273,7 @@ def _own_place(state: dict[str, Any], states: list[dict[str, Any]]) -> Place:
         items_in_pass=state["items_in_pass"],
         count=state["count"],
         num_steps=state.get("steps", state["count"]),
-        beside=_given_beside(states, state["pass"]),
+        beside=_beside(states, state["pass"]),
     )
 
 
@@ -279,6 +292,7 @@ def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
         return Place(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
     place = Place(start, given=_regions(states[0]), items_in_pass=items)
+    place.beside = Beside(base, [0], states)  # the regions have what they gave
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
     counts = [-1 if s["ended"] else s["count"] for s in by_rank]
     if len(set(counts)) == 1:
@@ -303,14 +317,9 @@ def _stream_starts(
     starts = {}
     for turn, index in enumerate(slots.streams()):
         slot = slots.slot(turn)
-        snapshots = [
-            Snapshot.from_json(state["streams"][str(index)]).expect_like(fresh)
-            for state in states
-            if str(index) in state["streams"] and state["pass"] == place.start.pass_index
-        ]
-        snapshots.sort(key=lambda snapshot: snapshot.count("items"), reverse=True)
         found = None
-        for snapshot in snapshots:
+        snapshots = _snapshots(states, place.start.pass_index, index)
+        for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
             behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
             if all(place.is_given(own) for own in behind):
                 found = snapshot
@@ -318,3 +327,13 @@ def _stream_starts(
                 break
         starts[index] = StreamStart(slot // slots.num_streams, found)
     return starts
+
+
+def _snapshots(states: Sequence[dict[str, Any]], pass_index: int, index: int) -> list[Snapshot]:
+    """Lists where ranks have a stream in a pass, the furthest first."""
+    found = [
+        Snapshot.from_json(state["streams"][str(index)])
+        for state in states
+        if str(index) in state["streams"] and state["pass"] == pass_index
+    ]
+    return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)

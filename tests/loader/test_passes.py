@@ -550,3 +550,38 @@ def test_dropped_last_batches_leave_the_rest_as_it_is(texts) -> None:
     full = {slot: batch for slot, batch in kept.items() if len(keys_of(batch)) == 3}
     assert 0 < len(full) < len(kept)
     assert_same(dropped, full)
+
+
+@pytest.mark.parametrize("encoder", ["skipping", "expanding"])
+def test_rank_with_nothing_left_waits_for_those_that_have(texts, encoder) -> None:
+    """Hooks that skip or expand make the number of batches unknown before they are computed."""
+    make = train(texts, encoder, repeat=False, batch_size=2)
+    whole = Ranks(make, 1, num_streams=2).rest()
+    for slot in sorted(whole)[-3:]:  # this and what comes after it on its rank is left
+        run = Ranks(make, 4, num_streams=2)
+        left = {other for other in whole if other >= slot and other % 4 == slot % 4}
+        for other in sorted(whole.keys() - left):
+            next(run.iterators[other % 4])
+        resumed = Ranks(make, 3, states=run.save())
+        assert set(resumed.rest()) == left
+        assert {state["pass"] for state in resumed.save()} == {0}
+    # Where nothing is left, no `for` is empty.
+    run = Ranks(make, 2, num_streams=2)
+    for slot in sorted(whole):
+        next(run.iterators[slot % 2])
+    resumed = Ranks(make, 3, states=run.save())
+    assert resumed.rest()
+    assert {state["pass"] for state in resumed.save()} == {1}
+
+
+def test_rank_waits_for_one_that_has_not_begun_the_pass(texts) -> None:
+    make = train(texts, repeat=False)
+    run = Ranks(make, 2, num_streams=2)
+    run.rest()
+    iterator = iter(run.loaders[1])
+    second = [next(iterator) for _ in range(len(run.loaders[1]))]
+    assert second
+    resumed = Ranks(make, 2, states=run.save())
+    assert not list(resumed.iterators[1])
+    assert list(resumed.iterators[0])
+    assert [state["pass"] for state in resumed.save()] == [1, 1]

@@ -1,0 +1,123 @@
+"""Any tree on a chain of topologies gives, skips and counts what one undisturbed run does."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from ..conftest import examples
+from .chains import Chain, Model, workers_here
+from .trees import Tree, begins_anew, build, is_worth_it, trees
+
+NUM_RESUMES = 3
+MOST_PASSES = 4
+MOST_STEPS = 12  # of all ranks of an endless run, between two resumes
+
+
+def chained(tree: Tree, num_streams: int, data: st.DataObject) -> None:
+    """Runs a tree on four topologies, one after the other, and compares all of it."""
+    dataset = build(tree)
+    model = Model(dataset, num_streams, (NUM_RESUMES + 2) * (MOST_STEPS + 4))
+    with tempfile.TemporaryDirectory() as folder:
+        chain = Chain(partial(build, tree), model, Path(folder))
+        for _ in range(NUM_RESUMES + 1):
+            world_size = data.draw(st.integers(1, 4), "ranks")
+            num_workers = data.draw(st.integers(0, 3), "workers")
+            own = chain.can_resume_alone(world_size) and data.draw(st.booleans(), "own states")
+            chain.begin(world_size, num_workers, own)
+            if dataset.endless:
+                run_some_steps(chain, data)
+            else:
+                run_some_passes(chain, data)
+            chain.save()
+            if dataset.endless and data.draw(st.booleans(), "lost steps"):
+                chain.ranks.steps(1)
+            for loader in chain.ranks.loaders:
+                loader.shutdown()
+
+
+def run_some_steps(chain: Chain, data: st.DataObject) -> None:
+    """All ranks of an endless run give equally many batches."""
+    ranks = range(len(chain.ranks.loaders))
+    for _ in range(data.draw(st.integers(0, MOST_STEPS // len(ranks)), "steps")):
+        for rank in ranks:
+            assert chain.next(rank)
+    if data.draw(st.booleans(), "leave"):
+        for rank in ranks:
+            chain.leave(rank)
+
+
+def run_some_passes(chain: Chain, data: st.DataObject) -> None:
+    """Ranks of finite passes end each together, and stand anywhere in the last one."""
+    ranks = range(len(chain.ranks.loaders))
+    if not chain.left() and not all(chain.ended):
+        end_pass_of_which_nothing_is_left(chain)
+    while True:
+        if all(chain.ended):
+            chain.begin_pass()
+        running = [rank for rank in ranks if not chain.ended[rank]]
+        if chain.number >= MOST_PASSES or data.draw(st.booleans(), "partial pass"):
+            break
+        for rank in running:
+            chain.end(rank)
+        assert not any(map(chain.is_ahead, ranks))
+    is_training = chain.model.dataset.training
+    is_new = not chain.given.get(chain.number)
+    for rank in running:
+        # The state of a rank that has not begun a validation pass is that of the end of the last.
+        fewest = int(is_new and not is_training)
+        for _ in range(data.draw(st.integers(fewest, 1 + len(chain.left(rank))), "batches")):
+            if not chain.next(rank):
+                break
+            # A validation that is left begins from its start.
+            if is_training and chain.left(rank) and data.draw(st.integers(0, 5), "leave") == 0:
+                chain.leave(rank)
+        assert not chain.is_ahead(rank)
+
+
+def end_pass_of_which_nothing_is_left(chain: Chain) -> None:
+    """A rank need not know that: its `for` is empty, or already that of the next pass."""
+    ranks = range(len(chain.ranks.loaders))
+    for rank in ranks:
+        if not chain.ended[rank]:
+            chain.end(rank)
+    if any(map(chain.is_ahead, ranks)):
+        behind = [rank for rank in ranks if not chain.is_ahead(rank)]
+        chain.begin_pass()
+        for rank in ranks:
+            chain.ended[rank] = rank not in behind
+        for rank in behind:
+            chain.end(rank)
+
+
+any_tree = st.one_of(trees(2), trees(3, kinds="finite"), trees(2, kinds="validation"))
+
+
+def check(tree: Tree, num_streams: int, data: st.DataObject) -> None:
+    assume(not begins_anew(tree) and build(tree).pass_length is None)
+    assume(is_worth_it(tree, (num_streams,), MOST_PASSES))
+    event("endless" if build(tree).endless else "finite")
+    chained(tree, num_streams, data)
+
+
+@examples(10, soak=1334)
+@given(any_tree, st.integers(1, 6), st.data())
+def test_any_tree_on_a_chain_of_topologies(
+    tree: Tree, num_streams: int, data: st.DataObject
+) -> None:
+    with workers_here():
+        check(tree, num_streams, data)
+
+
+@pytest.mark.processes
+@examples(2, soak=666)
+@given(any_tree, st.integers(1, 6), st.data())
+def test_any_tree_on_a_chain_of_topologies_with_worker_processes(
+    tree: Tree, num_streams: int, data: st.DataObject
+) -> None:
+    check(tree, num_streams, data)
