@@ -12,15 +12,19 @@ from energon_lite.core.state import RestoreKey
 
 @contextmanager
 def together(siblings: Siblings) -> Iterator[None]:
-    """For a `with` block, runs a generator hook once for all siblings that it is to make again."""
+    """For a `with` block, runs a generator hook once for all siblings that it is to make again.
+
+    After it the stream is in the slot in which it was before.
+    """
     with replaying() as activity:
-        before = activity.siblings
+        before, slot = activity.siblings, activity.batch_index
         # What is being made again already may be part of more.
         activity.siblings = before or siblings
         try:
             yield
         finally:
-            activity.siblings = before
+            # A batch was made again in its own slot.
+            activity.siblings, activity.batch_index = before, slot
 
 
 class Again:

@@ -327,6 +327,10 @@ ITER_CASES: list[Case] = [
     lambda root: iterated(MapDataset(texts(root), stage(twice)), pairs_swapped, False),
 ]
 SHUFFLE_CASES: list[Case] = [
+    # A batch that is made again below must not change the slot of the one above.
+    lambda root: BatchDataset(
+        ShuffleBufferDataset(BatchDataset(texts(root), 1, stage(listed)), 4), 2, stage(listed_dicts)
+    ),
     lambda root: ShuffleBufferDataset(texts(root), 5),
     lambda root: ShuffleBufferDataset(texts(root, repeat=True), 5),
     lambda root: ShuffleBufferDataset(texts(root), 99),
@@ -472,6 +476,11 @@ PACKING_CASES: list[Case] = [
     lambda root: PackingDataset(texts(root, repeat=True), 6, stage(first_three), stage(listed)),
     lambda root: PackingDataset(texts(root), 6, stage(pairs_of), stage(twice_packed)),
 ]
+
+
+@stateless
+def listed_dicts(items: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"items": items, "slot": current_batch_index(), "__restore_key__": ()}
 
 
 @stateless

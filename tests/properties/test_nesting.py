@@ -16,7 +16,7 @@ from .trees import MAX_ITEMS, Tree, begins_anew, build, is_worth_it, trees
 OTHERS = [2, 1, 8, 3]
 
 
-@examples(25)
+@examples(8)
 @given(trees())
 def test_any_tree_keeps_all_laws(tree: Tree) -> None:
     assume(not begins_anew(tree) and is_worth_it(tree, (1, 3)))
@@ -24,7 +24,7 @@ def test_any_tree_keeps_all_laws(tree: Tree) -> None:
     check_dataset(build(tree), num_streams=(1, 3), max_items=MAX_ITEMS)
 
 
-@examples(25)
+@examples(8)
 @given(trees(depth=2), st.integers(0, 6), st.integers(0, 3))
 def test_any_tree_goes_on_equally_on_other_ranks(tree: Tree, steps: int, ahead: int) -> None:
     dataset = build(tree)
