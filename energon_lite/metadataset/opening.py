@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset
@@ -212,7 +213,7 @@ def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:
         size = stop - start
         first, last = (_edge(edge, size) for edge in (part.start, part.stop))
         if last > size:
-            raise ValueError(
+            raise DatasetFormatError(
                 f"subset range [{first}, {last}] ends after the last of {size} samples; correct it"
             )
         start, stop = start + first, start + last
