@@ -40,6 +40,7 @@ from energon_lite.core.errors import (
     StateError,
     describe,
 )
+from energon_lite.inspect import lint_dataset
 from energon_lite.prepare import prepare_dataset
 from energon_lite.storage.lengths import read_lengths, write_lengths
 from energon_lite.storage.nvmeta import read_info, write_info
@@ -384,36 +385,40 @@ def outcome_of(scene: Scene, made: Path, expected: Seen, seed: str, work: Path) 
     Returns:
         The class, and what was done and seen. Classes: `same`; `skipped`, with a clear error;
         `error`, a clear one; `warning`, one that names the file; `content`, bytes without a
-        checksum, or another valid setting;
-        `moved`, a whole tar header in the place of another, which only lint compares with the
-        index; `SILENT`; `UNCLEAR`; `HANG`; `MEMORY`.
+        checksum, or another valid setting; `moved`, a whole tar header in the place of another,
+        which `lint` finds; `SILENT`; `UNCLEAR`; `HANG`; `MEMORY`.
     """
     folder = shutil.copytree(made, work / made.name)
     file = folder / scene.file
     data, what = damage(file.read_bytes(), random.Random(seed))
     file.chmod(0o644)
     file.write_bytes(data)
-    what = f"{scene.kind}, seed {seed!r}: {what}"
+    try:
+        kind, text = _outcome(scene, folder, expected)
+        is_moved = "duplicated" in what or "swapped" in what
+        if kind == "SILENT" and scene.told_by == "keys" and is_moved:
+            kind = kind if lint_dataset(folder, num_workers=0).is_ok else "moved"
+    finally:
+        shutil.rmtree(folder)
+    return kind, f"{kind}: {scene.kind}, seed {seed!r}: {what}: {text}"
+
+
+def _outcome(scene: Scene, folder: Path, expected: Seen) -> tuple[str, str]:
     try:
         with guarded(), logged() as warnings:
             seen = scene.do(folder)
         seen.warnings += [text for text in warnings if str(folder) in text]
     except Hang:
-        return "HANG", what
+        return "HANG", ""
     except MemoryError:
-        return "MEMORY", f"{what}\n{traceback.format_exc()}"
+        return "MEMORY", traceback.format_exc()
     except Exception as error:
         kind = "error" if is_clear(error, folder) else "UNCLEAR"
-        return kind, f"{what}\n{''.join(traceback.format_exception(error))}"
-    finally:
-        shutil.rmtree(folder)
+        return kind, "".join(traceback.format_exception(error))
     unclear = [error for error in seen.errors if not is_clear(error, folder)]
     if unclear:
-        return "UNCLEAR", f"{what}\n{''.join(traceback.format_exception(unclear[0]))}"
-    kind = compared(scene, expected, seen)
-    if kind == "SILENT" and scene.told_by == "keys" and ("duplicated" in what or "swapped" in what):
-        kind = "moved"
-    return kind, f"{what}: {differences(expected, seen)}"
+        return "UNCLEAR", "".join(traceback.format_exception(unclear[0]))
+    return compared(scene, expected, seen), differences(expected, seen)
 
 
 def is_clear(error: BaseException, folder: Path) -> bool:
@@ -458,14 +463,17 @@ class Scenes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._made: dict[int, tuple[Path, Seen]] = {}
+        self._made: dict[Callable[[Path], Any], Path] = {}
+        self._expected: dict[int, Seen] = {}
 
     def try_one(self, number: int, seed: str, work: Path) -> tuple[str, str]:
         """Tries the scene of a number, with the damage of a seed."""
         scene = SCENES[number]
-        if number not in self._made:
-            made = self.folder / str(number) / "set"
+        made = self._made.get(scene.make)
+        if made is None:
+            made = self._made[scene.make] = self.folder / str(number) / "set"
             scene.make(made)
+        if number not in self._expected:
             copy = shutil.copytree(made, self.folder / "copy" / str(number) / "set")
-            self._made[number] = made, scene.do(copy)
-        return outcome_of(scene, *self._made[number], seed, work)
+            self._expected[number] = scene.do(copy)
+        return outcome_of(scene, made, self._expected[number], seed, work)
