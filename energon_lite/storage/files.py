@@ -270,3 +270,20 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
         file.write(data)
+
+
+def read_into(descriptor: int, target: memoryview, offset: int) -> int:
+    """Reads at `offset` of an open file until `target` is full, or the file ends.
+
+    A single `preadv` may give less than asked for (a signal, a network file system); this goes on.
+
+    Returns:
+        The number of bytes read.
+    """
+    total = os.preadv(descriptor, [target], offset)
+    while total < len(target):
+        got = os.preadv(descriptor, [target[total:]], offset + total)
+        if got == 0:
+            break
+        total += got
+    return total

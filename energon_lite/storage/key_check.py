@@ -1,9 +1,13 @@
-"""Compares keys of samples with `index.sqlite`, so that another tar of the same layout is noticed.
+"""Compares tars, and where their samples begin, with `index.sqlite`.
 
 A comparison costs about as much as reading a text, so not all samples are compared, and which are
-depends on nothing but the data: the first sample of each shard, when the shard is opened first,
-and samples with names in extension headers, which no checksum covers. `energon-lite lint` compares
-all of them. A dataset without a usable index is read without comparisons.
+depends on nothing but the data:
+
+- the first key of each shard, when it is opened first: another tar of the same layout is noticed;
+- where samples of several parts begin: a wrong `.tar.idx` could give a part to another sample;
+- keys in extension headers, which no checksum covers.
+
+`energon-lite lint` compares all keys. A dataset without a usable index is read uncompared.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +24,12 @@ import numpy.typing as npt
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.retry import retried
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
-from energon_lite.storage.tar import key_of_members
-from energon_lite.storage.tar_index import META
+from energon_lite.storage.tar import first_keys, key_of_members
+from energon_lite.storage.tar_index import META, index_path, reindex
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", str, int)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,21 +52,43 @@ class KeyCheck:
         self._root = root
         self._shards = shards
         self._ids = tar_file_ids
-        self._first: dict[int, str | None] = {}
+        self._first: dict[int, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leaves behind what was looked up."""
         return KeyCheck, (self._root, self._shards, self._ids)
 
-    def first_key(self, shard: int) -> str | None:
-        """Returns the key of the first sample of a shard; None if the index does not have it."""
+    def check_shard(self, shard: int, descriptor: int, offsets: Int64Array) -> None:
+        """Compares a shard that is open.
+
+        Raises:
+            DatasetFormatError: Its first key, or where its samples begin, is not that of the index.
+        """
+        stored = self._first_key(shard)
+        if self._ids is None or not stored:
+            return
+        keys = first_keys(descriptor, int(offsets[-1]))
+        if keys[:1] not in ([], [stored]):
+            raise self._error(shard, 0, keys[0], stored)
+        if keys == [stored, stored]:
+            total, id_ = int(offsets[1:-1].sum()), self._ids[shard]
+            found = self._ask(IndexDatabase.offset_sum, id_, len(offsets) - 2)
+            if found.get(id_, total) != total:
+                path = self._root / self._shards[shard]
+                raise DatasetFormatError(
+                    f"{index_path(path)}: samples begin at other bytes than in {INDEX_SQLITE}; "
+                    f"{reindex(path)}"
+                )
+
+    def _first_key(self, shard: int) -> str:
+        """Returns the key of the first sample of a shard; empty if the index does not have it."""
         if self._ids is None:
-            return None
+            return ""
         if shard not in self._first:
             start = shard // _SHARDS_AT_ONCE * _SHARDS_AT_ONCE
             ids = self._ids[start : start + _SHARDS_AT_ONCE]
             found = self._ask(IndexDatabase.first_keys, ids)
-            self._first.update((start + i, found.get(id_)) for i, id_ in enumerate(ids))
+            self._first.update((start + i, found.get(id_, "")) for i, id_ in enumerate(ids))
         return self._first[shard]
 
     def compare(
@@ -83,9 +111,9 @@ class KeyCheck:
             for row, number in zip(own, numbers, strict=True):
                 key = key_of_members(members[row])
                 if found.get(number, key) != key:
-                    members[row] = self.error(shard, number, key, found[number])
+                    members[row] = self._error(shard, number, key, found[number])
 
-    def error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
+    def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
         """Returns the error of a sample whose key is not that of the index."""
         return DatasetFormatError(
             f"{self._root / self._shards[shard]}: sample {place} has the key {key!r}, where "
@@ -93,8 +121,8 @@ class KeyCheck:
             f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
         )
 
-    def _ask(self, question: Callable[..., dict[int, str]], *values: Any) -> dict[int, str]:
-        def ask() -> dict[int, str]:
+    def _ask(self, question: Callable[..., dict[int, T]], *values: Any) -> dict[int, T]:
+        def ask() -> dict[int, T]:
             with IndexDatabase(self._root) as index:
                 return question(index, *values)
 

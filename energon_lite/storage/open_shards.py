@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
-from energon_lite.storage.files import can_read, explained, open_regular
+from energon_lite.storage.files import can_read, explained, open_regular, read_into
 from energon_lite.storage.key_check import KeyCheck
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index
 from energon_lite.storage.retry import BRIEF_SEC, OUTAGE_SEC, clock, retried
-from energon_lite.storage.tar import BLOCK, first_key, read_into
+from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.tar_index import reindex
 
 logger = logging.getLogger(__name__)
@@ -286,11 +286,11 @@ class OpenShards:
         return shard
 
     def _check(self, number: int, shard: _OpenShard, inode: int) -> None:
-        """Checks that a file that was opened is the one that was opened before, and its first key.
+        """Checks that a file that was opened is the one that was opened before, and is indexed.
 
         Raises:
             OSError: Its size, or its index, is another one.
-            DatasetFormatError: The key of its first sample is another one.
+            DatasetFormatError: `index.sqlite` is of another shard.
         """
         path = self._root / self._shards[number]
         seen = (shard.size_bytes, int(shard.offsets.sum()))
@@ -305,10 +305,7 @@ class OpenShards:
             self._seen[number] = seen
             self.overrun.pop(number, None)
         if self._compared.get(number) != inode:
-            stored = self._keys.first_key(number)
-            key = first_key(shard.descriptor, int(shard.offsets[1])) if stored else None
-            if key != stored and key and stored:
-                raise self._keys.error(number, 0, key, stored)
+            self._keys.check_shard(number, shard.descriptor, shard.offsets)
             self._compared[number] = inode
 
     def _close(self, number: int) -> None:

@@ -245,10 +245,23 @@ class IndexDatabase(ReadOnlyDatabase):
             found |= self._keys("sample_index", where, "sample_index", some)
         return found
 
-    def _keys(self, column: str, where: str, listed: str, values: Sequence[int]) -> dict[int, str]:
-        """Looks keys up; nothing in an old index that would have to be read whole for it."""
+    def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
+        """Adds up where the samples of a shard begin, without the first; there must be `count`."""
+        if not self._is_by_place():
+            return {}
+        query = (
+            f"SELECT tar_file_id, sum(byte_offset) FROM samples INDEXED BY {_BY_PLACE} "
+            "WHERE tar_file_id = ? AND sample_index > 0 GROUP BY tar_file_id HAVING count(*) = ?"
+        )
+        return dict(self.rows(query, (tar_file_id, count), int, int))
+
+    def _is_by_place(self) -> bool:
+        """Returns whether a sample is found by its place, without reading all."""
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'index'", (), str)
-        if "samples" not in self.tables or (_BY_PLACE,) not in names:
+        return "samples" in self.tables and (_BY_PLACE,) in names
+
+    def _keys(self, column: str, where: str, listed: str, values: Sequence[int]) -> dict[int, str]:
+        if not self._is_by_place():
             return {}
         query = (
             f"SELECT {column}, sample_key FROM samples INDEXED BY {_BY_PLACE} "

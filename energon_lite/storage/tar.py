@@ -13,6 +13,7 @@ import errno
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO, NamedTuple
@@ -286,23 +287,24 @@ def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str
     return key, parts
 
 
-def first_key(descriptor: int, stop: int) -> str | None:
-    """Reads the key of the sample in the first `stop` bytes of a tar; None if it is damaged."""
-    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+def first_keys(descriptor: int, stop: int) -> list[str]:
+    """Reads the keys of the first two parts in the first `stop` bytes of a tar.
+
+    Fewer where there are fewer, or before a damaged header.
+    """
+    keys: list[str] = []
+    with open(descriptor, "rb", buffering=0, closefd=False) as file, suppress(TarError):
         window = _Window(file, _FEW_BYTES)
         pos = 0
-        try:
-            while pos < stop:
-                header = _next_header(window, pos)
-                if header is None:
-                    return None
-                found = split_name(header.name) if header.is_file else None
-                if found is not None:
-                    return found[0]
-                pos = header.end
-        except TarError:
-            pass
-        return None
+        while pos < stop and len(keys) < 2:
+            header = _next_header(window, pos)
+            if header is None:
+                break
+            found = split_name(header.name) if header.is_file else None
+            if found is not None:
+                keys.append(found[0])
+            pos = header.end
+    return keys
 
 
 class _Window:
@@ -380,20 +382,3 @@ def _check_tail(window: _Window, pos: int) -> None:
             where = at + len(chunk) - len(chunk.lstrip(b"\0"))
             raise TarError(f"data at byte {where}, after the end-of-archive mark at byte {pos}")
         at += len(chunk)
-
-
-def read_into(descriptor: int, target: memoryview, offset: int) -> int:
-    """Reads at `offset` of an open file until `target` is full, or the file ends.
-
-    A single `preadv` may give less than asked for (a signal, a network file system); this goes on.
-
-    Returns:
-        The number of bytes read.
-    """
-    total = os.preadv(descriptor, [target], offset)
-    while total < len(target):
-        got = os.preadv(descriptor, [target[total:]], offset + total)
-        if got == 0:
-            break
-        total += got
-    return total

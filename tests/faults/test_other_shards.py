@@ -10,12 +10,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.core.errors import describe
 from energon_lite.storage.key_check import _warn_once
+from energon_lite.storage.shards import ShardReader
 
+from ..conftest import write_tar
 from ..helpers import prepared, text_set
 
 BROKEN = "shard-001.tar"
@@ -161,3 +164,18 @@ def test_first_members_that_are_no_part_of_a_sample_are_passed_over(tmp_path: Pa
     found, errors = read(folder)
     assert found == []
     assert "sample 0 has the key '0', where index.sqlite has '1'" in errors[0]
+
+
+def test_index_that_gives_a_part_to_another_sample_is_an_error(tmp_path: Path) -> None:
+    """Sample 1 would have the first part of sample 2, which would lack it without a word."""
+    members = [(f"{i}.{part}", b"text") for i in range(4) for part in ("a.txt", "b.txt")]
+    write_tar(tmp_path / "set/a.tar", members)
+    folder = prepared(tmp_path / "set", "CrudeWebdataset")
+    offsets = np.fromfile(folder / "a.tar.idx", dtype="<u8")
+    offsets[2] += 1024
+    offsets.tofile(folder / "a.tar.idx")
+    (error,) = ShardReader(folder, ["a.tar"], [4], tar_file_ids=[0]).read(np.array([3])).members
+    assert f"{folder / 'a.tar.idx'}: samples begin at other bytes than in index.sqlite" in str(
+        error
+    )
+    assert f"run `energon-lite prepare {folder} --tar-index-only`" in str(error)
