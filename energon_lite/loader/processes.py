@@ -192,16 +192,17 @@ class _Wait:
                 self._answer_due = now + _ANSWER_SEC
                 worker.ask()
             if self._answer_due and now > self._answer_due:
-                self.was_told(f"It does not answer: {_state_of(worker.process.pid)}.")
+                report = f"It does not answer: {_state_of(worker.process.pid)}."
+                self.was_told(report, grace_sec=0)
 
-    def was_told(self, report: str) -> None:
+    def was_told(self, report: str, grace_sec: float = GRACE_SEC) -> None:
         """Logs what the process does, or ends the wait."""
         self._answer_due = 0.0
         waited = time.monotonic() - self._since
         pid = self._worker.process.pid
         _, stall_sec, timeout_sec = self._limits
         if stall_sec and waited > stall_sec:
-            end_workers([self._worker])
+            end_workers([self._worker], grace_sec)
             name = f"{pid} (stuck for {waited:.1f} s, stall_timeout_sec={stall_sec:g})"
             raise WorkerDied(name, report)
         if timeout_sec and waited > timeout_sec:
@@ -229,9 +230,9 @@ def _forget_workers() -> None:
 register_at_fork(after_in_child=_forget_workers)
 
 
-def end_workers(workers: list[Worker]) -> None:
-    """Ends worker processes: by themselves, or after a second by a kill."""
-    deadline = time.monotonic() + GRACE_SEC
+def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
+    """Ends worker processes: by themselves, or after some time by a kill."""
+    deadline = time.monotonic() + grace_sec
     try:
         for worker in workers:
             worker.leave()

@@ -54,7 +54,7 @@ def kill(run: Ranks, which: set[int], rank: int = 0) -> None:
                 os.kill(worker.pid, signal.SIGKILL)
 
 
-@examples(8)
+@examples(5)
 @given(
     encoder=st.sampled_from(["skipping", "expanding", "expanding batches", "grouping"]),
     num_workers=st.integers(1, 3),

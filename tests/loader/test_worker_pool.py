@@ -290,7 +290,7 @@ def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
         else:
             sys.settrace(None)
             found[len(found)] = batch
-            if num_interrupts > 400:  # all lines were tried at the first batches
+            if num_interrupts > 250:  # all lines were tried at the first batches
                 number = 10**9
             elif left[0] > 0:
                 number = 1
