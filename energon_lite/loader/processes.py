@@ -10,6 +10,7 @@ import pickle
 import select
 import signal
 import socket
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.loader import channel
+from energon_lite.loader.held_signals import HeldSignals
 from energon_lite.loader.sending import close, unpacked
 from energon_lite.loader.worker_main import GRACE_SEC, PASS, REPORT, TAKEN, Pass, Settings, work
 
@@ -86,7 +88,10 @@ class Worker:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         context: Any = multiprocessing.get_context(start_method)
-        self.process = context.Process(target=work, args=(other, settings, first), daemon=True)
+        # The kernel tells of the end of the thread that starts a process, not of its process.
+        is_main = threading.current_thread() is threading.main_thread()
+        args = (other, settings, first, is_main)
+        self.process = context.Process(target=work, args=args, daemon=True)
         _workers.add(self)
         if context.get_start_method() != "fork":
             multiprocessing.resource_tracker.ensure_running()  # which would unblock the signal
@@ -232,13 +237,12 @@ register_at_fork(after_in_child=_forget_workers)
 
 def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
     """Ends worker processes: by themselves, or after some time by a kill."""
-    deadline = time.monotonic() + grace_sec
-    try:
+    with HeldSignals():
+        deadline = time.monotonic() + grace_sec
         for worker in workers:
             worker.leave()
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
-    finally:  # also where the wait is interrupted
         for worker in workers:
             worker.process.kill()
         for worker in workers:

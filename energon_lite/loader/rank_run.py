@@ -8,7 +8,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -21,6 +20,7 @@ from energon_lite.core.log_files import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
+from energon_lite.loader.held_signals import HeldSignals
 from energon_lite.loader.pass_failures import FailureLimit
 from energon_lite.loader.processes import WorkerDied
 from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
@@ -76,13 +76,13 @@ class RankRun(Generic[T]):
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
+        self._undo: Any = None  # the place before a step that is not done, or was broken off
         self._deliveries: WorkerPool | Turns | None = None
 
     def go_to(self, place: Place) -> None:
         """Stops the worker processes; the next batch is that of `place`."""
         self.stop_workers()
-        self._has_begun = False
-        self._snapshots = {}
+        self._has_begun, self._undo, self._snapshots = False, None, {}
         self.place = place
         self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(self.dataset, place.stats, self.num_run_items)
@@ -105,6 +105,8 @@ class RankRun(Generic[T]):
 
     def begin(self) -> None:
         """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
+        if self._undo is not None:
+            self._go_back(self._undo)
         mark, seek = self._mark, self.seek
         try:
             self._begin(seek)
@@ -168,12 +170,13 @@ class RankRun(Generic[T]):
         length = self.dataset.pass_length
         has_yielded = False
         while length is None or self.place.items_in_pass < length:
-            mark = self._mark
+            mark = self._undo = self._mark
             try:
                 delivery = self._advance(has_yielded)
             except BaseException:
                 self._go_back(mark)
                 raise
+            self._undo = None
             if delivery is None:
                 break
             has_yielded = True
@@ -193,17 +196,18 @@ class RankRun(Generic[T]):
 
         What was computed ahead is lost with the workers; the next `iter` has it computed again.
         """
-        self.place, self._snapshots, self.counter.mark = mark
-        with suppress(BaseException):  # a second interrupt: it hurries the end, the first counts
+        with HeldSignals():
+            self.place, self._snapshots, self.counter.mark = mark
             self.stop_workers()
+            self._undo = None
 
     def _advance(self, has_yielded: bool) -> Delivery | None:
         """Goes one step on; returns what is given, or None at the end of the pass."""
         deliveries = self._deliveries
         is_running = deliveries is not None and deliveries.pid in (None, os.getpid())
         if not is_running and not self._ahead:
-            # Before the watchdog has a thread: a fork finds none.
-            self._deliveries = self._start_deliveries()
+            with HeldSignals():  # before the watchdog has a thread: a fork finds none
+                self._deliveries = self._start_deliveries()
         since = perf_counter()
         delivery = self._next_step()
         if delivery is None:

@@ -9,6 +9,8 @@ import time
 import traceback
 import weakref
 
+from energon_lite.loader.held_signals import HeldSignals
+
 logger = logging.getLogger(__name__)
 
 
@@ -44,7 +46,8 @@ class Watchdog:
             self._thread = threading.Thread(
                 target=_watch, args=(weakref.ref(self),), name="watchdog", daemon=True
             )
-            self._thread.start()
+            with HeldSignals():
+                self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         """Ends a wait."""

@@ -7,6 +7,7 @@ loop. It ends the process when that is gone, whatever the others do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ TAKEN, PASS = range(2, 4)
 # How long the hooks have to end when the process is to end.
 GRACE_SEC = 1.0
 _POLL_SEC = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 class Pass(NamedTuple):
@@ -75,8 +77,18 @@ class Settings(NamedTuple):
     prefetch_factor: int
 
 
-def work(sock: socket.socket, settings: Settings, first: Pass) -> None:
-    """Runs a worker process until the training loop closes the socket, or ends."""
+def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent: bool) -> None:
+    """Runs a worker process until the training loop closes the socket, or ends.
+
+    Args:
+        sock: to the training loop.
+        settings: of the process.
+        first: what it computes first.
+        dies_with_parent: whether the kernel may kill it when the thread that started it ends; it
+            also ends a process that is stopped, or in native code that keeps Python's lock.
+    """
+    if dies_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _Work(sock, settings).run(first)
 
 

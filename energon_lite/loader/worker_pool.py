@@ -18,6 +18,7 @@ from torch._utils import ExceptionWrapper
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader.held_signals import HeldSignals
 from energon_lite.loader.pinning import PinnedAhead
 from energon_lite.loader.processes import Limits, Worker, WorkerDied, WorkerTimeout, end_workers
 from energon_lite.loader.sending import Unsendable
@@ -214,10 +215,11 @@ class WorkerPool(Iterator[Delivery]):
             allowed,
             f"\n{death.report}" if death.report else "",
         )
-        self._workers[worker] = self._started(worker)
+        with HeldSignals():
+            self._workers[worker] = self._started(worker)
 
     def end(self) -> None:
         """Ends the worker processes."""
-        self._finalizer.cancel()
         if self.pid == os.getpid():
             end_workers(self._workers)
+        self._finalizer.cancel()  # last: an interrupt may come before

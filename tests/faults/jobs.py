@@ -213,5 +213,4 @@ class JobServer:
     def close(self) -> None:
         """Ends the server."""
         with self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._process.kill()

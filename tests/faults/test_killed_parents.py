@@ -39,6 +39,7 @@ def wait_for(job: Job, state: str) -> None:
         ("busy", 16_000, signal.SIGKILL),
         ("blocked", 2_000_000, signal.SIGALRM),
         ("sleeping", 0, signal.SIGKILL),
+        ("computing", 0, signal.SIGKILL),
     ],
 )
 def test_workers_end_with_their_parent(server, texts, state, payload, end) -> None:
