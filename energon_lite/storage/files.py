@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.retry import retried
+from energon_lite.storage.retry import PASSING, retried
 
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
@@ -32,6 +32,7 @@ _KINDS = {
 }
 _SPACE = "free some space there, then run the same command again"
 _WAYS_OUT = {
+    **dict.fromkeys(PASSING, "the storage failed; try again, and check the disk or the mount"),
     errno.EACCES: "give the user of this process permission for it",
     errno.EPERM: "give the user of this process permission for it",
     errno.EROFS: "mount the file system for writing, or work on a copy",
@@ -45,7 +46,7 @@ _WAYS_OUT = {
     errno.EISDIR: "a folder is in the place of a file; remove it",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the limit of open files of the machine",
-    errno.EIO: "the storage failed; try again, and check the disk or the mount",
+    errno.ENOMEM: "free some memory",
     errno.ESTALE: "the file was replaced on the network storage; try again",
 }
 _TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
