@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -234,19 +235,22 @@ def _stem(name: str) -> str:
     return name if len(os.fsencode(name)) <= 200 else name[:50]
 
 
-def remove_leftovers(folder: Path, names: Collection[str]) -> None:
+def remove_leftovers(folder: Path, names: Collection[str], min_age_sec: float = 0.0) -> None:
     """Removes what killed processes left of files that they were writing (`replacing`).
 
     Args:
         folder: where the files are.
         names: names of the files; the temporary files of others stay.
+        min_age_sec: what was written to since then stays, where another process may be writing.
     """
     stems = {_stem(name) for name in names}
     with errors_of(folder), os.scandir(folder) as entries:
         for entry in entries:
             found = _TEMPORARY.fullmatch(entry.name)
-            if found and found[1] in stems and entry.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):
+            if not found or found[1] not in stems or not entry.is_file(follow_symlinks=False):
+                continue
+            with suppress(FileNotFoundError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime >= min_age_sec:
                     Path(entry.path).unlink()
 
 

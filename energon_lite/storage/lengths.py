@@ -35,6 +35,7 @@ Int64Array = npt.NDArray[np.int64]
 
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
+_LEFT_SEC = 60.0  # nobody writes any more to a temporary file that old
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
 # Up to this size an index is read into memory, a longer one is mapped: where the storage of a
 # mapped file fails, or cuts it short, the system kills the process.
@@ -131,7 +132,8 @@ def write_lengths(
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = _facts_path(root, part, name)
     targets = {resource: lengths_path(root, part, name, resource) for resource in checked}
-    remove_leftovers(path.parent, {facts.name, *(target.name for target in targets.values())})
+    names = {facts.name, *(target.name for target in targets.values())}
+    remove_leftovers(path.parent, names, _LEFT_SEC)
     # Until all is written there is no index: lengths without their facts are none.
     facts.unlink(missing_ok=True)
     for resource, array in checked.items():

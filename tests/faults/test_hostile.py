@@ -34,6 +34,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.inspect.blend_info import metadataset_info
 from energon_lite.inspect.info import dataset_info
 from energon_lite.inspect.lint import lint_dataset
+from energon_lite.inspect.plan import plan
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.metadataset.energon_api import prepare_metadataset
 from energon_lite.storage.lengths import write_lengths
@@ -77,6 +78,10 @@ def info(path: Path) -> None:
     (metadataset_info if path.suffix == ".yaml" else dataset_info)(path)
 
 
+def foresee(path: Path) -> None:
+    plan(path, steps=10, batch_size=2, world_size=2)
+
+
 def lint(path: Path) -> None:
     if path.suffix != ".yaml":
         report = lint_dataset(path, num_workers=0)
@@ -104,7 +109,7 @@ def prepare(path: Path) -> None:
     )  # fmt: skip
 
 
-ACTIONS: tuple[Callable[[Path], None], ...] = (train, info, lint, lengths, index, prepare)
+ACTIONS: tuple[Callable[[Path], None], ...] = (train, info, foresee, lint, lengths, index, prepare)
 
 
 # ------------------------------------------------------------------------------------- judgement

@@ -188,6 +188,18 @@ def test_what_killed_runs_left_is_removed_and_nothing_else(root: Path) -> None:
     assert all((root / name).exists() for name in others)
 
 
+def test_what_another_process_writes_of_lengths_at_this_time_stays(root: Path) -> None:
+    folder = lengths_path(root, "train", "default").parent
+    folder.mkdir(parents=True)
+    new, old = (folder / f"train.npy.{digit * 16}.tmp" for digit in "01")
+    for path in (new, old):
+        path.write_text("x")
+    os.utime(old, (0, 0))
+    measure(root)
+    assert new.exists()
+    assert not old.exists()
+
+
 # ---------------------------------------------------------------------------- errors of the system
 
 FAULTS = {
