@@ -20,7 +20,7 @@ from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_acti
 from energon_lite.core.drawing import generators_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.global_generators import checked_names
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
 
@@ -316,6 +316,8 @@ class StreamRun(Iterator[T]):
         self.activity.generators = generators_of(dataset, stream)
         self.activity.worker_config = dataset.worker_config
         self.num_given = 0
+        self._is_restored = False
+        self._name = f"stream {stream.index}"
         self._dataset = dataset
         self._cursor = dataset.cursor(stream)
 
@@ -335,6 +337,9 @@ class StreamRun(Iterator[T]):
             else:
                 with activity.generators:
                     item = next(self._cursor)
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            damage = as_damage(error, self._name) if self._is_restored else error
+            raise damage from (error if damage is not error else error.__cause__)
         finally:
             set_activity(before)
         activity.gave_item()
@@ -367,7 +372,11 @@ class StreamRun(Iterator[T]):
         activity.generators = generators_of(self._dataset, self.stream, drawn)
         with activity_of(activity), activity.generators or nullcontext():
             activity.batch_index = num_given * self.stream.num_streams + self.stream.index
-            cursor.restore(snapshot.inner[0])
+            try:
+                cursor.restore(snapshot.inner[0])
+            except Exception as error:
+                damage = as_damage(error, self._name)
+                raise damage from (error if damage is not error else error.__cause__)
         # What was made again here may have drawn, too.
         activity.generators = generators_of(self._dataset, self.stream, drawn)
         # What is left out while samples are made again was counted when it was left out first.
@@ -376,6 +385,7 @@ class StreamRun(Iterator[T]):
         activity.fill, activity.last_draw = float(fill), last_draw
         activity.num_draws = num_draws
         self.activity, self.num_given, self._cursor = activity, num_given, cursor
+        self._is_restored = True
 
     def skip(self, n: int) -> None:
         """Passes over `n` items; what was left out meanwhile is another rank's to count."""

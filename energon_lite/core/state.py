@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Union
 
 import numpy as np
 
-from energon_lite.core.errors import StateError
+from energon_lite.core.errors import (
+    DatasetFormatError,
+    DecodingError,
+    SampleException,
+    StateError,
+    describe,
+)
 
 JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
 
 FORMAT = "energon_lite.loader"
+# More than any run has; times streams and copies of the data it fits 64 bits.
+MAX_COUNT = 10**15
+_INT64 = 1 << 63
+# Of these packages are the frames of an error that no code of the user's has part in.
+_OWN = ("energon_lite.", "numpy", "numba", "json")
 # The one key of what `state_dict()` of a loader returns.
 STATE_KEY = "loader_state"
 VERSION = 3
@@ -100,10 +112,11 @@ class Snapshot:
             StateError: The state does not have it, or it is no count.
         """
         value = self.field(name)
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_integer or not 0 <= value <= MAX_COUNT:
             raise StateError(
-                f"The checkpoint's state of stage {self.kind!r} has {name}={value!r}, which is no "
-                "count; it was edited or damaged."
+                f"The checkpoint's state of stage {self.kind!r} has {name}={value!r:.80}, which is "
+                "no count; it was edited or damaged."
             )
         return int(value)
 
@@ -127,7 +140,11 @@ class Snapshot:
         inner = value.get("inner", [])
         if not isinstance(inner, list):
             raise StateError(f"'inner' of stage {value['stage']!r} is not a list")
-        fields = {k: as_key(v) for k, v in value.items() if k not in ("stage", "inner")}
+        fields = {
+            name: _field(entry, name, value["stage"])
+            for name, entry in value.items()
+            if name not in ("stage", "inner")
+        }
         return cls(value["stage"], fields, tuple(cls.from_json(entry) for entry in inner))
 
 
@@ -146,6 +163,51 @@ def as_key(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(as_key(entry) for entry in value)
     return value
+
+
+def _field(value: Any, name: str, stage: str) -> Any:
+    """Returns a field with tuples for lists, if it holds nothing but what stages save."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return tuple([_field(entry, name, stage) for entry in value])
+    is_right = (
+        kind is str
+        or value is None
+        or kind is bool
+        or (kind is int and -_INT64 <= value < _INT64)
+        or (kind is float and math.isfinite(value))
+    )
+    if not is_right:
+        raise StateError(
+            f"The checkpoint's state of stage {stage!r} has {value!r:.80} in {name!r}, which no "
+            "stage saves; it was edited or damaged."
+        )
+    return value
+
+
+def as_damage(error: Exception, place: str) -> Exception:
+    """Returns what to raise for an error of our own code that a damaged state has caused.
+
+    Args:
+        error: what was raised, while a state was restored or after.
+        place: what was restored.
+
+    Returns:
+        A StateError; `error` itself where it has its text, or comes from code or data of the user.
+    """
+    is_told = isinstance(error, (StateError, DatasetFormatError, DecodingError, SampleException))
+    frame = error.__traceback__
+    while frame is not None and not is_told:
+        is_told = not frame.tb_frame.f_globals.get("__name__", "").startswith(_OWN)
+        frame = frame.tb_next
+    # A hook that failed on a sample has noted which; of samples held, other notes say so.
+    notes = getattr(error, "__notes__", ())
+    if is_told or not all(note.endswith(" was made again") for note in notes):
+        return error
+    return StateError(
+        f"The checkpoint's state of {place} leads to {describe(error)[:200]}; it was edited or "
+        "damaged. Use another checkpoint."
+    )
 
 
 def digest(value: Any) -> str:

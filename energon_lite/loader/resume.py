@@ -9,13 +9,16 @@ from typing import Any
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import JSON, Snapshot
+from energon_lite.core.state import JSON, Snapshot, as_damage
 from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.loader.migration import Migration, compare
 from energon_lite.loader.pass_failures import PassFailures
 from energon_lite.loader.state_checks import checked_states
 from energon_lite.loader.stats import SavedStats
 from energon_lite.loader.turns import PassStart, StreamStart
+
+# Batches that are computed again, or were given beyond the others, of one stream.
+_FURTHEST = 1_000_000
 
 
 @dataclass
@@ -93,7 +96,20 @@ class Place:
         return True
 
 
-def resume(
+def resume(states: Sequence[Any], **settings: Any) -> Place:
+    """Works out where a rank goes on; see `_resume`.
+
+    Raises:
+        StateError: The states do not fit each other, the pipeline, or the topology; or are damaged.
+    """
+    try:
+        return _resume(states, **settings)
+    except Exception as error:
+        damage = as_damage(error, "the run")
+        raise damage from (error if damage is not error else error.__cause__)
+
+
+def _resume(
     states: Sequence[Any],
     *,
     rank: int,
@@ -247,6 +263,11 @@ def _check_steps(states: list[dict[str, Any]]) -> None:
             "save at the same step. Give each rank its own state only, on an unchanged topology, "
             "or the states of one step"
         )
+    if states[0]["given"]:
+        raise StateError(
+            "the state says that ranks were ahead of one another in endless training, where all "
+            "are at one step; it was edited or damaged"
+        )
 
 
 def _beside(states: list[dict[str, Any]], pass_index: int) -> Beside | None:
@@ -321,11 +342,17 @@ def _stream_starts(
         snapshots = _snapshots(states, place.start.pass_index, index)
         for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
             behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
-            if all(place.is_given(own) for own in behind):
+            if len(behind) < _FURTHEST and all(place.is_given(own) for own in behind):
                 found = snapshot
                 slot += len(behind) * step
                 break
-        starts[index] = StreamStart(slot // slots.num_streams, found)
+        first = slot // slots.num_streams
+        if first - (found.count("items") if found else 0) > _FURTHEST:
+            raise StateError(
+                f"stream {index} is to resume with batch {first:,}, and the state has no place of "
+                "it anywhere near; it was edited or damaged, or the state of a rank is missing"
+            )
+        starts[index] = StreamStart(first, found)
     return starts
 
 

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import FORMAT, JSON, STATE_KEY, VERSION, checksum, digest
+from energon_lite.core.state import FORMAT, JSON, MAX_COUNT, STATE_KEY, VERSION, checksum, digest
 from energon_lite.core.topology import RankSlots
 from energon_lite.loader.stats import check_counts
 
@@ -16,6 +16,8 @@ _FIELDS: dict[str, type] = {
     "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
     "skipped": dict, "stats": dict,
 }  # fmt: skip
+# Streams of a run, and ranks.
+_LARGEST = 1 << 20
 # States of these versions have no checksum.
 _UNSIGNED = (1, 2)
 
@@ -64,9 +66,11 @@ def _checked(state: Any) -> dict[str, Any]:
         value: Any = state.get(name)
         if name == "stats" and version == 1:
             continue
-        is_negative = kind is int and isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_negative:
-            raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.__name__}")
+        largest = _LARGEST if name in ("num_streams", "world_size") else MAX_COUNT
+        is_beyond = kind is int and isinstance(value, int) and not 0 <= value <= largest
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_beyond:
+            limit = f" of 0 to {largest:,}" if kind is int else ""
+            raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.__name__}{limit}")
     num_streams = state["num_streams"]
     is_whole = (
         num_streams > 0
@@ -86,7 +90,7 @@ def _checked(state: Any) -> dict[str, Any]:
 
 
 def _is_count(value: Any, lowest: int = 0) -> bool:
-    return type(value) is int and value >= lowest
+    return type(value) is int and lowest <= value <= MAX_COUNT
 
 
 def _are_counts(pair: Any) -> bool:
@@ -94,7 +98,8 @@ def _are_counts(pair: Any) -> bool:
 
 
 def _is_stream(index: Any, num_streams: int) -> bool:
-    return isinstance(index, str) and index.isdecimal() and int(index) < num_streams
+    is_number = isinstance(index, str) and index.isdecimal() and len(index) < 20
+    return is_number and int(index) < num_streams
 
 
 def _is_region(entry: Any) -> bool:

@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.core.errors import StateError
+from energon_lite.core.json_text import read_json
 from energon_lite.core.state import FORMAT, JSON, STATE_KEY, VERSION, Snapshot
 from energon_lite.loader.resume import Place
+
+# Of stages and restore keys within one another.
+_MAX_DEPTH = 300
 
 
 def rank_state(
@@ -82,9 +86,9 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
         return [state_dict]  # whether that is the state of a rank shows when it is read
     try:
-        found = json.loads(state_dict[STATE_KEY])
+        found = read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True)
         return [{**state, "config": found["config"]} for state in found["ranks"]]
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise StateError(
             f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
             "gave; it was edited or damaged"

@@ -156,19 +156,22 @@ class WindowPacker:
             numbers = [int(number) for number in state["numbers"]]
             lengths = [tuple(int(length) for length in row) for row in state["lengths"]]
             packs = [int(pack) for pack in state["packs"]]
-            ready: list[list[int]] = [[] for _ in range(max(packs, default=-1) + 1)]
+            # Of an edited blend, some packs may be left out.
+            by_pack: dict[int, list[int]] = {pack: [] for pack in sorted(packs) if pack >= 0}
             for number, pack in zip(numbers, packs, strict=True):
                 if pack >= 0:
-                    ready[pack].append(number)
+                    by_pack[pack].append(number)
+            ready = list(by_pack.values())
             added, totals = int(state["added"]), [int(total) for total in state["totals"]]
             held = dict(zip(numbers, lengths, strict=True))
-            ready = [pack for pack in ready if pack]  # of an edited blend, some may be left out
             ready_lengths = {number: held.pop(number) for pack in ready for number in pack}
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of the packer is damaged ({error!r})") from None
         is_whole = sorted(set(numbers)) == numbers and all(0 <= n < added for n in numbers)
         if not is_whole or len(totals) != len(self._capacity):
             raise ValueError("the state of the packer is damaged, or of other resources")
+        if max(totals) < added:  # each sample has a length above 0
+            raise ValueError(f"the state of the packer has {added} samples of {totals} tokens")
         if any(len(row) != len(self._capacity) for row in lengths):
             raise ValueError("the state of the packer is of other resources")
         self._waiting, self._ready, self._ready_lengths = held, ready, ready_lengths

@@ -164,7 +164,8 @@ class WebdatasetSource(SavableDataset[T]):
         if len(restore_key) != 4 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of source {self.name!r}")
         index, first = restore_key[2], self.order.first
-        if not isinstance(index, int) or not first <= index < first + self.order.num_samples:
+        are_numbers = all(isinstance(number, int) for number in restore_key[1:])
+        if not are_numbers or not first <= index < first + self.order.num_samples:
             raise ValueError(
                 f"{restore_key!r}: source {self.name!r} has samples "
                 f"{first}..{first + self.order.num_samples - 1}"

@@ -31,6 +31,9 @@ from energon_lite.stages.overlong import left_out, name_of
 
 T = TypeVar("T")
 
+# Samples of lists, where a checkpoint says how many they were.
+_LARGEST_WINDOW = 1_000_000
+
 
 class BucketLists(Collected):
     """Lists of samples of like lengths, of one group each.
@@ -285,7 +288,7 @@ class _BucketCursor(Cursor[list[Any]]):
             for group, keys, lengths in snapshot.field("groups"):
                 for key, (length,) in zip(keys, lengths, strict=True):
                     window.add(table.row(_checked(key)), _positive(length), group, LEFT_OUT)
-            if len(rows) > size:
+            if not len(rows) <= size <= _LARGEST_WINDOW + 10 * self._spec.buckets.window:
                 raise ValueError(f"{len(rows)} samples of lists are held, of {size}")
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(

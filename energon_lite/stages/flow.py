@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.sequence import RepeatDataset
@@ -171,9 +172,9 @@ class _StretchCursor(Cursor[T]):
         self._stream = stream
         self._length = spec.length(stream)
         self._given = 0
-        self._to_skip = 0
+        self._longest_skip = self._to_skip = 0
         if spec.dataset.endless:
-            self._to_skip = spec.first(stream)
+            self._longest_skip = self._to_skip = spec.first(stream)
             stream = Stream(stream.index, stream.num_streams, share=stream.share)
         self._inner: Cursor[T] = spec.dataset.cursor(stream)
 
@@ -199,6 +200,11 @@ class _StretchCursor(Cursor[T]):
     def restore(self, snapshot: Snapshot) -> None:
         snapshot.expect("stretch", 1)
         given, to_skip = snapshot.count("given"), snapshot.count("to_skip")
+        if given > self._length or to_skip > self._longest_skip:
+            raise StateError(
+                f"The checkpoint's stretch of {self._length} items has given={given} and "
+                f"to_skip={to_skip}; it was edited or damaged."
+            )
         self._inner.restore(snapshot.inner[0])
         self._given, self._to_skip = given, to_skip
 

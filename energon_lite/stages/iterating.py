@@ -332,6 +332,7 @@ def checked_rows(rows: Any) -> tuple[tuple[int, int, int, int], ...]:
             isinstance(row, tuple)
             and len(row) == 4
             and all(type(value) is int and value >= 0 for value in row)
+            and min(row[2:]) > 0
         ):
             raise StateError(f"'slots' of the checkpoint's iter_map is {rows!r:.80}")
     return rows  # type: ignore[no-any-return]

@@ -256,8 +256,10 @@ class _ExpandCursor(Cursor[T]):
                 self._take_again(key, self._below.restore_sample(key), given)
             else:
                 activity.num_draws = self._draws
-                for _ in range(given):
+                for number in range(given):
                     next(self)
+                    if self._given != number + 1:  # of the next input
+                        self._refuse_fewer(self._input, given, number)
         activity.batch_index = slot
 
     def _take_again(self, key: RestoreKey, item: Any, given: int) -> None:
@@ -266,10 +268,13 @@ class _ExpandCursor(Cursor[T]):
         self._items = self._run.expand(key, item)
         for number in range(given):
             if next(self._items, None) is None:
-                raise StateError(
-                    f"{self._function.where} gave {given} items or more of {name_of_key(key)} "
-                    f"before, and {number} now; it must depend on its input only"
-                )
+                self._refuse_fewer(key, given, number)
+
+    def _refuse_fewer(self, key: RestoreKey, given: int, number: int) -> None:
+        raise StateError(
+            f"{self._function.where} gave {given} items or more of {name_of_key(key)} "
+            f"before, and {number} now; it must depend on its input only"
+        )
 
 
 class _PassingOver(threading.local):
