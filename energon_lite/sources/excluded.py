@@ -59,10 +59,10 @@ def _misfit(
 ) -> str:
     """Returns what is wrong with the index of a shard; it may be damaged where a query looks."""
     with IndexDatabase(root) as index:
-        stored = index.keys_at(number, list(places.values()))
+        stored = index.keys_at([(number, place) for place in places.values()])
         rows = index.shard_rows(number) if missing else []
     for key, place in places.items():
-        if not 0 <= place < count or stored.get(place, key) != key:
+        if not 0 <= place < count or stored.get((number, place), key) != key:
             return f"sample {key!r} is number {place}"
     if missing and len(rows) != count:
         return f"has {len(rows)} samples"

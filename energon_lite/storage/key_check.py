@@ -29,7 +29,8 @@ from energon_lite.storage.tar_index import META, index_path, reindex
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T", str, int)
+K = TypeVar("K")
+T = TypeVar("T")
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -104,14 +105,12 @@ class KeyCheck:
         """
         if self._ids is None:
             return
-        for shard in sorted(set(shards[rows].tolist())):
-            own = [row for row in rows if shards[row] == shard]
-            numbers = places[own].tolist()
-            found = self._ask(IndexDatabase.keys_at, self._ids[shard], numbers)
-            for row, number in zip(own, numbers, strict=True):
-                key = key_of_members(members[row])
-                if found.get(number, key) != key:
-                    members[row] = self._error(shard, number, key, found[number])
+        own = [(self._ids[shards[row]], int(places[row])) for row in rows]
+        found = self._ask(IndexDatabase.keys_at, own)
+        for row, place in zip(rows, own, strict=True):
+            key = key_of_members(members[row])
+            if found.get(place, key) != key:
+                members[row] = self._error(int(shards[row]), place[1], key, found[place])
 
     def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
         """Returns the error of a sample whose key is not that of the index."""
@@ -121,8 +120,8 @@ class KeyCheck:
             f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
         )
 
-    def _ask(self, question: Callable[..., dict[int, T]], *values: Any) -> dict[int, T]:
-        def ask() -> dict[int, T]:
+    def _ask(self, question: Callable[..., dict[K, T]], *values: Any) -> dict[K, T]:
+        def ask() -> dict[K, T]:
             with IndexDatabase(self._root) as index:
                 return question(index, *values)
 

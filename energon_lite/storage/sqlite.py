@@ -234,15 +234,29 @@ class IndexDatabase(ReadOnlyDatabase):
 
     def first_keys(self, tar_file_ids: Sequence[int]) -> dict[int, str]:
         """Returns the key of the first sample of each shard, by tar_file_id."""
-        return self._keys("tar_file_id", "sample_index = 0", "tar_file_id", tar_file_ids)
+        found = self.keys_at([(tar_file_id, 0) for tar_file_id in tar_file_ids])
+        return {tar_file_id: key for (tar_file_id, _), key in found.items()}
 
-    def keys_at(self, tar_file_id: int, sample_indices: Sequence[int]) -> dict[int, str]:
-        """Returns the keys of samples of a shard, by sample_index."""
-        found: dict[int, str] = {}
-        where = f"tar_file_id = {tar_file_id:d}"
-        for start in range(0, len(sample_indices), _KEYS_PER_QUERY):
-            some = sample_indices[start : start + _KEYS_PER_QUERY]
-            found |= self._keys("sample_index", where, "sample_index", some)
+    def keys_at(self, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """Returns the keys of samples, by (tar_file_id, sample_index).
+
+        Of none in an old index, which would have to be read whole for it.
+        """
+        found: dict[tuple[int, int], str] = {}
+        starts = range(0, len(places), _KEYS_PER_QUERY) if self._is_by_place() else ()
+        for start in starts:
+            some = places[start : start + _KEYS_PER_QUERY]
+            marks = ",".join(["(?,?)"] * len(some))
+            query = (
+                f"WITH places(shard, place) AS (VALUES {marks}) "
+                "SELECT tar_file_id, sample_index, sample_key FROM places CROSS JOIN samples "
+                f"INDEXED BY {_BY_PLACE} ON tar_file_id = shard AND sample_index = place"
+            )
+            values = [number for place in some for number in place]
+            found.update(
+                ((tar_file_id, index), key)
+                for tar_file_id, index, key in self.rows(query, values, int, int, str)
+            )
         return found
 
     def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
@@ -259,15 +273,6 @@ class IndexDatabase(ReadOnlyDatabase):
         """Returns whether a sample is found by its place, without reading all."""
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'index'", (), str)
         return "samples" in self.tables and (_BY_PLACE,) in names
-
-    def _keys(self, column: str, where: str, listed: str, values: Sequence[int]) -> dict[int, str]:
-        if not self._is_by_place():
-            return {}
-        query = (
-            f"SELECT {column}, sample_key FROM samples INDEXED BY {_BY_PLACE} "
-            f"WHERE {where} AND {listed} IN ({_marks([*values])})"
-        )
-        return dict(self.rows(query, values, int, str))
 
     def sample_parts(self, tar_file_id: int, sample_index: int) -> list[tuple[str, int, int]]:
         """Returns (part name, content offset, content size) of one sample, in tar order.
