@@ -30,6 +30,7 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.shapes import Place, as_read
 from energon_lite.order.schedules import Schedule, Weight
+from energon_lite.storage.files import errors_of
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.yaml import load_yaml
 
@@ -155,7 +156,9 @@ def _open_root(source: Source) -> _File:
         content = read_file(as_read(source, _INLINE), _INLINE)
         return _File(_INLINE, content, root_folder(_INLINE), (), _Tree())
     name = local_text(os.fspath(source))
-    if not Path(name).is_file():
+    with errors_of(name):
+        is_file = Path(name).is_file()
+    if not is_file:
         what = "is a folder, not a metadataset file" if Path(name).is_dir() else "does not exist"
         raise FileNotFoundError(f"metadataset {name} {what}; check the path")
     content = read_file(load_yaml(Path(name)), name)
@@ -163,7 +166,9 @@ def _open_root(source: Source) -> _File:
 
 
 def _open_nested(file: _File, target: Target, place: Place) -> _File:
-    if not target.path.is_file():
+    with errors_of(target.path):
+        is_file = target.path.is_file()
+    if not is_file:
         raise FileNotFoundError(
             f"{place}: there is no metadataset {target.path}; check the path, which is relative to "
             "the folder of the file that names it"

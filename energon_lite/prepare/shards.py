@@ -11,7 +11,7 @@ from typing import NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.splits import compile_pattern
 from energon_lite.storage.braces import expand
-from energon_lite.storage.files import errors_of
+from energon_lite.storage.files import errors_of, is_there
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8
 
@@ -126,7 +126,7 @@ def local_root(path: str | os.PathLike[str]) -> Path:
         NotADirectoryError: It is a file.
     """
     root = local_path(path)
-    if not root.exists():
+    if not is_there(root):
         raise FileNotFoundError(f"{root} does not exist")
     if root.suffix == ".jsonl" and root.is_file():
         raise ValueError(f"{root}: this version does not read JSONL datasets; write tar shards")

@@ -128,7 +128,7 @@ def is_utf8(name: str) -> bool:
 
 
 def _unprepared(root: Path) -> str:
-    if not root.exists():
+    if not is_there(root):
         return f"{root} does not exist"
     if not root.is_dir():
         return f"{root} is a file; a dataset is a folder of .tar files"

@@ -376,8 +376,10 @@ def _check_tail(window: _Window, pos: int) -> None:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return  # the end of the file, or a hole up to it
-            raise
+            window.file.seek(at)  # a file system that does not know holes
         chunk = window.file.read(_WINDOW)
+        if not chunk:
+            return
         if chunk.count(0) != len(chunk):
             where = at + len(chunk) - len(chunk.lstrip(b"\0"))
             raise TarError(f"data at byte {where}, after the end-of-archive mark at byte {pos}")

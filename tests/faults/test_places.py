@@ -21,6 +21,7 @@ from energon_lite.storage import files
 from energon_lite.storage.lengths import lengths_path, read_facts, read_lengths, write_lengths
 from energon_lite.storage.nvmeta import META, read_info
 from energon_lite.storage.partial_lengths import PartialLengths
+from energon_lite.storage.tar import iter_tar
 
 from ..helpers import text_set
 
@@ -307,3 +308,16 @@ def test_lengths_that_no_sample_has_are_refused(root: Path) -> None:
         np.save(path, np.array([value] * 12))
         with pytest.raises(DatasetFormatError, match="those of no sample"):
             read_lengths(root, "train", "tok", 12, "data")
+
+
+def test_a_hole_after_the_end_of_a_tar_costs_no_time_and_data_there_are_found(root: Path) -> None:
+    path = root / "shard-000.tar"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size + (1 << 36))
+    assert len(list(iter_tar(path))) == 6
+    with path.open("r+b") as file:
+        file.seek(size + (1 << 35))
+        file.write(b"x")
+    with pytest.raises(DatasetFormatError, match=f"data at byte {size + (1 << 35)}, after the end"):
+        list(iter_tar(path))
