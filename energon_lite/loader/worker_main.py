@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -88,6 +89,11 @@ def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent:
             also ends a process that is stopped, or in native code that keeps Python's lock.
     """
     if dies_with_parent and sys.platform == "linux":
+        # A fork server ends with the last process that has this file, and its children with it.
+        server: Any = forkserver._forkserver
+        if isinstance(alive := getattr(server, "_forkserver_alive_fd", None), int):
+            os.close(alive)
+            server._forkserver_alive_fd = None
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _Work(sock, settings).run(first)
 

@@ -97,7 +97,8 @@ def break_often(
     wait_until(lambda: set(multiprocessing.active_children()) <= before, "processes", END_SEC)
     loader = resumed = None
     wait_until(lambda: threads_and_files()[0] <= used[0], "threads", END_SEC)
-    assert threads_and_files()[1] <= used[1]
+    if start_method == "fork":  # the others keep pipes to their servers
+        assert threads_and_files()[1] <= used[1]
     return lost
 
 
