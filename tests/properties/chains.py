@@ -20,10 +20,11 @@ from energon_lite import SavableDataset
 from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.loader import rank_run
+from energon_lite.loader import worker_pool
 from energon_lite.loader.pass_failures import FailureLimit, PassFailures
 from energon_lite.loader.stats import Counter, SourceStats, lost_samples
 from energon_lite.loader.turns import Costs, Delivery, Turns
+from energon_lite.loader.worker_main import Pass, Settings
 
 from ..helpers import MakeDataset, Ranks, assert_same
 
@@ -85,7 +86,7 @@ class Model:
             counter.add(costs, records, None if item is END else 0.0)
             skipped.update(lost_samples(records))
             if number == last:
-                limit.count(lost, Delivery(item, slot, -1, None, records, Costs(costs)))
+                lost = limit.counted(lost, Delivery(item, slot, -1, None, records, Costs(costs)))
         return counter.counted(), skipped, lost
 
 
@@ -275,38 +276,27 @@ class Chain:
 # ----------------------------------------------------------------------- workers in this process
 
 
-class WorkersHere:
-    """In place of worker processes: asked in turn as torch asks them, deliveries pickled."""
+class WorkerHere:
+    """In place of a worker process: has a copy of the dataset, and its deliveries are pickled."""
 
-    def __init__(self, turns: Turns, num_workers: int, *_: Any) -> None:
-        self._workers = [pickle.loads(pickle.dumps(turns)) for _ in range(num_workers)]
+    def __init__(self, _: Any, settings: Settings, job: Pass) -> None:
+        self._dataset = pickle.loads(pickle.dumps(settings.dataset))
+        self._max_skip_rate = settings.max_skip_rate
+        self.begin(job)
 
-    def __iter__(self) -> Iterator[Delivery]:
-        return _Deliveries(self._workers)
+    def begin(self, job: Pass) -> None:
+        self._turns = Turns(self._dataset, job.start, self._max_skip_rate, job.others)
 
-
-class _Deliveries(Iterator[Delivery]):
-    def __init__(self, workers: list[Turns]) -> None:
-        self._passes: list[Iterator[Delivery]] = []
-        for index, turns in enumerate(workers):
-            start = turns._next_start
-            turns._next_start = start.after(turns.dataset.training)
-            self._passes.append(turns._pass(start, index, len(workers)))
-
-    def __next__(self) -> Delivery:
-        while self._passes:
-            asked = self._passes.pop(0)
-            for delivery in asked:
-                self._passes.append(asked)
-                return pickle.loads(pickle.dumps(delivery))  # type: ignore[no-any-return]
-        raise StopIteration
-
-    def _shutdown_workers(self) -> None:
-        self._passes = []
+    def receive(self, *_: Any) -> Any:
+        return pickle.loads(pickle.dumps(next(self._turns)))
 
 
 @contextmanager
 def workers_here() -> Iterator[None]:
     """Computes what worker processes would in this process, for a `with` block."""
-    with mock.patch.object(rank_run, "worker_loader", WorkersHere):
+    with (
+        mock.patch.object(worker_pool, "Worker", WorkerHere),
+        mock.patch.object(worker_pool, "end_workers"),
+        mock.patch.object(worker_pool, "_end_dropped"),
+    ):
         yield

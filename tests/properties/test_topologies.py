@@ -105,7 +105,7 @@ def check(tree: Tree, num_streams: int, data: st.DataObject) -> None:
     chained(tree, num_streams, data)
 
 
-@examples(10, soak=1334)
+@examples(8, soak=1334)
 @given(any_tree, st.integers(1, 6), st.data())
 def test_any_tree_on_a_chain_of_topologies(
     tree: Tree, num_streams: int, data: st.DataObject
