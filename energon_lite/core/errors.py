@@ -11,7 +11,7 @@ from typing import Any
 from energon_lite.core.failures import log_failure
 
 # Of more or longer words nobody reads a list.
-_LONGEST_HINT, _MOST_HINTS = 200, 1000
+_LONGEST_HINT, _MOST_HINTS = 200, 20_000
 
 # What `repr` writes of objects without one of their own; it differs from run to run.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -101,8 +101,8 @@ def describe(error: BaseException) -> str:
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Gives ` Did you mean 'x'?`, or, without a close match, the list of what is allowed."""
     # Comparing takes time that grows with the square of the length, and words may be a stranger's.
-    options = sorted(option for option in allowed if len(option) <= _LONGEST_HINT)[:_MOST_HINTS]
-    if len(str(word)) > _LONGEST_HINT:
+    options = sorted(option for option in allowed if len(option) <= _LONGEST_HINT)
+    if len(str(word)) > _LONGEST_HINT or len(options) > _MOST_HINTS:
         return ""
     close = difflib.get_close_matches(str(word), options, n=1, cutoff=0.6)
     if close:
