@@ -8,6 +8,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -111,7 +112,8 @@ class RankRun(Generic[T]):
         try:
             self._begin(seek)
         except BaseException:
-            self._go_back(mark)
+            with suppress(BaseException):  # of several interrupts, the first goes on
+                self._go_back(mark)
             self.seek = seek
             raise
 
@@ -174,7 +176,8 @@ class RankRun(Generic[T]):
             try:
                 delivery = self._advance(has_yielded)
             except BaseException:
-                self._go_back(mark)
+                with suppress(BaseException):  # as above
+                    self._go_back(mark)
                 raise
             self._undo = None
             if delivery is None:
@@ -192,10 +195,7 @@ class RankRun(Generic[T]):
         return copy.copy(self.place), self._snapshots, self.counter.mark
 
     def _go_back(self, mark: Any) -> None:
-        """Returns to a mark, where a step failed or was interrupted.
-
-        What was computed ahead is lost with the workers; the next `iter` has it computed again.
-        """
+        """Returns to a mark; what was computed ahead is lost, and is computed again."""
         with HeldSignals():
             self.place, self._snapshots, self.counter.mark = mark
             self.stop_workers()
