@@ -164,7 +164,7 @@ blocks = st.lists(
 )
 
 
-@examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(blocks)
 def test_reading_ends_and_members_follow_each_other_inside_the_file(
     tmp_path: Path, parts: list[bytes]
