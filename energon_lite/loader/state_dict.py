@@ -40,7 +40,7 @@ def rank_state(
     # As many as turns, but where turns were passed over, or steps only filled up.
     steps = {"steps": place.num_steps} if place.num_steps != place.count else {}
     lost = place.failures
-    failures = {"failures": [lost.failed, lost.drawn]} if lost.drawn else {}
+    failures = {"failures": [lost.failed, lost.drawn]} if lost.drawn or lost.failed else {}
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -76,11 +76,10 @@ class Model:
             found[slot] = Slot(item, records, costs, activity.fill)
             slot += stream.num_streams
 
-    def counts(self, slots: set[tuple[int, int]]) -> tuple[Any, Any, PassFailures]:
-        """Returns statistics and skips of some slots, and the failures in the last pass of them."""
+    def counts(self, slots: set[tuple[int, int]], last: int) -> tuple[Any, Any, PassFailures]:
+        """Returns statistics and skips of some slots, and the failures of those in a last pass."""
         counter, lost, skipped = Counter(self.dataset), PassFailures(), Multiset[str]()
         limit = FailureLimit(self.dataset, MAX_SKIP_RATE)
-        last = max((number for number, _ in slots), default=0)
         for number, slot in slots:
             item, records, costs, _ = self.slots(number)[slot]
             counter.add(costs, records, None if item is END else 0.0)
@@ -243,7 +242,7 @@ class Chain:
         return path.read_text() if path.exists() else ""
 
     def _check_counts(self) -> None:
-        counted, skipped, lost = self.model.counts(self.counted)
+        counted, skipped, lost = self.model.counts(self.counted, max(self._numbers))
         first, *others = (loader.stats() for loader in self.ranks.loaders)
         merged = first.merged(others)
         for name, stats in merged.items():
