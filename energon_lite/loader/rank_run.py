@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
@@ -192,12 +191,13 @@ class RankRun(Generic[T]):
     @property
     def _mark(self) -> Any:
         """Where the run stands, as values that are never changed."""
-        return copy.copy(self.place), self._snapshots, self.counter.mark
+        return self.place, vars(self.place).copy(), self._snapshots, self.counter.mark
 
     def _go_back(self, mark: Any) -> None:
         """Returns to a mark; what was computed ahead is lost, and is computed again."""
         with HeldSignals():
-            self.place, self._snapshots, self.counter.mark = mark
+            self.place, attributes, self._snapshots, self.counter.mark = mark
+            vars(self.place).update(attributes)
             self.stop_workers()
             self._undo = None
 

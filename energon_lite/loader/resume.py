@@ -72,7 +72,7 @@ class Place:
 
     def is_given(self, slot: int) -> bool:
         """Tells whether another rank gave a slot before this run was resumed."""
-        return any(region.has(slot) for region in self.given)
+        return bool(self.given) and any(region.has(slot) for region in self.given)
 
     def all_are_given(self, dataset: SavableDataset[Any]) -> bool:
         """Whether no rank had anything left of the pass when this one was resumed.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, NamedTuple
 
 from energon_lite.core.activity import CostRow, SkipRecord
@@ -93,14 +92,13 @@ def due_slots(start: PassStart, ended: Collection[int]) -> Iterator[int]:
     """
     slots = start.slots
     streams = slots.streams()
-    for first_turn in count(step=slots.num_turns):
-        if all(stream in ended for stream in streams):
-            return
-        for turn in range(slots.num_turns):
-            slot = slots.slot(first_turn + turn)
-            batch, stream = divmod(slot, slots.num_streams)
-            if stream not in ended and batch >= start.streams.get(stream, StreamStart()).first:
+    due = [start.streams.get(stream, StreamStart()).first * slots.num_streams for stream in streams]
+    slot = slots.slot(0)
+    while not all(stream in ended for stream in streams):
+        for stream, first in zip(streams, due, strict=True):
+            if slot >= first and stream not in ended:
                 yield slot
+            slot += slots.world_size
 
 
 class Turns(Iterator[Delivery]):
