@@ -127,7 +127,7 @@ class Chain:
         is_same = world_size == len(self._numbers)
         self._numbers = self._numbers if is_same else [max(self._numbers)] * world_size
         self.number = max(self._numbers)
-        self._bases = {self.number: states[0]["base"]}
+        self._bases = {self.number: states[self._numbers.index(self.number)]["base"]}
         self.ended = [
             bool(state["ended"]) and number == self.number
             for state, number in zip(states, self._numbers, strict=True)
