@@ -308,8 +308,8 @@ class RankRun(Generic[T]):
             raise RuntimeError(
                 f"Worker process {error} of rank {self._config.rank} died after batch "
                 f"{self.place.count - 1} of the rank (a kill by signal 9 is often a lack of "
-                "memory). Nothing is lost: iterate the loader again to go on with the next batch, "
-                "or resume from a saved state."
+                "memory). Nothing is lost: iterate the loader again to resume with the next batch, "
+                f"or resume from a saved state. {error.report}".rstrip()
             ) from None
         return None
 

@@ -122,7 +122,8 @@ def test_replacing_is_logged_and_limited(texts, method, caplog, monkeypatch) -> 
     assert sorted(text.partition("its streams ")[2][:3] for text in texts_logged) == ["[0]", "[1]"]
     assert "1 more may die within 10 minutes (restart_workers=2)" in texts_logged[0]
     kill(run, {1})
-    with pytest.raises(RuntimeError, match=r"\(signal 9\) of rank 0 died .*Nothing is lost"):
+    text = r"\(signal 9\) of rank 0 died .*Nothing is lost.* 2 were replaced \(restart_workers=2\)"
+    with pytest.raises(RuntimeError, match=text):
         run.slots(8)
     run.iterators = [iter(run.loaders[0])]
     slot, batch = run.next(0)
