@@ -259,6 +259,14 @@ class IndexDatabase(ReadOnlyDatabase):
             )
         return found
 
+    def keys_of(self, tar_file_id: int) -> dict[int, str]:
+        """Returns the keys of a shard, by sample_index; of none in an old index, as `keys_at`."""
+        query = (
+            f"SELECT sample_index, sample_key FROM samples INDEXED BY {_BY_PLACE} "
+            "WHERE tar_file_id = ?"
+        )
+        return dict(self.rows(query, (tar_file_id,), int, str)) if self._is_by_place() else {}
+
     def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
         """Adds up where the samples of a shard begin, without the first; there must be `count`."""
         if not self._is_by_place():
