@@ -28,7 +28,7 @@ RestoreKey = tuple[Any, ...]
 FORMAT = "energon_lite.loader"
 # More than any run has; times streams and copies of the data it fits 64 bits.
 MAX_COUNT = 10**15
-_INT64 = 1 << 63
+_MAX_INT = 2**128  # the state of numpy's PCG64 has as many bits
 # Of these packages are the frames of an error that no code of the user's has part in.
 _OWN = ("energon_lite.", "numpy", "numba", "json")
 # The one key of what `state_dict()` of a loader returns.
@@ -170,11 +170,13 @@ def _field(value: Any, name: str, stage: str) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return tuple([_field(entry, name, stage) for entry in value])
+    if kind is dict:  # of a stage of the user's
+        return {key: _field(entry, name, stage) for key, entry in value.items()}
     is_right = (
         kind is str
         or value is None
         or kind is bool
-        or (kind is int and -_INT64 <= value < _INT64)
+        or (kind is int and -_MAX_INT < value < _MAX_INT)
         or (kind is float and math.isfinite(value))
     )
     if not is_right:

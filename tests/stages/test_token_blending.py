@@ -397,7 +397,7 @@ def test_index_of_other_data_is_refused(tmp_path) -> None:
         text_set(tmp_path / name, 9)
     index(tmp_path / "short", range(9))
     write_lengths(tmp_path / "long", "train", "tok", np.arange(9), "another fingerprint")
-    with pytest.raises(DatasetFormatError, match=r"other data with as many samples.*write it anew"):
+    with pytest.raises(DatasetFormatError, match=r"other data with as many samples"):
         blend_of(tmp_path, INDEXED)(ONE)
     factory = load_factory(tmp_path / "long", split_part="train")
     write_lengths(tmp_path / "long", "train", "tok", np.arange(8), factory.data)
