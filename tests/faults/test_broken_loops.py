@@ -102,7 +102,7 @@ def break_often(
     return lost
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_loop_broken_twice_while_a_worker_is_stopped_resumes_exactly(texts, num_workers) -> None:
     break_often(texts, random.Random(3), rounds=3, start_method="fork", num_workers=num_workers)
 

@@ -216,12 +216,14 @@ def test_loader_is_a_torch_data_loader(texts) -> None:
     assert (loader.num_workers, loader.prefetch_factor) == (0, None)
 
 
-def test_torchs_own_loader_reads_a_dataset_once_or_refuses(texts) -> None:
+def test_torchs_own_loader_reads_a_dataset_once_or_refuses(texts, monkeypatch) -> None:
     dataset = train(texts, repeat=False)(WorkerConfig(rank=0, world_size=1, num_workers=0))
     found = [keys_of(batch) for batch in DataLoader(dataset, batch_size=None)]
     assert len({key for keys in found for key in keys}) == 60
     with pytest.raises(RuntimeError, match="get_loader"):
-        next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
+        next(refusing := iter(DataLoader(dataset, batch_size=None, num_workers=2)))
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # 5 s for each
+    refusing._shutdown_workers()
     with pytest.raises(TypeError, match=r"use energon_lite.get_loader\(dataset\)"):
         next(iter(DataLoader(dataset)))
 
