@@ -95,6 +95,11 @@ def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent:
             os.close(alive)
             server._forkserver_alive_fd = None
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        by_server = isinstance(alive, int)
+        # It ended before the kernel was asked, so no signal will come.
+        if parent and not (parent.is_alive() and (by_server or os.getppid() == parent.pid)):
+            os._exit(0)
     _Work(sock, settings).run(first)
 
 
