@@ -28,7 +28,7 @@ def run_example(name: str, *arguments: str, cwd: Path) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_demo_resumes_with_identical_batches(start_method: str, tmp_path: Path) -> None:
     arguments = ["--num-samples", "80", "--steps", "8", "--start-method", start_method]
     output = run_example("train_resume.py", *arguments, cwd=tmp_path)

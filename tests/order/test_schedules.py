@@ -93,6 +93,7 @@ def test_expected_counts_are_the_sum_of_the_shares(tree, num_draws) -> None:
     assert np.allclose(found, tree.at(np.arange(num_draws)).sum(axis=0), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.soak
 def test_expected_counts_of_ten_million_scheduled_draws_are_exact() -> None:
     tree = Weights(
         [

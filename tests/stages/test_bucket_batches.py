@@ -446,7 +446,7 @@ def test_finite_pass_resumed_at_its_end_gives_the_rest(root, num_workers) -> Non
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_worker_processes_give_the_same_batches(root, start_method) -> None:
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return training(root, Lines(group_by=by_last_digit), config)

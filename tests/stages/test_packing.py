@@ -870,7 +870,7 @@ def test_asked_share_of_a_schedule_is_that_of_the_samples_drawn(root, tmp_path, 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_worker_processes_give_the_same_packs(root, start_method) -> None:
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return training(root, Packs(group_by=by_last_digit), config, batch_size=2)
