@@ -338,8 +338,9 @@ class StreamRun(Iterator[T]):
                 with activity.generators:
                     item = next(self._cursor)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            damage = as_damage(error, self._name) if self._is_restored else error
-            raise damage from (error if damage is not error else error.__cause__)
+            if self._is_restored and (damage := as_damage(error, self._name)) is not error:
+                raise damage from error
+            raise
         finally:
             set_activity(before)
         activity.gave_item()
@@ -375,8 +376,9 @@ class StreamRun(Iterator[T]):
             try:
                 cursor.restore(snapshot.inner[0])
             except Exception as error:
-                damage = as_damage(error, self._name)
-                raise damage from (error if damage is not error else error.__cause__)
+                if (damage := as_damage(error, self._name)) is not error:
+                    raise damage from error
+                raise
         # What was made again here may have drawn, too.
         activity.generators = generators_of(self._dataset, self.stream, drawn)
         # What is left out while samples are made again was counted when it was left out first.

@@ -207,8 +207,8 @@ def as_damage(error: Exception, place: str) -> Exception:
     if is_told or not all(note.endswith(" was made again") for note in notes):
         return error
     return StateError(
-        f"The checkpoint's state of {place} leads to {describe(error)[:200]}; it was edited or "
-        "damaged. Use another checkpoint."
+        f"The checkpoint's state of {place} leads to {describe(error)[:200]}: use another "
+        "checkpoint if this one was edited; else this is a fault of energon_lite, please report it."
     )
 
 

@@ -39,6 +39,10 @@ class Stream:
     share: float = 1.0
 
 
+# Of a run, and ranks: a state that names a million would be computed for minutes.
+MAX_STREAMS = 1 << 16
+
+
 class RankSlots(NamedTuple):
     """The slots that one rank gives; `first` of its turns since `base` are done already.
 
@@ -129,8 +133,8 @@ class WorkerConfig(ActiveWorker):
             )
         if self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
-        if self.num_streams is not None and self.num_streams < 1:
-            raise ValueError(f"num_streams={self.num_streams} must be at least 1")
+        if self.num_streams is not None and not 1 <= self.num_streams <= MAX_STREAMS:
+            raise ValueError(f"num_streams={self.num_streams} must lie in 1..{MAX_STREAMS:,}")
         if self.start_method not in (None, *START_METHODS):
             raise ValueError(
                 f"start_method={self.start_method!r} is not one of {', '.join(START_METHODS)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, JSON, MAX_COUNT, STATE_KEY, VERSION, checksum, digest
-from energon_lite.core.topology import RankSlots
+from energon_lite.core.topology import MAX_STREAMS, RankSlots
 from energon_lite.loader.stats import check_counts
 
 _FIELDS: dict[str, type] = {
@@ -16,8 +16,6 @@ _FIELDS: dict[str, type] = {
     "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
     "skipped": dict, "stats": dict,
 }  # fmt: skip
-# Streams of a run, and ranks.
-_LARGEST = 1 << 20
 # States of these versions have no checksum.
 _UNSIGNED = (1, 2)
 
@@ -66,7 +64,7 @@ def _checked(state: Any) -> dict[str, Any]:
         value: Any = state.get(name)
         if name == "stats" and version == 1:
             continue
-        largest = _LARGEST if name in ("num_streams", "world_size") else MAX_COUNT
+        largest = MAX_STREAMS if name in ("num_streams", "world_size") else MAX_COUNT
         is_beyond = kind is int and isinstance(value, int) and not 0 <= value <= largest
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_beyond:
             limit = f" of 0 to {largest:,}" if kind is int else ""

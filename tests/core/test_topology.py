@@ -27,7 +27,8 @@ def test_worker_configs_are_equal_by_their_place_and_never_equal_to_others() -> 
         ({"rank": -1}, "rank=-1"),
         ({"world_size": 0}, "world_size=0"),
         ({"num_workers": -1}, "num_workers=-1 is negative; 0 loads in this process"),
-        ({"num_streams": 0}, "num_streams=0 must be at least 1"),
+        ({"num_streams": 0}, "num_streams=0 must lie in 1..65,536"),
+        ({"num_streams": 65_537}, "num_streams=65537 must lie in 1..65,536"),
         ({"start_method": "thread"}, "start_method='thread' is not one of fork, forkserver, spawn"),
     ],
 )

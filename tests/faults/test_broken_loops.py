@@ -104,7 +104,9 @@ def break_often(
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_loop_broken_twice_while_a_worker_is_stopped_resumes_exactly(texts, num_workers) -> None:
-    break_often(texts, random.Random(3), rounds=3, start_method="fork", num_workers=num_workers)
+    args = {"start_method": "fork", "num_workers": num_workers}
+    # A batch that was under way when the exception came may be lost; never more.
+    assert break_often(texts, random.Random(3), rounds=3, **args) <= 3
 
 
 @pytest.mark.soak

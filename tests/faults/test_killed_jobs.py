@@ -27,7 +27,7 @@ def until_reported(job: Job, number: int) -> bool:
     return job.exit_code() is None
 
 
-def train_through_kills(
+def assert_unbroken_by_kills(
     server: JobServer, texts: Path, folder: Path, rng: random.Random, *, kills: int, finite: bool
 ) -> None:
     """Kills a job so often, lets it end, and compares all that was given with an unbroken run."""
@@ -64,7 +64,7 @@ def assert_unbroken(make: Any, given: dict[int, int], summary: Any, finite: bool
 @pytest.mark.parametrize("finite", [False, True])
 def test_killed_job_resumes_on_another_topology(server, many_texts, tmp_path, finite) -> None:
     rng = random.Random(5 + finite)
-    train_through_kills(server, many_texts, tmp_path, rng, kills=1, finite=finite)
+    assert_unbroken_by_kills(server, many_texts, tmp_path, rng, kills=1, finite=finite)
 
 
 @pytest.mark.soak
@@ -72,5 +72,7 @@ def test_jobs_killed_fifty_times_at_random(server, many_texts, tmp_path) -> None
     rng, figures = random.Random(12), Figures("whole job killed, resumed on a random topology")
     for number in range(10):
         with figures.trial(number, count=5):
-            train_through_kills(server, many_texts, tmp_path, rng, kills=5, finite=bool(number % 2))
+            assert_unbroken_by_kills(
+                server, many_texts, tmp_path, rng, kills=5, finite=bool(number % 2)
+            )
     figures.check()

@@ -774,4 +774,4 @@ def test_swapped_ids_of_two_folders_are_refused_as_other_data(sets) -> None:
 def test_damaged_state_is_refused_while_it_is_migrated(sets, states, damage) -> None:
     damage(states[0])
     states[0] = signed(states[0])
-    refusal(blend_of(sets, ALL_AT_ONCE[1], Skipping), states)
+    assert refusal(blend_of(sets, ALL_AT_ONCE[1], Skipping), states)

@@ -417,13 +417,14 @@ def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:
     run = Ranks(make, 1, num_streams=3)
     run.steps(7)
     state = run.loaders[0].save_state_rank()
+    run_on = run.slots(3)
     state["stats"]["asked"] = {"ü \ud800": 0.1 + 0.2, "large": 1e300, "int": 2**60}
     state = signed(state)
     for _ in range(3):
         text = json.dumps(state, indent=3, ensure_ascii=True, sort_keys=True)
         torch.save(json.loads(text), tmp_path / "state.pt")
         state = torch.load(tmp_path / "state.pt", weights_only=True)
-        Ranks(make, 1, states=[state])
+        assert_same(Ranks(make, 1, states=[state]).slots(3), run_on)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
