@@ -40,7 +40,7 @@ def open_shards(root: Path) -> list[MappedShard]:
 
 
 def text_batches(shards: Sequence[MappedShard], batch_size: int) -> Iterator[TextBatch]:
-    """Gives keys and texts, batch by batch, in file order."""
+    """Yields keys and texts, batch by batch, in file order."""
     keys: list[str] = []
     texts: list[str] = []
     for _, data, offsets in shards:
@@ -65,7 +65,7 @@ def shuffled_places(shards: Sequence[MappedShard]) -> list[tuple[mmap.mmap, int]
 def text_batches_at(
     places: Sequence[tuple[mmap.mmap, int]], batch_size: int
 ) -> Iterator[TextBatch]:
-    """Gives keys and texts, batch by batch, in the order of a list of places."""
+    """Yields keys and texts, batch by batch, in the order of a list of places."""
     keys: list[str] = []
     texts: list[str] = []
     for data, start in places:
@@ -81,7 +81,7 @@ def text_batches_at(
 def typed_batches(
     shards: Sequence[MappedShard], batch_size: int, root: str
 ) -> Iterator[TextSample]:
-    """Gives what the loader gives, in file order: the loop above with samples made by hand."""
+    """Yields what the loader gives, in file order: the loop above with samples made by hand."""
     samples: list[TextSample] = []
     number = 0
     for shard, data, offsets in shards:

@@ -28,7 +28,7 @@ class TokenCounter:
         self._of_word = functools.cache(self._merged)
 
     def __call__(self, text: str) -> int:
-        """Gives the number of tokens."""
+        """Returns the number of tokens."""
         return sum(self._of_word(found.group()) for found in _WORDS.finditer(text))
 
     def _merged(self, word: str) -> int:

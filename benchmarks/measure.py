@@ -54,7 +54,7 @@ class Figure:
         return median(a / b for a, b in zip(self.ours_sec, self.reference_sec, strict=True))
 
     def verdict(self) -> tuple[str, str]:
-        """Gives the goal, and whether it is met."""
+        """Returns the goal, and whether it is met."""
         goals, is_met = [], True
         if self.goal_ratio is not None and self.ratio is not None:
             goals.append(f"≤ {self.goal_ratio:g}×")
@@ -65,7 +65,7 @@ class Figure:
         return " and ".join(goals), ("met" if is_met else "NOT met") if goals else ""
 
     def row(self) -> tuple[str, ...]:
-        """Gives the cells of the table."""
+        """Returns the cells of the table."""
 
         def times(seconds: list[float]) -> tuple[str, str]:
             if not seconds:
@@ -93,7 +93,7 @@ class Count:
     is_met: bool = True
 
     def row(self) -> tuple[str, ...]:
-        """Gives the cells of the table."""
+        """Returns the cells of the table."""
         verdict = "met" if self.is_met else "NOT met"
         return (self.name, self.text, "", "", "", "", "", self.goal, verdict)
 
@@ -110,7 +110,7 @@ def shown(seconds: float, unit: str) -> str:
 
 
 def stopwatch(function: Callable[[], Any]) -> float:
-    """Gives the seconds that a call takes, without the garbage of the call before."""
+    """Returns the seconds that a call takes, without the garbage of the call before."""
     gc.collect()
     start = time.perf_counter()
     function()

@@ -17,7 +17,7 @@ now = time.perf_counter
 
 
 def start_clock() -> float:
-    """Gives the time; importing torch leaves garbage whose collection may fall anywhere after."""
+    """Returns the time; importing torch leaves garbage whose collection may fall anywhere after."""
     gc.collect()
     return now()
 

@@ -29,9 +29,9 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun, activity_of
+from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun, context_of
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.packing.streaming import pack_stream
@@ -289,7 +289,7 @@ def test_useful_share_of_planned_modality_batches(
     streams = []
     for rank in range(NUM_RANKS):
         stream = Stream(rank, NUM_RANKS)
-        with activity_of(Activity(stream)):
+        with context_of(StreamContext(stream)):
             streams.append(
                 [
                     window.refs.indices[window.units.refs[units]].tolist()

@@ -21,8 +21,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import StreamRun, activity_of
+from energon_lite.core.dataset import StreamRun, context_of
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.lengths import write_lengths
@@ -39,7 +39,7 @@ def document_lengths() -> Any:
 
 
 class Documents(DefaultTaskEncoder):
-    """Gives each text as many tokens as a list says; makes nothing of a pack."""
+    """Returns each text as many tokens as a list says; makes nothing of a pack."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_shared_plan(documents: Path, entries: list[Entry]) -> None:
         costs, tokens, packs = [], 0, 0
         for index in range(STREAMS):
             stream = Stream(index, STREAMS)
-            with activity_of(Activity(stream)):
+            with context_of(StreamContext(stream)):
                 windows = list(islice(dataset.windows(stream), 5))
             costs.append(np.concatenate([window.costs for window in windows]))
             for window in windows:

@@ -2,7 +2,6 @@
 
 from energon_lite.buckets.modality import ModalitySplit
 from energon_lite.buckets.settings import Buckets
-from energon_lite.core.activity import sample_rng
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import (
@@ -43,6 +42,7 @@ from energon_lite.core.stacking import (
     generic_concat,
     homogeneous_concat_mix,
 )
+from energon_lite.core.stream_context import sample_rng
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
 from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader

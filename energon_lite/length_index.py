@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.core.activity import Activity, SkipRecord, leaves
-from energon_lite.core.dataset import activity_of
+from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.core.stream_context import SkipRecord, StreamContext, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
@@ -68,7 +68,7 @@ class LengthReport:
     problems: list[tuple[str, str]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the report as plain values."""
+        """Returns the report as plain values."""
         return {**self.__dict__, "path": str(self.path), "file": str(self.file)}
 
 
@@ -151,7 +151,7 @@ def measure_lengths(
 
 
 def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:
-    """Gives every split part to be measured, whole and once."""
+    """Yields every split part to be measured, whole and once."""
     names = split_names(path) if is_metadataset(path) else split_part_names(local_path(path))
     for part in split_parts or ():
         if part not in names:
@@ -267,11 +267,11 @@ def _measured(
 ) -> _Measured:
     """Measures one block of file order, which is what one of `num_tasks` streams has."""
     stream = Stream(task, num_tasks)
-    activity = Activity(stream, max_skip_rate=1.0)
+    context = StreamContext(stream, max_skip_rate=1.0)
     first = task * _SAMPLES_PER_TASK
     num_samples = min(_SAMPLES_PER_TASK, dataset.num_items(Stream(0, 1)) - first)
     lengths: Int64Array | None = None
-    with activity_of(activity):
+    with context_of(context):
         cursor: MeasureCursor[Any] = dataset.cursor(stream)
         for _ in cursor:
             here = cursor.length if isinstance(cursor.length, dict) else {TOKENS: cursor.length}
@@ -292,4 +292,4 @@ def _measured(
     if lengths is None:
         lengths = np.zeros((num_samples, len(resources or ())), dtype=np.int64)
     samples = np.arange(first, first + num_samples)
-    return _Measured(samples, lengths, activity.take_records(), resources or ())
+    return _Measured(samples, lengths, context.take_records(), resources or ())

@@ -33,7 +33,7 @@ NUM_STEPS, SAMPLES_PER_STEP = 2_000, 512
 
 
 def read(name: str) -> tuple[list[str], Weights]:
-    """Gives the names and the weights of an example in metadatasets/."""
+    """Returns the names and the weights of an example in metadatasets/."""
     node = read_metadataset(REPO / "metadatasets" / name, "train")
     assert isinstance(node, Blend)
     names = [member.node.name or Path(member.node.written).name for member in node.members]
@@ -41,7 +41,7 @@ def read(name: str) -> tuple[list[str], Weights]:
 
 
 def draws_of_run(weights: Weights, mode: str, num_draws: int) -> npt.NDArray[np.int64]:
-    """Gives which source each draw of the run takes; draw t * S + s is draw t of stream s."""
+    """Returns which source each draw of the run takes; draw t * S + s is draw t of stream s."""
     key = key_of("picture")
     streams = [
         BlendOrder(weights, mode, key, Stream(s, NUM_STREAMS)).block(0, num_draws // NUM_STREAMS)
@@ -62,7 +62,7 @@ class Panel:
     height: float = 250
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Gives the pixel of a point."""
+        """Returns the pixel of a point."""
         (x0, x1), (y0, y1) = self.x_range, self.y_range
         right, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
         return self.left + right * self.width, self.top + (1 - up) * self.height

@@ -45,18 +45,18 @@ def cut(rows: Batch) -> list[Batch]:
 
 
 def rows_as_they_come(lengths_N: npt.NDArray[np.int64]) -> Batch:
-    """Gives a row for each sample."""
+    """Returns a row for each sample."""
     return [[length] for length in lengths_N.tolist()]
 
 
 def rows_sorted_in_windows(lengths_N: npt.NDArray[np.int64]) -> Batch:
-    """Gives a row for each sample, those of a window by length."""
+    """Returns a row for each sample, those of a window by length."""
     windows = lengths_N.reshape(-1, WINDOW)
     return rows_as_they_come(np.sort(windows, axis=1)[:, ::-1].ravel())
 
 
 def rows_of_packs(lengths_N: npt.NDArray[np.int64]) -> Batch:
-    """Gives a row for each pack."""
+    """Returns a row for each pack."""
     packs = pack_stream(lengths_N, LONGEST, buffer_size=BUFFER)
     return [lengths_N[pack].tolist() for pack in packs]
 
@@ -78,7 +78,7 @@ class Panel:
     row_length: int | None = None
 
     def length_of(self, batch: Batch) -> int:
-        """Gives the tokens of each row of a batch, padding included."""
+        """Returns the tokens of each row of a batch, padding included."""
         return self.row_length or max(map(sum, batch))
 
     def draw(self) -> list[str]:

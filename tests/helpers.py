@@ -229,7 +229,7 @@ class Ranks:
         self.iterators = [iter(made) for made in self.loaders]
 
     def steps(self, number: int) -> dict[int, Any]:
-        """Gives `number` batches of each rank, by slot."""
+        """Returns `number` batches of each rank, by slot."""
         found: dict[int, Any] = {}
         for _ in range(number):
             for rank in range(len(self.loaders)):
@@ -239,17 +239,17 @@ class Ranks:
         return found
 
     def next(self, rank: int) -> tuple[int, Any]:
-        """Gives the next batch of a rank and its slot."""
+        """Returns the next batch of a rank and its slot."""
         item = next(self.iterators[rank])
         return last_slot(self.loaders[rank]), item
 
     def slots(self, number: int) -> dict[int, Any]:
-        """Gives the next `number` slots, in their order, of an endless run."""
+        """Returns the next `number` slots, in their order, of an endless run."""
         steps = -(-number // len(self.loaders))
         return dict(sorted(self.steps(steps).items())[:number])
 
     def rest(self) -> dict[int, Any]:
-        """Gives the rest of the pass, by slot, of a finite run."""
+        """Returns the rest of the pass, by slot, of a finite run."""
         found: dict[int, Any] = {}
         for loader, iterator in zip(self.loaders, self.iterators, strict=True):
             for item in iterator:
@@ -259,7 +259,7 @@ class Ranks:
         return dict(sorted(found.items()))
 
     def save(self) -> list[dict[str, Any]]:
-        """Gives the states of all ranks, as they come out of a file."""
+        """Returns the states of all ranks, as they come out of a file."""
         return [through_json(loader.save_state_rank()) for loader in self.loaders]
 
 

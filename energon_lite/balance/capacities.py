@@ -49,7 +49,7 @@ class CapacityPair:
     wasted: float
 
     def row(self) -> tuple[str, ...]:
-        """Gives the cells of the table."""
+        """Returns the cells of the table."""
         shares = (self.tiles_filled, self.tokens_filled, self.idle_unsorted, self.wasted)
         return (
             str(self.max_tiles), f"{self.max_tokens:,}", f"{self.num_packs:,}",

@@ -62,7 +62,7 @@ class CostModel:
                 raise ValueError(f"{name} is {value}; a cost must be a number of at least 0.")
 
     def costs(self, packs: Packs, lengths: npt.ArrayLike) -> Float64Array:
-        """Gives the cost of each pack, the same to the last bit on every machine.
+        """Returns the cost of each pack, the same to the last bit on every machine.
 
         Args:
             packs: P packs.
@@ -105,7 +105,7 @@ class CostModel:
     def combine(
         self, tokens: npt.ArrayLike, sum_squares: npt.ArrayLike, tiles: npt.ArrayLike = 0
     ) -> Float64Array:
-        """Gives the cost of packs whose sums are known, such as those of a stream.
+        """Returns the cost of packs whose sums are known, such as those of a stream.
 
         Args:
             tokens: shape (P,), or a number: the tokens of each pack.
@@ -174,7 +174,7 @@ def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel
 
 
 def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
-    """Gives costs as an array with these axes, if all are numbers of at least 0.
+    """Returns costs as an array with these axes, if all are numbers of at least 0.
 
     Raises:
         TypeError: They are not numbers.
@@ -195,7 +195,7 @@ def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """Gives a number, if it is an integer that is not too small.
+    """Returns a number, if it is an integer that is not too small.
 
     Raises:
         TypeError: Not an integer.

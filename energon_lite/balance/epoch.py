@@ -123,7 +123,7 @@ def balance_epoch(
 
 
 def stacked(vit_num: npt.ArrayLike, token_num: npt.ArrayLike) -> Int64Array:
-    """Gives tokens and tiles as one array, shape (N, 2).
+    """Returns tokens and tiles as one array, shape (N, 2).
 
     Raises:
         TypeError: Not integers.

@@ -54,7 +54,7 @@ class StepPlan:
         )
 
     def of_rank(self, rank: int) -> Int64Array:
-        """Gives the packs of one rank in order; shape (S,), or less if it has none in some step.
+        """Returns the packs of one rank in order; shape (S,), or less if it has none in some step.
 
         Raises:
             IndexError: There is no such rank.
@@ -66,7 +66,7 @@ class StepPlan:
         return packs
 
     def costs(self, costs_P: npt.ArrayLike) -> Float64Array:
-        """Gives what each rank has in each step, 0 where it has no pack.
+        """Returns what each rank has in each step, 0 where it has no pack.
 
         Args:
             costs_P: shape (P,); any cost of the packs.

@@ -14,7 +14,7 @@ from energon_lite.packing.packs import Packs
 
 
 def imbalance(costs_SK: npt.ArrayLike) -> float:
-    """Gives the mean over steps of 1 - mean / largest cost of the ranks: OmniBal's "dist ratio".
+    """Returns the mean over steps of 1 - mean / largest cost of the ranks: OmniBal's "dist ratio".
 
     Every step counts as much as the others; `idle_share` counts long ones for more.
 
@@ -44,7 +44,7 @@ def imbalance(costs_SK: npt.ArrayLike) -> float:
 
 
 def idle_share(costs_SK: npt.ArrayLike) -> float:
-    """Gives the share of all ranks' time in which they wait for the slowest of the step.
+    """Returns the share of all ranks' time in which they wait for the slowest of the step.
 
     Args:
         costs_SK: shape (S, K), in units of time.
@@ -66,7 +66,7 @@ def idle_share(costs_SK: npt.ArrayLike) -> float:
 
 
 def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
-    """Gives the share of the room of all packs that is filled; a rank without a pack counts too.
+    """Returns the share of the room of all packs that is filled; a rank without a pack counts too.
 
     Args:
         costs_SK: shape (S, K); what of the resource each rank's pack takes.
@@ -97,7 +97,7 @@ def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
 
 
 def pad_ratio(batches: Packs, lengths: npt.ArrayLike) -> float:
-    """Gives the mean over batches of the share that is padding, if padded to their longest sample.
+    """Returns the mean over batches of the share that is padding, if padded to the longest.
 
     Args:
         batches: the samples of each batch.

@@ -25,7 +25,7 @@ _FIELDS = ("window", "seed", "window_number", "first", "order", "costs")
 
 
 def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number: int) -> Int64Array:
-    """Gives the order in which a rank gives the packs of one window of its own.
+    """Returns the order in which a rank gives the packs of one window of its own.
 
     Sorted by cost, equal ones by index, then permuted by what depends on `seed` and `window_number`
     only: pack t of all ranks has the same rank in cost. A rank whose last window has fewer packs
@@ -128,7 +128,7 @@ class QuantileSync:
         return self.num_held >= self._window
 
     def next_pack(self) -> int:
-        """Gives the number of the next pack, and lets go of it.
+        """Returns the number of the next pack, and lets go of it.
 
         Before it `is_full`, only at the end of the packs: it may make a window that is shorter.
 
@@ -147,11 +147,11 @@ class QuantileSync:
         return self._order.pop()
 
     def held(self) -> list[int]:
-        """Gives the numbers of the packs held, ascending."""
+        """Returns the numbers of the packs held, ascending."""
         return sorted(self._order) + list(range(self._first, self.num_added))
 
     def state(self) -> dict[str, Any]:
-        """Gives all that `restore` needs to go on in the same way, in integers.
+        """Returns all that `restore` needs to go on in the same way, in integers.
 
         Returns:
             `window` and `seed`; `window_number`: windows begun; `first`: packs in them; `order`:

@@ -48,7 +48,7 @@ class KeyTable:
         self._last: tuple[Any, ...] = (None, None, ())
 
     def row(self, key: RestoreKey) -> Row:
-        """Gives the row of a key, which is then held."""
+        """Returns the row of a key, which is then held."""
         hook, number, leaf = None, 0, key
         if len(key) == 3 and type(key[2]) is tuple and type(key[0]) is str:
             hook, number, leaf = key
@@ -76,7 +76,7 @@ class KeyTable:
         return -1, place, 0, 0, 0
 
     def release(self, rows: IntArray) -> list[RestoreKey]:
-        """Gives the keys of rows, which are no longer held."""
+        """Returns the keys of rows, which are no longer held."""
         keys = KeyRows(tuple(self.names), self.others).keys(rows)
         for name, place, *_ in rows.tolist() if self.others else ():
             if name < 0:
@@ -84,7 +84,7 @@ class KeyTable:
         return keys
 
     def frozen(self) -> KeyRows:
-        """Gives what reads rows, also when this has changed."""
+        """Returns what reads rows, also when this has changed."""
         return KeyRows(tuple(self.names), dict(self.others))
 
 
@@ -96,7 +96,7 @@ class KeyRows:
     others: dict[int, RestoreKey]
 
     def keys(self, rows: IntArray) -> list[RestoreKey]:
-        """Gives the keys of rows."""
+        """Returns the keys of rows."""
         keys: list[RestoreKey] = []
         for name, epoch, index, sample, number in rows.tolist():
             if name < 0:
@@ -186,7 +186,7 @@ class Window:
         return np.frombuffer(self._rows, np.int64).reshape(-1, COLUMNS).copy()
 
     def carried(self, places: npt.NDArray[np.int64]) -> Window:
-        """Gives a window that begins with some of the samples."""
+        """Returns a window that begins with some of the samples."""
         other, names = Window(), list(self.groups)
         for place, row in zip(places.tolist(), self.rows()[places].tolist(), strict=True):
             *key, length, group = row
@@ -215,7 +215,7 @@ class HeldFields(Mapping[str, Any]):
     groups: tuple[GroupKey, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """Gives one field."""
+        """Returns one field."""
         if name == "held":
             keys = self.table.keys(self.batches)
             return tuple(tuple(keys[a:b]) for a, b in pairwise(self.edges.tolist()))
@@ -232,7 +232,7 @@ class HeldFields(Mapping[str, Any]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        """Gives the names of the fields."""
+        """Yields the names of the fields."""
         yield from (*self.counts, "held", "groups")
 
     def __len__(self) -> int:

@@ -132,14 +132,14 @@ class ModalitySplit:
         return self.group_by if isinstance(self.group_by, str) else "function"
 
     def windows(self, shares: Sequence[float]) -> list[int]:
-        """Gives the batches of a window of each group; at least 1.
+        """Returns the batches of a window of each group; at least 1.
 
         So the samples read ahead for one group are those that are needed for all others.
         """
         return [max(1, round(self.window * share / max(shares))) for share in shares]
 
     def limits(self, shares: Sequence[float], batch_size: int) -> list[int]:
-        """Gives the samples of each group that may wait before they are too many.
+        """Returns the samples of each group that may wait before they are too many.
 
         To fill a group's window, its share of samples of all others is read, too.
         """
@@ -153,7 +153,7 @@ class ModalitySplit:
         return [_PILE * batch_size * (1 + math.ceil(ahead * share)) + chance for share in shares]
 
     def config(self) -> dict[str, Any]:
-        """Gives what decides the content, as plain JSON, but for the shares."""
+        """Returns what decides the content, as plain JSON, but for the shares."""
         group_by: Any = self._group_name
         if isinstance(self.group_by, Mapping):
             group_by = [[name, plain(group)] for name, group in sorted(self.group_by.items())]
@@ -192,13 +192,13 @@ def check_shares(shares: Mapping[Any, float]) -> None:
 
 
 def is_group(value: Any) -> bool:
-    """Tells whether a value can name a group: a text, number, bool, None or a tuple of these."""
+    """Returns whether a value can name a group: a text, number, bool, None or a tuple of these."""
     parts = value if isinstance(value, tuple) else (value,)
     return all(part is None or isinstance(part, (str, int, bool)) for part in parts)
 
 
 def plain(group: Any) -> Any:
-    """Gives a group as plain JSON."""
+    """Returns a group as plain JSON."""
     return list(group) if isinstance(group, tuple) else group
 
 
@@ -230,7 +230,7 @@ class GroupSchedule:
         self._groups: list[int] = []
 
     def group(self, cycle: int) -> int:
-        """Gives the number of the group that a cycle has."""
+        """Returns the number of the group that a cycle has."""
         if not self._first <= cycle < self._first + len(self._groups):
             self._first = cycle // _BLOCK * _BLOCK
             self._groups = self._order.block(self._first, _BLOCK).tolist()

@@ -87,7 +87,7 @@ class Buckets:
         return self.max_tokens is not None or self.batch_size_fn is not None
 
     def limits(self, lengths_N: Int64Array, batch_size: int | None = None) -> Int64Array:
-        """Gives how many samples a batch can have whose longest has each length.
+        """Returns how many samples a batch can have whose longest has each length.
 
         Args:
             lengths_N: shape (N,); tokens of each sample, at least 1.
@@ -128,7 +128,7 @@ class Buckets:
         return self.max_tokens // self.align * self.align
 
     def kept_tokens(self, length: int | Mapping[str, int]) -> int:
-        """Gives how many tokens of a sample come into batches.
+        """Returns how many tokens of a sample come into batches.
 
         Args:
             length: what `sample_length` told.

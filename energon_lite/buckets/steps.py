@@ -93,7 +93,7 @@ def _windows_of_steps(
     places_S: Int64Array,
     least_windows: int = 4,
 ) -> tuple[Int64Array, Int64Array]:
-    """Gives window and half window of each step, shape (S,), counted over all groups.
+    """Returns window and half window of each step, shape (S,), counted over all groups.
 
     A group's windows differ by one step at most, and its last half stays alone.
     """
@@ -110,7 +110,7 @@ def _windows_of_steps(
 
 
 def deal(indices_SG: npt.NDArray[np.int64], rank: int, world_size: int) -> Int64Array:
-    """Gives a rank's samples of steps: of each, every `world_size`-th from its own place on.
+    """Returns a rank's samples of steps: of each, every `world_size`-th from its own place on.
 
     Since steps are sorted, all ranks get samples of like lengths.
 

@@ -41,7 +41,7 @@ def aligned(lengths_N: Int64Array, align: int) -> Int64Array:
 
 
 def limits_of_budget(lengths_N: Int64Array, max_tokens: int) -> Int64Array:
-    """Gives how many samples a batch can have whose longest has each length; 0 if not even one.
+    """Returns how many samples a batch can have whose longest has each length; 0 if not even one.
 
     Args:
         lengths_N: shape (N,); tokens of each sample, with padding to a multiple if there is any,
@@ -73,7 +73,7 @@ def limits_of_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
 
 
 def sort_places(*columns: Int64Array) -> Int64Array:
-    """Gives the places of rows in sorted order: by the first column, by the next where it ties.
+    """Returns the places of rows in sorted order: by the first column, by the next where it ties.
 
     Rows that are equal stay in order. O(N log N) time, a fraction of that of `np.lexsort`.
     """
@@ -186,7 +186,7 @@ def _cut_rising(limits_N: Int64Array) -> tuple[list[int], int]:
 
 
 def useful_share(tokens_SR: Int64Array, areas_SR: Int64Array) -> float:
-    """Gives the share of tokens in the room of all ranks, if each waits for the fullest.
+    """Returns the share of tokens in the room of all ranks, if each waits for the fullest.
 
     Args:
         tokens_SR: shape (S, R); tokens of each rank's batch of a step.
@@ -197,6 +197,6 @@ def useful_share(tokens_SR: Int64Array, areas_SR: Int64Array) -> float:
 
 
 def padded_share(tokens_SR: Int64Array, areas_SR: Int64Array) -> float:
-    """Gives the share of padding in all batches; see `useful_share`."""
+    """Returns the share of padding in all batches; see `useful_share`."""
     area = areas_SR.sum()
     return float(1 - tokens_SR.sum() / area) if area else 0.0

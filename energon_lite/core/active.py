@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Current(threading.local):
-    activity: Any = None
+    context: Any = None
     # Set by `worker_activate`, where a user's code plays the loader.
     config: Any = None
     indices: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class _ActiveConfig:
     """`WorkerConfig.active_worker_config`, of the class and of instances."""
 
     def __get__(self, instance: object, owner: type) -> Any:
-        return current.config or getattr(current.activity, "worker_config", None)
+        return current.config or getattr(current.context, "worker_config", None)
 
 
 class ActiveWorker:
@@ -81,7 +81,7 @@ class ActiveWorker:
             RuntimeError: No sample is being processed.
         """
         self.assert_worker()
-        return self._index(-1) if current.indices else int(current.activity.current_sample_index())
+        return self._index(-1) if current.indices else int(current.context.current_sample_index())
 
     @property
     def active_worker_batch_index(self) -> int:
@@ -91,7 +91,7 @@ class ActiveWorker:
             RuntimeError: No sample is being processed.
         """
         self.assert_worker()
-        return self._index(0) if current.indices else int(current.activity.batch_index)
+        return self._index(0) if current.indices else int(current.context.batch_index)
 
     def _index(self, place: int) -> int:
         return current.indices[place] * max(1, self.num_workers) + self.rank_worker_id()
@@ -102,7 +102,7 @@ class ActiveWorker:
         Raises:
             RuntimeError: None is.
         """
-        if current.activity is None and not current.indices:
+        if current.context is None and not current.indices:
             raise RuntimeError(
                 "No sample is being processed: this is known only inside a hook that a loader (or "
                 "a `for` over a dataset) calls, or after worker_activate(sample_index)."

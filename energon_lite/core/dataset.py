@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
-from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE, Activity, set_activity
 from energon_lite.core.drawing import generators_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.global_generators import checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext, set_context
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
 
@@ -39,11 +39,11 @@ class Cursor(Iterator[T_co], ABC):
 
     @abstractmethod
     def __next__(self) -> T_co:
-        """Gives the next item."""
+        """Returns the next item."""
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Gives the place between two items, as a cheap value."""
+        """Returns the place between two items, as a cheap value."""
 
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
@@ -54,7 +54,7 @@ class Cursor(Iterator[T_co], ABC):
         """
 
     def take(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
-        """Gives the next `n` items, or what is left, and their restore keys."""
+        """Returns the next `n` items, or what is left, and their restore keys."""
         items: list[T_co] = []
         keys: list[RestoreKey] = []
         with suppress(StopIteration):
@@ -96,11 +96,11 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
     @abstractmethod
     def cursor(self, stream: Stream) -> Cursor[T_co]:
-        """Gives a fresh cursor at the start of a stream."""
+        """Returns a fresh cursor at the start of a stream."""
 
     @abstractmethod
     def config(self) -> dict[str, JSON]:
-        """Gives the settings that decide the content."""
+        """Returns the settings that decide the content."""
 
     @abstractmethod
     def restore_sample(self, restore_key: RestoreKey) -> T_co:
@@ -151,7 +151,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return ()
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Gives this dataset over others than those right below it."""
+        """Returns this dataset over others than those right below it."""
         if children:
             raise TypeError(f"{type(self).__name__} is a leaf; there is nothing below it")
         return self
@@ -161,17 +161,17 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return [facts for child in self.children for facts in child.sources()]
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T_co]:
-        """Gives this dataset with other ids of its sources."""
+        """Returns this dataset with other ids of its sources."""
         if not any(facts.name in names for facts in self.sources()) or not self.children:
             return self
         return self.with_children([child.renamed(names) for child in self.children])
 
     def nested(self) -> SavableDataset[Any]:
-        """Gives this dataset as it behaves inside another one, where no loader ends its pass."""
+        """Returns this dataset as it behaves inside another one, where no loader ends its pass."""
         return self
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """Tells how many samples of each source the first items of the run should have.
+        """Returns how many samples of each source the first items of the run should have.
 
         Args:
             num_items: items of all streams together.
@@ -193,9 +193,9 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return all(child.samples_are_known for child in self.children)
 
     @property
-    def steps_are_alike(self) -> bool:
+    def requires_lockstep(self) -> bool:
         """Whether ranks must be in the same cycle at the same step, as items follow from it."""
-        return any(child.steps_are_alike for child in self.children)
+        return any(child.requires_lockstep for child in self.children)
 
     @property
     def share_unit(self) -> str:
@@ -264,14 +264,14 @@ class WrapperDataset(SavableDataset[T_co]):
         return (self.dataset,)
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Gives this dataset over another one."""
+        """Returns this dataset over another one."""
         (dataset,) = children
         other = copy.copy(self)
         other.dataset = dataset
         return other
 
     def nested(self) -> SavableDataset[Any]:
-        """Gives this dataset over that below as it behaves inside another one."""
+        """Returns this dataset over that below as it behaves inside another one."""
         below = self.dataset.nested()
         return self if below is self.dataset else self.with_children((below,))
 
@@ -289,13 +289,13 @@ class WrapperDataset(SavableDataset[T_co]):
 
 
 @contextmanager
-def activity_of(activity: Activity) -> Iterator[None]:
-    """Makes `activity` the thread's current one for a `with` block."""
-    before = set_activity(activity)
+def context_of(context: StreamContext) -> Iterator[None]:
+    """Makes `context` the thread's current one for a `with` block."""
+    before = set_context(context)
     try:
         yield
     finally:
-        set_activity(before)
+        set_context(before)
 
 
 class StreamRun(Iterator[T]):
@@ -312,9 +312,9 @@ class StreamRun(Iterator[T]):
         max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
     ) -> None:
         self.stream = stream
-        self.activity = Activity(stream, max_skip_rate)
-        self.activity.generators = generators_of(dataset, stream)
-        self.activity.worker_config = dataset.worker_config
+        self.context = StreamContext(stream, max_skip_rate)
+        self.context.generators = generators_of(dataset, stream)
+        self.context.worker_config = dataset.worker_config
         self.num_given = 0
         self._is_restored = False
         self._name = f"stream {stream.index}"
@@ -327,34 +327,34 @@ class StreamRun(Iterator[T]):
         return self._cursor.key
 
     def __next__(self) -> T:
-        """Gives the stream's next item."""
-        activity = self.activity
-        activity.batch_index = self.num_given * self.stream.num_streams + self.stream.index
-        before = set_activity(activity)
+        """Returns the stream's next item."""
+        context = self.context
+        context.batch_index = self.num_given * self.stream.num_streams + self.stream.index
+        before = set_context(context)
         try:
-            if activity.generators is None:
+            if context.generators is None:
                 item = next(self._cursor)
             else:
-                with activity.generators:
+                with context.generators:
                     item = next(self._cursor)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             if self._is_restored and (damage := as_damage(error, self._name)) is not error:
                 raise damage from error
             raise
         finally:
-            set_activity(before)
-        activity.gave_item()
+            set_context(before)
+        context.gave_item()
         self.num_given += 1
         return item
 
     def snapshot(self) -> Snapshot:
-        """Gives the place between two items."""
-        fields: dict[str, Any] = {"items": self.num_given, "draws": self.activity.num_draws}
-        if self.activity.fill:
-            fields["failures"] = self.activity.fill
-            fields["last_failure"] = self.activity.last_draw
-        if self.activity.generators is not None and self.activity.generators.names:
-            fields["generators"] = self.activity.generators.names
+        """Returns the place between two items."""
+        fields: dict[str, Any] = {"items": self.num_given, "draws": self.context.num_draws}
+        if self.context.fill:
+            fields["failures"] = self.context.fill
+            fields["last_failure"] = self.context.last_draw
+        if self.context.generators is not None and self.context.generators.names:
+            fields["generators"] = self.context.generators.names
         return Snapshot("stream", fields, (self._cursor.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -365,14 +365,14 @@ class StreamRun(Iterator[T]):
         if not isinstance(fill, (int, float)) or fill < 0:
             raise StateError(f"The checkpoint's stream has failures={fill!r}, which is no number.")
         last_draw = snapshot.count("last_failure") if "last_failure" in snapshot.fields else 0
-        activity = Activity(self.stream, self.activity.max_skip_rate)
-        activity.worker_config = self.activity.worker_config
+        context = StreamContext(self.stream, self.context.max_skip_rate)
+        context.worker_config = self.context.worker_config
         num_draws = snapshot.count("draws")
         cursor = self._dataset.cursor(self.stream)
         drawn = checked_names(snapshot.fields.get("generators", ()))
-        activity.generators = generators_of(self._dataset, self.stream, drawn)
-        with activity_of(activity), activity.generators or nullcontext():
-            activity.batch_index = num_given * self.stream.num_streams + self.stream.index
+        context.generators = generators_of(self._dataset, self.stream, drawn)
+        with context_of(context), context.generators or nullcontext():
+            context.batch_index = num_given * self.stream.num_streams + self.stream.index
             try:
                 cursor.restore(snapshot.inner[0])
             except Exception as error:
@@ -380,18 +380,18 @@ class StreamRun(Iterator[T]):
                     raise damage from error
                 raise
         # What was made again here may have drawn, too.
-        activity.generators = generators_of(self._dataset, self.stream, drawn)
+        context.generators = generators_of(self._dataset, self.stream, drawn)
         # What is left out while samples are made again was counted when it was left out first.
-        activity.take_records()
-        activity.take_costs()
-        activity.fill, activity.last_draw = float(fill), last_draw
-        activity.num_draws = num_draws
-        self.activity, self.num_given, self._cursor = activity, num_given, cursor
+        context.take_records()
+        context.take_costs()
+        context.fill, context.last_draw = float(fill), last_draw
+        context.num_draws = num_draws
+        self.context, self.num_given, self._cursor = context, num_given, cursor
         self._is_restored = True
 
     def skip(self, n: int) -> None:
         """Passes over `n` items; what was left out meanwhile is another rank's to count."""
         for _ in range(n):
             next(self)
-        self.activity.take_records()
-        self.activity.take_costs()
+        self.context.take_records()
+        self.context.take_costs()

@@ -63,7 +63,7 @@ def _point_super_at(made: type, *, instead_of: type) -> None:
 
 
 def _functions_of(members: Iterable[Any]) -> Iterator[types.FunctionType]:
-    """Gives the functions among class members, also inside properties and decorators."""
+    """Yields the functions among class members, also inside properties and decorators."""
     for member in members:
         if isinstance(member, types.FunctionType):
             yield member
@@ -105,7 +105,7 @@ def pin_memory(value: Any) -> Any:
 
 
 class PinMemoryMixin:
-    """Gives a dataclass `pin_memory()`, which torch's DataLoader calls on what it returns.
+    """Returns a dataclass `pin_memory()`, which torch's DataLoader calls on what it returns.
 
     It has no `__slots__`: as in Energon, code may set further attributes on samples and batches.
     """
@@ -117,7 +117,7 @@ class PinMemoryMixin:
 
 
 class ExtendableDataclassMixin:
-    """Gives a dataclass `extend()`, which makes an instance from one of a base class."""
+    """Returns a dataclass `extend()`, which makes an instance from one of a base class."""
 
     __slots__ = ()
 

@@ -89,7 +89,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Gives an exception and its notes in one line, the same in every run."""
+    """Returns an exception and its notes in one line, the same in every run."""
     parts = [f"{type(error).__name__}: {error}" if str(error) else type(error).__name__]
     cause = error.__cause__
     if cause is not None and str(cause) not in parts[0]:
@@ -99,7 +99,7 @@ def describe(error: BaseException) -> str:
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Gives ` Did you mean 'x'?`, or, without a close match, the list of what is allowed."""
+    """Returns ` Did you mean 'x'?`, or, without a close match, the list of what is allowed."""
     # Comparing takes time that grows with the square of the length, and words may be a stranger's.
     options = sorted(option for option in allowed if len(option) <= _LONGEST_HINT)
     if len(str(word)) > _LONGEST_HINT or len(options) > _MOST_HINTS:

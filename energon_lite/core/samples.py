@@ -359,7 +359,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:
-    """Gives the service fields of a batch: lists with one entry per sample, sources in a row."""
+    """Returns the service fields of a batch: lists with one entry per sample, sources in a row."""
 
     def column(name: str, default: Any) -> list[Any]:
         if isinstance(samples[0], Mapping):

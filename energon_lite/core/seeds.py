@@ -38,7 +38,7 @@ def key_of(*names: object) -> int:
 
 
 def random_words(key: int, *counter: int, size: int, skip: int = 0) -> UInt64Array:
-    """Gives `size` words of 64 random bits, the same for the same key and counter.
+    """Returns `size` words of 64 random bits, the same for the same key and counter.
 
     Args:
         key: 128 bits, from `key_of`.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from energon_lite.core.activity import Siblings, replaying
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import Siblings, replaying
 
 
 @contextmanager
@@ -16,15 +16,15 @@ def together(siblings: Siblings) -> Iterator[None]:
 
     After it the stream is in the slot in which it was before.
     """
-    with replaying() as activity:
-        before, slot = activity.siblings, activity.batch_index
+    with replaying() as context:
+        before, slot = context.siblings, context.batch_index
         # What is being made again already may be part of more.
-        activity.siblings = before or siblings
+        context.siblings = before or siblings
         try:
             yield
         finally:
             # A batch was made again in its own slot.
-            activity.siblings, activity.batch_index = before, slot
+            context.siblings, context.batch_index = before, slot
 
 
 class Again:

@@ -36,7 +36,7 @@ _layouts: dict[type[Any], tuple[Layout, tuple[str, ...]]] = {}
 
 
 def layout_of(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
-    """Gives how instances of `kind` are taken apart, and the names of their fields.
+    """Returns how instances of `kind` are taken apart, and the names of their fields.
 
     Only fields that the constructor takes are named. Worked out once per type.
     """
@@ -247,7 +247,7 @@ def _combine(
 
 
 def _columns(values: list[Any], names: tuple[str, ...]) -> Iterable[list[Any]]:
-    """Gives, for each field, its values; all fields of a value at once, which takes half as long.
+    """Returns, for each field, its values; all fields of a value at once, which takes half as long.
 
     Raises:
         AttributeError: A value lacks a field.

@@ -92,7 +92,7 @@ class Snapshot:
         return self
 
     def field(self, name: str) -> Any:
-        """Gives one field.
+        """Returns one field.
 
         Raises:
             StateError: The state does not have it.
@@ -106,7 +106,7 @@ class Snapshot:
             ) from None
 
     def count(self, name: str) -> int:
-        """Gives a field that counts something.
+        """Returns a field that counts something.
 
         Raises:
             StateError: The state does not have it, or it is no count.
@@ -121,7 +121,7 @@ class Snapshot:
         return int(value)
 
     def to_json(self) -> JSON:
-        """Gives the snapshot as plain JSON."""
+        """Returns the snapshot as plain JSON."""
         value: dict[str, JSON] = {"stage": self.kind}
         value.update((name, _plain(field)) for name, field in self.fields.items())
         if self.inner:

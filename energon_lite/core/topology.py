@@ -58,11 +58,11 @@ class RankSlots(NamedTuple):
     first: int = 0
 
     def slot(self, n: int) -> int:
-        """Gives the slot of this rank's n-th turn from here."""
+        """Returns the slot of this rank's n-th turn from here."""
         return self.base + (self.first + n) * self.world_size + self.rank
 
     def turn_of(self, slot: int) -> int:
-        """Gives which of the rank's turns since `base` a slot is."""
+        """Returns which of the rank's turns since `base` a slot is."""
         return (slot - self.base - self.rank) // self.world_size
 
     @property
@@ -209,7 +209,7 @@ class WorkerConfig(ActiveWorker):
             )
 
     def global_rank(self) -> int:
-        """Gives this process's rank in the whole `torch.distributed` world."""
+        """Returns this process's rank in the whole `torch.distributed` world."""
         if self.data_parallel_group is None:
             return self.rank
         return int(dist.get_global_rank(self.data_parallel_group, self.rank))

@@ -13,14 +13,6 @@ from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
 
-from energon_lite.core.activity import (
-    Activity,
-    Siblings,
-    SkipRecord,
-    current_activity,
-    leaves,
-    replaying,
-)
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     ErrorHandler,
@@ -34,6 +26,14 @@ from energon_lite.core.errors import (
 from energon_lite.core.global_generators import seeded
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import (
+    Siblings,
+    SkipRecord,
+    StreamContext,
+    current_context,
+    leaves,
+    replaying,
+)
 from energon_lite.core.topology import WorkerConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ class _LeftOut:
     """Stands for the result of a call that gave none."""
 
 
-LEFT_OUT = _LeftOut()
+SKIPPED = _LeftOut()
 
 
 @overload
@@ -142,15 +142,15 @@ class UserFunction:
         of = f" ({_shortened(shards)})" if shards else ""
         return f"stage {self.name}, {self.where}, sample {_shortened(name or name_of_key(key))}{of}"
 
-    def enter(self, activity: Activity, key: RestoreKey, number: int = 0) -> None:
-        """Notes that the function starts, or resumes after `number` items, on the input `key`."""
-        activity.enter(self.name, self.seed, key)
+    def enter(self, context: StreamContext, key: RestoreKey, number: int = 0) -> None:
+        """Records that the function starts, or resumes after `number` items, on the input `key`."""
+        context.enter(self.name, self.seed, key)
         if self.may_draw:
-            activity.seed_generators(number)
+            context.seed_generators(number)
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""
-        self.enter(current_activity(), key)
+        self.enter(current_context(), key)
         if self.restore_seeds:
             with seeded(key_of("restore_seeds", self.seed, key, self.name)):
                 result = self.function(argument)
@@ -165,19 +165,19 @@ class UserFunction:
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs a generator function; gives each item with its own restore key."""
         items = iter(self.function(argument))
-        activity = current_activity()
+        context = current_context()
         rng: Generator | None = None
         for number in itertools.count():
-            self.enter(activity, key, number)
+            self.enter(context, key, number)
             # What it draws with sample_rng() continues from item to item.
-            activity.rng = rng
+            context.rng = rng
             if self.restore_seeds:
                 with seeded(key_of("restore_seeds", self.seed, key, self.name, number)):
-                    item = next(items, LEFT_OUT)
+                    item = next(items, SKIPPED)
             else:
-                item = next(items, LEFT_OUT)
-            rng = activity.rng
-            if item is LEFT_OUT:
+                item = next(items, SKIPPED)
+            rng = context.rng
+            if item is SKIPPED:
                 return
             if item is None:
                 raise _bad_result(self, item)
@@ -214,9 +214,9 @@ class UserFunction:
             return self.call(restore_key, make(restore_key))
         if len(restore_key) != 3 or restore_key[0] != self.name:
             raise ValueError(f"{restore_key!r} is not a restore key of {self.name}")
-        siblings = current_activity().siblings or Siblings(())
-        found = siblings.take(restore_key, LEFT_OUT)
-        if found is not LEFT_OUT:
+        siblings = current_context().siblings or Siblings(())
+        found = siblings.take(restore_key, SKIPPED)
+        if found is not SKIPPED:
             return found
         _, number, inner_key = restore_key
         numbers = siblings.numbers(self.name, inner_key) | {number}
@@ -246,12 +246,12 @@ class FunctionRun:
         self.failures = 0
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
-        """Calls the function; returns `LEFT_OUT` if it skipped or failed."""
+        """Calls the function; returns `SKIPPED` if it skipped or failed."""
         try:
             result = self.spec.call(key, _own(argument))
         except Exception as error:
             self.left_out(error, key, argument)
-            return LEFT_OUT
+            return SKIPPED
         self.failures = 0
         return result
 
@@ -289,7 +289,7 @@ class FunctionRun:
                 raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
         lost = list(leaves(key))
         source = str(lost[0][0]) if lost and lost[0] else ""
-        current_activity().left_out(
+        current_context().left_out(
             SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost))
         )
         if on_purpose:
@@ -344,7 +344,7 @@ def _shortened(names: str, number: int = 8) -> str:
 
 
 def describe_input(argument: Any) -> tuple[str, Any]:
-    """Gives the sample key (or those of a list of samples) and the sources of a hook's input."""
+    """Returns the sample key (or those of a list of samples) and the sources of a hook's input."""
     if isinstance(argument, list):
         described = [describe_input(entry) for entry in argument]
         sources = [source for _, found in described for source in found or ()]

@@ -44,7 +44,7 @@ class BalanceRow:
     costs: Float64Array = dataclasses.field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the figures as plain values."""
+        """Returns the figures as plain values."""
         return {name: value for name, value in vars(self).items() if name != "costs"}
 
 
@@ -73,7 +73,7 @@ class BalanceReport:
     rows: tuple[BalanceRow, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the report as plain values."""
+        """Returns the report as plain values."""
         return {**vars(self), "rows": [row.to_json() for row in self.rows]}
 
 
@@ -164,7 +164,7 @@ def _rows(
 def _opened(
     path: Any, split_part: str, name: str, config: WorkerConfig, trust: bool | None
 ) -> tuple[SavableDataset[Any], list[Int64Array]]:
-    """Gives the run over sources that read nothing, and the lengths of each source."""
+    """Returns the run over sources that read nothing, and the lengths of each source."""
     node = open_node(path, split_part, {"trust": trust})
     opener = LeafOpener(
         order_only,
@@ -199,7 +199,7 @@ class _Stream:
         self.overlong = self.skipped = 0
 
     def packed(self, num_packs: int, capacity: int, buffer_size: int) -> tuple[Packs, Int64Array]:
-        """Gives at least so many packs, and the tokens of the samples in them."""
+        """Returns at least so many packs, and the tokens of the samples in them."""
         wanted = 2 * buffer_size
         while True:
             self._draws.draw_up_to(wanted)
@@ -227,7 +227,7 @@ class _Stream:
 def _padded(
     packed: list[tuple[Packs, Int64Array]], batch_size: int, steps: int, cost: CostModel
 ) -> tuple[float, Float64Array]:
-    """Gives the share of tokens and the costs (steps, ranks) of batches padded to their longest."""
+    """Returns the share of tokens and the costs (steps, ranks) of batches padded to the longest."""
     used = size = 0
     columns = []
     for _, own in packed:
@@ -241,7 +241,7 @@ def _padded(
 
 
 def _synced(costs: Float64Array, window: int) -> Float64Array:
-    """Gives the costs in the order in which each rank gives its packs by itself."""
+    """Returns the costs in the order in which each rank gives its packs by itself."""
     parts = []
     for number, start in enumerate(range(0, len(costs), window)):
         part = costs[start : start + window]
@@ -251,6 +251,6 @@ def _synced(costs: Float64Array, window: int) -> Float64Array:
 
 
 def _planned(costs: Float64Array, window: int) -> Float64Array:
-    """Gives the costs of steps that all ranks plan together."""
+    """Returns the costs of steps that all ranks plan together."""
     plan = global_window(costs.ravel(), costs.shape[1], window, seed=0)
     return plan.costs(costs.ravel())

@@ -47,7 +47,7 @@ class _Panel:
         self.bottom = top + height
 
     def y(self, value: float) -> float:
-        """Gives the pixel of a value."""
+        """Returns the pixel of a value."""
         return self.bottom - self.height * value / self.highest
 
     def grid(self, ticks: Sequence[float], form: str = "g") -> Iterator[str]:
@@ -107,7 +107,7 @@ def balance_svg(report: BalanceReport) -> str:
 
 
 def waits(row: BalanceRow) -> Float64Array:
-    """Gives the share of the ranks' time that they wait, for each step; their mean is `imbalance`.
+    """Returns the share of the ranks' time they wait, for each step; its mean is `imbalance`.
 
     Args:
         row: one way, of S steps.
@@ -122,7 +122,7 @@ def waits(row: BalanceRow) -> Float64Array:
 
 
 def loads(row: BalanceRow) -> Float64Array:
-    """Gives the load of the least loaded rank up to the slowest, as shares of the slowest's.
+    """Returns the load of the least loaded rank up to the slowest, as shares of the slowest's.
 
     Args:
         row: one way, for K ranks.
@@ -160,7 +160,7 @@ def _step_panels(report: BalanceReport) -> Iterator[str]:
 
 
 def _scales(report: BalanceReport, shown: Sequence[Float64Array]) -> list[list[float]]:
-    """Gives the ticks of each way: padded batches may cost many times as much as packs."""
+    """Returns the ticks of each way: padded batches may cost many times as much as packs."""
     highest: dict[bool, float] = {}
     are_packs = [row.name.startswith("packs") for row in report.rows]
     for is_pack, costs in zip(are_packs, shown, strict=True):
@@ -219,13 +219,13 @@ def _title(report: BalanceReport) -> str:
 
 
 def _unit(report: BalanceReport) -> float:
-    """Gives the mean cost of a pack."""
+    """Returns the mean cost of a pack."""
     tables = [row.costs for row in report.rows if row.name.startswith("packs") and row.costs.size]
     return float(tables[0].mean()) or 1.0 if tables else 1.0
 
 
 def _ticks(highest: float, most: float = math.inf) -> list[float]:
-    """Gives three to six round values from 0 to `highest` or a little above."""
+    """Returns three to six round values from 0 to `highest` or a little above."""
     if not highest > 0:
         return [0, min(1.0, most)]
     power = 10 ** math.floor(math.log10(highest))
@@ -235,7 +235,7 @@ def _ticks(highest: float, most: float = math.inf) -> list[float]:
 
 
 def _percent(ticks: Sequence[float]) -> str:
-    """Gives the form of shares with as many digits as their steps need."""
+    """Returns the form of shares with as many digits as their steps need."""
     digits = next(n for n in range(12) if round(ticks[1], n + 2) == ticks[1] or n == 11)
     return f".{digits}%"
 
@@ -244,7 +244,7 @@ def _percent(ticks: Sequence[float]) -> str:
 
 
 def _style() -> str:
-    """Gives the colours of a dark page; those of a light one are on the elements."""
+    """Returns the colours of a dark page; those of a light one are on the elements."""
     dark = {name: pair[1] for name, pair in _GREYS.items()}
     dark |= {f"way{number}": pair[1] for number, pair in enumerate(_COLOURS)}
     rules = [

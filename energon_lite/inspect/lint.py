@@ -71,7 +71,7 @@ class LintReport:
         return not self.errors
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the report as plain values."""
+        """Returns the report as plain values."""
         return {
             "path": str(self.path),
             "ok": self.is_ok,

@@ -132,7 +132,7 @@ class Plan:
         return _sum(source.read_bytes for source in self.sources)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the plan as plain values."""
+        """Returns the plan as plain values."""
         return {**dataclasses.asdict(self), "samples": self.samples, "read_bytes": self.read_bytes}
 
 
@@ -252,7 +252,7 @@ def _foreseen_packs(
 
 
 def _lengths(dataset: SavableDataset[Any]) -> dict[str, Int64Array] | None:
-    """Gives the stored lengths by source; None if a blend by tokens has none."""
+    """Returns the stored lengths by source; None if a blend by tokens has none."""
     found: dict[str, Int64Array] = {}
     if isinstance(dataset, TokenBlendDataset):
         if dataset.lengths is None:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import SavableDataset, activity_of
+from energon_lite.core.dataset import SavableDataset, context_of
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 
 Int64Array = npt.NDArray[np.int64]
@@ -106,7 +106,7 @@ def stretch_edges(steps: int) -> list[int]:
 
 
 def asked_shares(dataset: SavableDataset[Any], run: Run) -> Foreseen:
-    """Gives what the weights ask for, of data whose samples cannot be foreseen."""
+    """Returns what the weights ask for, of data whose samples cannot be foreseen."""
     edges = stretch_edges(run.steps)
     return Foreseen(SHARES, run.steps, _asked(dataset, [e * run.step_samples for e in edges]))
 
@@ -179,7 +179,7 @@ def count_draws(
 
 
 def _asked(dataset: SavableDataset[Any], ends: Sequence[int]) -> Float64Array:
-    """Gives what the weights ask for between two numbers of samples; (len(ends) - 1, N)."""
+    """Returns what the weights ask for between two numbers of samples; (len(ends) - 1, N)."""
     names = [facts.name for facts in dataset.sources()]
     asked = [dataset.expected(end) for end in ends]
     rows = np.array([[found.get(name, 0.0) for name in names] for found in asked])
@@ -245,7 +245,7 @@ class StreamDraws:
         self.num_items = 0
         self.has_ended = False
         self._cursor = dataset.cursor(stream)
-        self._activity = Activity(stream)
+        self._context = StreamContext(stream)
         self._numbers = {name: number for number, name in enumerate(names)}
         self._lengths = lengths
         self._sources = [np.empty(0, dtype=np.int64)]
@@ -256,7 +256,7 @@ class StreamDraws:
         number_of = self._numbers.__getitem__
         while self.num_items < num_items and not self.has_ended:
             count = min(_CHUNK, num_items - self.num_items)
-            with activity_of(self._activity):
+            with context_of(self._context):
                 _, keys = self._cursor.take(count)
             num_keys = len(keys)
             names = map(itemgetter(0), keys)
@@ -323,7 +323,7 @@ class _Slots:
         self.num_steps = int(by_rank.sum(axis=0).min())
 
     def steps_of(self, stream: Draws) -> Int64Array:
-        """Gives the step at which each item of a stream is given; -1 for none."""
+        """Returns the step at which each item of a stream is given; -1 for none."""
         batches = np.arange(stream.num_items) // self._run.batch_size
         steps: Int64Array = self._steps[batches * self._run.num_streams + stream.index]
         return steps

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import activity_of
+from energon_lite.core.dataset import context_of
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.inspect.plan_draws import Foreseen, Int64Array, Run, count_draws
 from energon_lite.stages.packing.planned import PlannedPacks
@@ -69,7 +69,7 @@ class _PackDraws:
         self.has_ended = False
         self.num_left_out = 0
         self._windows = dataset.windows(stream)
-        self._activity = Activity(stream, max_skip_rate=1.0)
+        self._context = StreamContext(stream, max_skip_rate=1.0)
         self._places = places
         none = np.empty(0, dtype=np.int64)
         self._sources, self._tokens, self._items, self._counts = [none], [none], [none], [none]
@@ -77,7 +77,7 @@ class _PackDraws:
     def draw_up_to(self, num_items: int) -> None:
         """Plans windows until there are so many packs, or the stream ends."""
         while self.num_items < num_items and not self.has_ended:
-            with activity_of(self._activity):
+            with context_of(self._context):
                 window = next(self._windows, None)
             if window is None:
                 self.has_ended = True
@@ -90,7 +90,7 @@ class _PackDraws:
             numbers = np.repeat(np.arange(len(packs)), np.diff(packs.offsets))
             self._items.append(self.num_items + numbers)
             self.num_items += len(packs)
-            self.num_left_out += len(self._activity.take_records())
+            self.num_left_out += len(self._context.take_records())
 
     @property
     def sources(self) -> Int64Array:

@@ -55,7 +55,7 @@ class PassEnds:
                 f"end={end!r}, but the data never end: ranks always have a batch. Leave `end` out, "
                 "or make the dataset with repeat=False"
             )
-        if end == "pad" and dataset.steps_are_alike:
+        if end == "pad" and dataset.requires_lockstep:
             raise ValueError(
                 'end="pad", but batches of one modality must be the same on all ranks at each '
                 'step, and a batch that is repeated is of another. Use end="drop", or '
@@ -76,7 +76,7 @@ class PassEnds:
         if self._dataset.endless or (self._config.world_size == 1 and self._end != "pad"):
             return "uneven"
         if self._end is None and group_store(self._config) is not None:
-            return "drop" if self._dataset.steps_are_alike else "pad"
+            return "drop" if self._dataset.requires_lockstep else "pad"
         return self._end or "uneven"
 
     def begin(self, place: Place) -> EvenPass | None:
@@ -104,7 +104,7 @@ class PassEnds:
         return even
 
     def end(self, place: Place, even: EvenPass) -> None:
-        """Notes the steps of a validation pass, whose next one will have as many."""
+        """Records the steps of a validation pass, whose next one will have as many."""
         if even.end == "pad" and _is_whole(place) and not self._dataset.training:
             self._agreed = place.start.slots.num_streams, place.num_steps
 
@@ -126,7 +126,7 @@ class PassEnds:
         return self._predicted[about]
 
     def learn(self, place: Place) -> None:
-        """Notes how many batches a pass had that has just ended."""
+        """Records how many batches a pass had that has just ended."""
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
         if _is_whole(place) and not is_virtual:
             self._learned = None
@@ -147,7 +147,7 @@ class PassEnds:
             for index in range(num_streams)
         ]
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
-        if dataset.steps_are_alike:
+        if dataset.requires_lockstep:
             turns = [rank_turns(Place(start), slots, counts) for slots in ranks]
             last = min(max(own, default=-1) for own in turns)
             steps = sum(turn <= last for turn in set.intersection(*map(set, turns)))
@@ -190,7 +190,7 @@ class PassEnds:
             rank_turns(place, slots._replace(rank=rank, first=0), counts)
             for rank in range(slots.world_size)
         ]
-        is_aligned = self._dataset.steps_are_alike
+        is_aligned = self._dataset.requires_lockstep
         return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
 
 
@@ -225,7 +225,7 @@ class EvenPass:
         self._slots, self._pass_index = place.start.slots, place.start.pass_index
         self.end = end
         self._is_default = is_default
-        self._is_aligned = dataset.steps_are_alike
+        self._is_aligned = dataset.requires_lockstep
         # In step with the other ranks, which is to say: steps of this pass, or turns.
         self._step = place.count if self._is_aligned else place.num_steps
         self._own: Delivery | None = None
@@ -343,8 +343,8 @@ def count_batches(
         run = StreamRun(dataset, Stream(index, num_streams, pass_index), max_skip_rate=1)
         for item in run:
             can_pad = mark_valid(item) and can_pad
-            run.activity.take_records()
-            run.activity.take_costs()
+            run.context.take_records()
+            run.context.take_costs()
         counts.append(run.num_given)
     return counts, can_pad
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from os import PathLike
 from typing import TypeVar
 
-from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End
 from energon_lite.loader.exchange import TIMEOUT_SEC

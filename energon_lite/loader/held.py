@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import compress
 from typing import Any
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import leaves
 
 
 def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
-    """Gives the fields of a stage's snapshot, without samples of other sources than `names`.
+    """Returns the fields of a stage's snapshot, without samples of other sources than `names`.
 
     Raises:
         StateError: A field is damaged.
@@ -40,7 +40,7 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
 
 
 def _kept(held: tuple[Any, ...], names: set[str]) -> tuple[Any, ...]:
-    """Gives the entries that stay; each is a restore key, or a list of such."""
+    """Returns the entries that stay; each is a restore key, or a list of such."""
     entries = [_kept(e, names) if e and isinstance(e[0], tuple) else e for e in held]
     return tuple(compress(entries, [_is_there(entry, names) for entry in entries]))
 
@@ -51,7 +51,7 @@ def _kept_group(name: Any, keys: Any, rows: Any, *totals: Any, names: set[str]) 
 
 
 def _kept_packs(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
-    """Gives packs that wait, with what stays of each; those of which nothing does are gone."""
+    """Returns packs that wait, with what stays of each; those of which nothing does are gone."""
     held, rows, next_number = [], [], snapshot.count("first")
     for key, (number, place, cost) in zip(
         snapshot.field("held"), snapshot.field("rows"), strict=True

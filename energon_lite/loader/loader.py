@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import Self
 
-from energon_lite.core.activity import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.row_weights import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.accelerate_adapter import OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.ends import End, PassEnds

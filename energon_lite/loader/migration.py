@@ -162,7 +162,7 @@ def _is_blend(config: Any) -> bool:
 
 
 def _as_blend(config: Any, other: Any) -> Config | None:
-    """Gives a blend; of a single source, where the other pipeline blends, the blend of it alone."""
+    """Returns a blend; where the other pipeline blends a single source, the blend of it alone."""
     if _is_blend(config):
         return dict(config)
     names = _names(config)
@@ -172,7 +172,7 @@ def _as_blend(config: Any, other: Any) -> Config | None:
 
 
 def _units(entry: Config) -> Iterator[tuple[str, Config]]:
-    """Gives the entries that are no blends themselves, of a blend's entry, with their names."""
+    """Yields the entries that are no blends themselves, of a blend's entry, with their names."""
     if _is_blend(entry["of"]):
         yield from _units_of(entry["of"])
     else:
@@ -180,7 +180,7 @@ def _units(entry: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _units_of(blend: Config) -> Iterator[tuple[str, Config]]:
-    """Gives those of all entries of a blend."""
+    """Yields those of all entries of a blend."""
     for entry in blend["of"]:
         yield from _units(entry)
 
@@ -214,7 +214,7 @@ def _names(config: Any) -> list[str]:
 
 
 def _chain(config: Config) -> Iterator[Config]:
-    """Gives the stages from one down to where several datasets lie below, or to the leaf."""
+    """Yields the stages from one down to where several datasets lie below, or to the leaf."""
     while True:
         yield config
         below = config.get("of")
@@ -224,7 +224,7 @@ def _chain(config: Config) -> Iterator[Config]:
 
 
 def _end(config: Any) -> Config:
-    """Gives the last of those stages."""
+    """Returns the last of those stages."""
     return list(_chain(config))[-1] if isinstance(config, dict) else {}
 
 
@@ -255,7 +255,7 @@ class Migration:
         self._stream = ""
 
     def stream(self, index: str, old: Snapshot) -> Snapshot:
-        """Gives the state of a stream, as this pipeline can restore it."""
+        """Returns the state of a stream, as this pipeline can restore it."""
         if self._same_draws:
             return old
         self._stream = index
@@ -325,7 +325,7 @@ class Migration:
         return Snapshot(fresh.kind, fields, tuple(inner))
 
     def _kept_fields(self, old: Snapshot) -> dict[str, Any]:
-        """Gives the fields without held samples of sources that are gone."""
+        """Returns the fields without held samples of sources that are gone."""
         fields = without_sources(old, self._names)
         if "slot" in fields and fields.get("given") and not fields.get("input"):
             # The blend below may take another sample at that draw: it is expanded from its start.
@@ -343,7 +343,7 @@ def _without_loss_weights(config: Any) -> Any:
 
 
 def _blend_at(snapshot: Snapshot, config: Config) -> Config:
-    """Gives the configuration of a blend; of a single source, that of the blend of it alone."""
+    """Returns the configuration of a blend; of a single source, that of the blend of it alone."""
     if snapshot.kind in _BLENDS:
         return config
     return {"of": [{"name": next(iter(_names(config)), ""), "weight": None, "of": config}]}
@@ -357,7 +357,7 @@ def _inner(snapshot: Snapshot, blend: Config) -> tuple[Snapshot, ...]:
 
 
 def _states(old: Snapshot, saved: Config) -> Iterator[tuple[str, Snapshot]]:
-    """Gives the states of the single sources of a blend, and of the blends right inside it."""
+    """Yields the states of the single sources of a blend, and of the blends right inside it."""
     for inner, entry in zip(_inner(old, saved), saved["of"], strict=True):
         if _is_blend(entry["of"]):
             yield from _states(inner, entry["of"])
@@ -366,7 +366,7 @@ def _states(old: Snapshot, saved: Config) -> Iterator[tuple[str, Snapshot]]:
 
 
 def _moved(entry: Config, fresh: Snapshot, units: _States) -> Snapshot:
-    """Gives an entry that is new in its blend: at its start, or as it was elsewhere."""
+    """Returns an entry that is new in its blend: at its start, or as it was elsewhere."""
     if not _is_blend(entry["of"]):
         return units.get(entry["name"], fresh)
     inner = zip(entry["of"]["of"], fresh.inner, strict=True)
@@ -381,7 +381,7 @@ def _draws_below(old: Snapshot) -> int:
 
 
 def _token_fields(old: Snapshot, places: list[int | None]) -> dict[str, Any]:
-    """Gives debts and pending draws for the children now, `places` being what they were."""
+    """Returns debts and pending draws for the children now, `places` being what they were."""
     rows, pending = old.field("debts"), old.field("pending")
     if not all(
         isinstance(table, tuple) and all(isinstance(row, tuple) and row for row in table)

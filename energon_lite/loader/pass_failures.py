@@ -1,6 +1,6 @@
 """How many samples of a validation pass may fail: a share of it, so that small sets are held too.
 
-The limit of a stream (`core.activity`) lets 100 failures pass, for bursts in long runs. A small
+The limit of a stream (`core.context`) lets 100 failures pass, for bursts in long runs. A small
 validation set would lose half of its samples below that, and give another metric.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.core.activity import SKIP_ALLOWANCE, SkipRecord
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.stream_context import SKIP_ALLOWANCE, SkipRecord
 from energon_lite.loader.turns import Delivery
 
 # The part of a pass that may fail above `max_skip_rate`; one sample always may.

@@ -13,11 +13,11 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from energon_lite.core.activity import SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.log_files import append
 from energon_lite.core.state import Snapshot, checksum, digest
+from energon_lite.core.stream_context import SkipRecord
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.held_signals import HeldSignals

@@ -32,12 +32,12 @@ class Region:
     counts: list[int]
 
     def has(self, slot: int) -> bool:
-        """Tells whether a slot was given."""
+        """Returns whether a slot was given."""
         turn, rank = divmod(slot - self.base, len(self.counts))
         return turn >= 0 and (self.counts[rank] < 0 or turn < self.counts[rank])
 
     def to_json(self) -> JSON:
-        """Gives the region as plain JSON."""
+        """Returns the region as plain JSON."""
         return {"base": self.base, "counts": list(self.counts)}
 
 
@@ -71,7 +71,7 @@ class Place:
     beside: Beside | None = None
 
     def is_given(self, slot: int) -> bool:
-        """Tells whether another rank gave a slot before this run was resumed."""
+        """Returns whether another rank gave a slot before this run was resumed."""
         return bool(self.given) and any(region.has(slot) for region in self.given)
 
     def all_are_given(self, dataset: SavableDataset[Any]) -> bool:

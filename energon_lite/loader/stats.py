@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from energon_lite.core.activity import CostRow, SkipRecord, leaves
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON
+from energon_lite.core.stream_context import CostRow, SkipRecord, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
 
@@ -93,7 +93,7 @@ class Stats(dict[str, SourceStats]):
             stats.asked_share = self.asked.get(name, 0.0) / total_asked if total_asked else 0.0
 
     def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
-        """Gives the statistics of this rank and others together."""
+        """Returns the statistics of this rank and others together."""
         counted = {name: dataclasses.replace(stats) for name, stats in self.items()}
         for other in others:
             for name, stats in other.items():
@@ -127,7 +127,7 @@ class Stats(dict[str, SourceStats]):
         )
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
-        """Gives every figure under a name such as `data/coco/train/given_share`."""
+        """Returns every figure under a name such as `data/coco/train/given_share`."""
         return {
             f"{prefix}{name}/{field}": float(value)
             for name, stats in self.items()
@@ -159,7 +159,7 @@ class Stats(dict[str, SourceStats]):
             )
 
     def __str__(self) -> str:
-        """Gives a table for people."""
+        """Returns a table for people."""
         rows = [("source", "asked", "given", "samples", "epochs", "skipped")]
         rows += [
             (
@@ -259,7 +259,7 @@ class Counter:
         return self._loss_weights.get(source, 1.0) * samples
 
     def counted(self) -> dict[str, SourceStats]:
-        """Gives a copy of what was counted."""
+        """Returns a copy of what was counted."""
         found = {}
         for name, stats in self._counted.items():
             before = self._before.get(name, SourceStats())
@@ -268,7 +268,7 @@ class Counter:
         return found
 
     def asked(self, num_items: int) -> dict[str, float]:
-        """Gives the samples that the run asks of each source in its first items.
+        """Returns the samples that the run asks of each source in its first items.
 
         What was asked before the last restore counts as it was then, also of another blend.
         """
@@ -281,7 +281,7 @@ class Counter:
         return found
 
     def _asked(self, num_items: int, counted: Mapping[str, SourceStats]) -> dict[str, float]:
-        """Gives what the first items ask, of which this rank has `counted` its own part."""
+        """Returns what the first items ask, of which this rank has `counted` its own part."""
         found = _asked(self._dataset, num_items)
         total = sum(found.values())
         if total == 0 or self._dataset.samples_are_known:
@@ -293,7 +293,7 @@ class Counter:
         return _asked(self._dataset, num_items * drawn / total)
 
     def stats(self, num_items: int, skipped: Mapping[str, int]) -> Stats:
-        """Gives the statistics.
+        """Returns the statistics.
 
         Args:
             num_items: items that the whole run has given.
@@ -306,7 +306,7 @@ class Counter:
         return Stats(counted, self.asked(num_items), facts, self._dataset.share_unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
-        """Gives all counts as plain JSON."""
+        """Returns all counts as plain JSON."""
         counted: dict[str, JSON] = {
             name: {
                 field: round(value, 3) if field in _SECONDS else value
@@ -386,7 +386,7 @@ def check_counts(state: Any) -> None:
 
 
 def _asked(dataset: SavableDataset[Any], num_items: float) -> dict[str, float]:
-    """Gives what the first items of all passes ask of each source."""
+    """Returns what the first items of all passes ask of each source."""
     if dataset.endless:
         return dataset.expected(num_items)
     length = dataset.num_items(Stream(0, 1))

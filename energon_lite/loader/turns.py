@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import RankSlots, Stream
 
 
@@ -78,7 +78,7 @@ class PassStart:
     streams: dict[int, StreamStart] = field(default_factory=dict)
 
     def after(self, training: bool) -> PassStart:
-        """Gives the start of the pass after this one; validation passes are all alike."""
+        """Returns the start of the pass after this one; validation passes are all alike."""
         slots = self.slots._replace(base=0, first=0)
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
@@ -159,14 +159,14 @@ class Turns(Iterator[Delivery]):
                 # the last batch; a snapshot behind that would hide it from a resumed run.
                 return Delivery(Mark.END, slot, index, None, [], Costs([]))
             item = Mark.END
-        skipped = run.activity.take_records()
-        costs = Costs(run.activity.take_costs())
+        skipped = run.context.take_records()
+        costs = Costs(run.context.take_costs())
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
 
     def __str__(self) -> str:
         """Names the stream that is being computed, and its batch."""
         run = self.run
-        return f"stream {run.stream.index}, batch {run.activity.batch_index}" if run else "nothing"
+        return f"stream {run.stream.index}, batch {run.context.batch_index}" if run else "nothing"
 
     def _begun(self, index: int) -> StreamRun[Any]:
         stream = Stream(index, self._start.slots.num_streams, self._start.pass_index)

@@ -110,7 +110,7 @@ def weighted_mean(
     mask: Tensor | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
-    """Gives `weighted_sum / denominator`; what to call `backward()` on.
+    """Returns `weighted_sum / denominator`; what to call `backward()` on.
 
     Args:
         losses: shape (n,) or (n, T, ...).
@@ -146,7 +146,7 @@ def step_denominator(
     group: dist.ProcessGroup | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Gives the number by which to divide the weighted sum of each micro-batch of a step.
+    """Returns the number by which to divide the weighted sum of each micro-batch of a step.
 
     That is D/R with `reduction="mean"` and D with "sum": D is the sum of all `totals` of all ranks,
     R the number of ranks. Every rank of `group` must call it, once per optimizer step. Ranks may

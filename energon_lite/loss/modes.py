@@ -10,7 +10,7 @@ LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
 
 
 def token_weight(mode: LossMode, num_targets: int) -> float:
-    """Gives what the loss of each token counts in a sample with `num_targets` of them.
+    """Returns what the loss of each token counts in a sample with `num_targets` of them.
 
     Times the sample's own loss weight, this is the weight of a token, packed or not; the total of
     all weights is the denominator.

@@ -107,7 +107,7 @@ class _Builder:
     def indexed(
         self, blend: Blend, nodes: list[Node], members: list[AnyDataset]
     ) -> dict[str, npt.NDArray[np.int64]] | None:
-        """Gives the stored lengths of all sources, if the blend names an index of them."""
+        """Returns the stored lengths of all sources, if the blend names an index of them."""
         if blend.lengths is None:
             return None
         found = {}
@@ -156,7 +156,7 @@ def _is_one_with(inner: Node, outer: Blend) -> bool:
 
 
 def _flattened(blend: Blend, outer: Blend) -> Iterator[Node]:
-    """Gives the members of a blend, with those of the blends in it in their place."""
+    """Yields the members of a blend, with those of the blends in it in their place."""
     for member in blend.members:
         if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
             yield from _flattened(member.node, outer)
@@ -165,7 +165,7 @@ def _flattened(blend: Blend, outer: Blend) -> Iterator[Node]:
 
 
 def _weights(blend: Blend, outer: Blend) -> Weights:
-    """Gives the weights of the same members, as a tree."""
+    """Returns the weights of the same members, as a tree."""
     entries: list[Weight | tuple[Weight, Weights]] = []
     for member in blend.members:
         if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
@@ -176,7 +176,7 @@ def _weights(blend: Blend, outer: Blend) -> Weights:
 
 
 def _repeated(node: BlendEpochized, times: Fraction) -> Iterator[tuple[Fraction, Node]]:
-    """Gives the members, nested ones included, with all repetitions multiplied."""
+    """Yields the members, nested ones included, with all repetitions multiplied."""
     for member in node.members:
         repetitions = times * member.repetitions
         if isinstance(member.node, BlendEpochized):

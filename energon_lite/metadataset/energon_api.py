@@ -54,7 +54,7 @@ class DatasetLoaderInterface(ABC):
 
     @abstractmethod
     def node(self, split_part: str) -> Node:
-        """Gives what a split holds, as a tree."""
+        """Returns what a split holds, as a tree."""
 
     def get_datasets(
         self,
@@ -136,7 +136,7 @@ class DatasetLoader(DatasetLoaderInterface):
         }
 
     def node(self, split_part: str) -> Node:
-        """Gives the one leaf."""
+        """Returns the one leaf."""
         leaf = open_node(_source(self.path), self.split_part or split_part, {})
         assert isinstance(leaf, Leaf)
         return Leaf(**{**vars(leaf), **self._leaf})
@@ -149,7 +149,7 @@ class Metadataset(DatasetLoaderInterface):
         self.path = path
 
     def node(self, split_part: str) -> Node:
-        """Gives what a split holds, as a tree."""
+        """Returns what a split holds, as a tree."""
         return read_metadataset(_source(self.path), split_part)
 
 

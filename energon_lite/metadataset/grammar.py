@@ -51,7 +51,7 @@ class Written:
     mapping: YamlMap
 
     def at(self, key: str) -> Place:
-        """Gives the place of a key."""
+        """Returns the place of a key."""
         return self.place.key(self.mapping, key)
 
 
@@ -137,7 +137,7 @@ CONFIGS = (
 
 
 def _anywhere(subset: Shape) -> tuple[Key, ...]:
-    """Gives the keys of every node; what they say holds for all that is in it."""
+    """Returns the keys of every node; what they say holds for all that is in it."""
     return (
         Key(
             "name",

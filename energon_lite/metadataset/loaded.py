@@ -104,7 +104,7 @@ def _beyond_a_list(node: Node, kind: type[Any]) -> str | None:
 def _amounts(
     node: Node, weight: float, repetitions: Fraction | int
 ) -> Iterator[tuple[Leaf, float | None, float | None]]:
-    """Gives each leaf with its share of the blend, or its repetitions."""
+    """Yields each leaf with its share of the blend, or its repetitions."""
     if isinstance(node, Leaf):
         yield node, None, None
     elif isinstance(node, Blend):

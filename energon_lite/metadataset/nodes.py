@@ -120,7 +120,7 @@ Node: TypeAlias = Leaf | Blend | BlendEpochized | Concat
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Gives the nodes right below `node`, in the file's order."""
+    """Returns the nodes right below `node`, in the file's order."""
     if isinstance(node, Leaf):
         return ()
     if isinstance(node, Concat):
@@ -129,7 +129,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def leaves(node: Node) -> list[Leaf]:
-    """Gives the leaves of a tree, in the file's order."""
+    """Returns the leaves of a tree, in the file's order."""
     if isinstance(node, Leaf):
         return [node]
     return [leaf for child in children(node) for leaf in leaves(child)]

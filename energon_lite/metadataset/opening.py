@@ -164,7 +164,7 @@ class LeafOpener:
         return factory
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
-        """Gives the tokens of a leaf's samples from the stored index `name`."""
+        """Returns the tokens of a leaf's samples from the stored index `name`."""
         # Two leaves may have one id, and then it says nothing about the folder.
         place = (leaf.path, leaf.split_part, leaf.source_id)
         factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)

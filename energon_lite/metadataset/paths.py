@@ -43,7 +43,7 @@ class Folder:
     root: Path
 
     def above(self, target: Target) -> Folder:
-        """Gives the folder that `target` lies in."""
+        """Returns the folder that `target` lies in."""
         label = None if target.label is None else posixpath.dirname(target.label)
         return Folder(target.path.parent, posixpath.dirname(target.shown), label, self.root)
 
@@ -73,7 +73,7 @@ class Folder:
         return Target(path, str(path), inside)
 
     def name(self, target: Target) -> str:
-        """Gives the name of what lies at `target`, which moves with the root metadataset."""
+        """Returns the name of what lies at `target`, which moves with the root metadataset."""
         if target.label is not None:
             return target.label
         if self.root in target.path.parents:
@@ -82,7 +82,7 @@ class Folder:
 
 
 def root_folder(source: str) -> Folder:
-    """Gives the folder of the root metadataset, `source`."""
+    """Returns the folder of the root metadataset, `source`."""
     path = Path(os.path.abspath(source)).parent  # noqa: PTH100  resolve() would follow links
     return Folder(path, posixpath.dirname(source), "", path)
 
@@ -111,7 +111,7 @@ def expanded(text: str) -> str:
 
 
 def joined(folder: Path, text: str) -> Path:
-    """Gives the absolute path that `text` means in `folder`, by text alone.
+    """Returns the absolute path that `text` means in `folder`, by text alone.
 
     Raises:
         ValueError: `..` leads above the root of the file system.

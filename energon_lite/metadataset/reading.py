@@ -96,7 +96,7 @@ class _Around:
     depth: int = 0
 
     def entered(self, values: Mapping[str, Any]) -> _Around:
-        """Gives what holds inside a node with these values."""
+        """Returns what holds inside a node with these values."""
         own, tags = values["subset"], values["subflavors"]
         return replace(
             self,
@@ -113,12 +113,12 @@ class _Around:
 
 
 def is_metadataset(path: Source) -> bool:
-    """Tells whether a path or mapping is a metadataset: by its form only, nothing is read."""
+    """Returns whether a path or mapping is a metadataset: by its form only, nothing is read."""
     return isinstance(path, Mapping) or _is_file_name(local_path(path))
 
 
 def split_names(source: Source) -> list[str]:
-    """Gives the names of the splits of a metadataset, in the file's order.
+    """Returns the names of the splits of a metadataset, in the file's order.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -232,7 +232,7 @@ def _node(written: Written, file: _File, around: _Around) -> Node:
 
 
 def _blending(written: Written, around: _Around) -> _Around:
-    """Gives how a blend chooses, which holds for the blends in it that do not say it."""
+    """Returns how a blend chooses, which holds for the blends in it that do not say it."""
     values = written.values
     unit, mode = values["unit"] or around.unit, values["blend_mode"] or around.mode
     if unit != "tokens":

@@ -44,7 +44,7 @@ def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[st
 
 
 def metadataset_schema() -> dict[str, Any]:
-    """Gives the JSON Schema (draft 2020-12) of metadataset files, of both forms."""
+    """Returns the JSON Schema (draft 2020-12) of metadataset files, of both forms."""
     definitions: dict[str, Any] = {}
     for role in ROLES:
         names = {main: f"{role.name}_{shape.name}" for main, shape in NODE_SHAPES.items()}

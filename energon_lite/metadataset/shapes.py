@@ -36,16 +36,16 @@ class Place:
         return f"{file}, {self.path}" if self.path else file
 
     def line_of(self, mapping: YamlMap, key: str) -> Place:
-        """Gives the line of a key; the path stays that of the mapping."""
+        """Returns the line of a key; the path stays that of the mapping."""
         return Place(self.file, mapping.lines.get(key, mapping.line), self.path)
 
     def key(self, mapping: YamlMap, key: str) -> Place:
-        """Gives the place of a key of the mapping that is here."""
+        """Returns the place of a key of the mapping that is here."""
         path = f"{self.path}.{key}" if self.path else key
         return Place(self.file, mapping.lines.get(key, mapping.line), path)
 
     def item(self, index: int, value: Any) -> Place:
-        """Gives the place of an item of the list that is here."""
+        """Returns the place of an item of the list that is here."""
         line = value.line if isinstance(value, YamlMap) else self.line
         return Place(self.file, line, f"{self.path}[{index}]")
 
@@ -68,7 +68,7 @@ class Place:
 
 
 def shown(value: Any) -> str:
-    """Gives a value as error texts show it: on one line, and not too long."""
+    """Returns a value as error texts show it: on one line, and not too long."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
 
@@ -121,7 +121,7 @@ class Shape:
     keys: tuple[Key, ...]
 
     def read(self, raw: Any, place: Place, also: tuple[Key, ...] = ()) -> dict[str, Any]:
-        """Gives the value of each key, defaults included.
+        """Returns the value of each key, defaults included.
 
         Args:
             raw: what the YAML has.
@@ -149,14 +149,14 @@ class Shape:
 
 
 def plain(value: Any) -> Any:
-    """Gives a value with ordinary dicts and lists in it, shared with nobody."""
+    """Returns a value with ordinary dicts and lists in it, shared with nobody."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def as_read(value: Any, file: str) -> Any:
-    """Gives Python values as if they had been read from `file`, at unknown lines."""
+    """Returns Python values as if they had been read from `file`, at unknown lines."""
     if isinstance(value, Mapping):
         mapping = YamlMap(file)
         for key, item in value.items():
@@ -188,7 +188,7 @@ def _read_tags(raw: Any, place: Place) -> dict[str, Any]:
 
 
 def is_integer(raw: Any) -> bool:
-    """Tells whether a value is a whole number; `true` is none, though Python says so."""
+    """Returns whether a value is a whole number; `true` is none, though Python says so."""
     return isinstance(raw, int) and not isinstance(raw, bool)
 
 

@@ -49,7 +49,7 @@ class _Draws(Protocol):
     """An order of draws."""
 
     def block(self, draw: int, count: int) -> Int64Array:
-        """Gives the children, shape (count,), of draws draw..draw+count-1."""
+        """Returns the children, shape (count,), of draws draw..draw+count-1."""
 
 
 class BlendOrder:
@@ -81,7 +81,7 @@ class BlendOrder:
             self._draws = _Lookup(weights, key, stream, is_random=mode == "random")
 
     def block(self, draw: int, count: int) -> Int64Array:
-        """Gives the children, shape (count,), of this stream's draws draw..draw+count-1.
+        """Returns the children, shape (count,), of this stream's draws draw..draw+count-1.
 
         Raises:
             ValueError: All weights are 0 at one of the draws.
@@ -153,7 +153,7 @@ class _Apportionment:
         return levels
 
     def counts(self, draws: Int64Array) -> Int64Array:
-        """Gives how many of the first n draws each child takes, for N numbers n; shape (K, N)."""
+        """Returns how many of the first n draws each child takes, for N numbers n; shape (K, N)."""
         taken = np.empty((2 * self.num_children - 1, len(draws)), dtype=np.uint64)
         taken[-1] = draws
         for parents, lefts, rights, fractions, phases in self._levels:
@@ -188,7 +188,7 @@ class _Periods:
         self._chunk: tuple[int, Int64Array] | None = None
 
     def block(self, draw: int, count: int) -> Int64Array:
-        """Gives the children, shape (count,), of draws draw..draw+count-1."""
+        """Returns the children, shape (count,), of draws draw..draw+count-1."""
         length = self._period * self._num_periods
         parts = []
         for chunk in range(draw // length, (draw + count - 1) // length + 1):
@@ -239,7 +239,7 @@ class _Lookup:
         self._constant = _cumulative(weights.constant()) if weights.is_constant else None
 
     def block(self, draw: int, count: int) -> Int64Array:
-        """Gives the children, shape (count,), of draws draw..draw+count-1."""
+        """Returns the children, shape (count,), of draws draw..draw+count-1."""
         first = draw // SHORT_BLOCK * SHORT_BLOCK
         stop = -(-(draw + count) // SHORT_BLOCK) * SHORT_BLOCK
         numbers = self._numbers(first, stop - first)
@@ -256,7 +256,7 @@ class _Lookup:
         return np.concatenate(parts)[draw - first : draw - first + count]
 
     def _numbers(self, first: int, count: int) -> Float64Array:
-        """Gives the number in 0..1, shape (count,), of each draw from `first` on."""
+        """Returns the number in 0..1, shape (count,), of each draw from `first` on."""
         if self._is_random:
             lead = first % 4
             words = random_words(self._key, size=count + lead, skip=first - lead)[lead:]
@@ -323,7 +323,7 @@ def _short_blocks(key: int, first: int, count: int) -> Int64Array:
 
 
 def _multiply_high(left: UInt64Array, right: UInt64Array) -> UInt64Array:
-    """Gives the upper 64 bits of the 128-bit products, element by element."""
+    """Returns the upper 64 bits of the 128-bit products, element by element."""
     low_left, high_left = left & _LOW, left >> _HALF
     low_right, high_right = right & _LOW, right >> _HALF
     middle = low_left * high_right + ((low_left * low_right) >> _HALF)

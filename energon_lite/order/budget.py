@@ -70,13 +70,13 @@ class BudgetOrder:
         self._update_means()
 
     def state(self) -> BudgetState:
-        """Gives where it stands."""
+        """Returns where it stands."""
         return BudgetState(
             self.draw, self._debts.tolist(), self._tokens.tolist(), self._counts.tolist()
         )
 
     def shares(self, draw: int) -> Float64Array:
-        """Gives the shares, shape (K,), at a draw of the stream."""
+        """Returns the shares, shape (K,), at a draw of the stream."""
         if self._constant is not None:
             return self._constant
         run_draw = draw * self._stream.num_streams + self._stream.index
@@ -88,7 +88,7 @@ class BudgetOrder:
         self._is_out[child] = True
 
     def choose(self) -> int:
-        """Gives the child of the next draw."""
+        """Returns the child of the next draw."""
         shares = self.shares(self.draw)
         with np.errstate(divide="ignore", invalid="ignore"):
             waits = (self._means * self._phases - self._debts) / shares
@@ -101,11 +101,11 @@ class BudgetOrder:
         self._debts[child] -= tokens
 
     def mean(self, child: int) -> float:
-        """Gives the mean length of a child's samples, as far as it is known."""
+        """Returns the mean length of a child's samples, as far as it is known."""
         return float(self._means[child])
 
     def learn(self, child: int, tokens: float) -> None:
-        """Notes the length of a draw, for the means."""
+        """Records the length of a draw, for the means."""
         self._tokens[child] += tokens
         self._counts[child] += 1
         self._update_means()

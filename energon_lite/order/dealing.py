@@ -34,10 +34,10 @@ class Dealing(Protocol):
     """One stream's share of a source."""
 
     def segment(self, position: int) -> Segment:
-        """Gives the segment that a position of the stream lies in."""
+        """Returns the segment that a position of the stream lies in."""
 
     def pass_range(self, pass_index: int) -> tuple[int, int]:
-        """Gives first position and the position after the last of one finite pass."""
+        """Returns first position and the position after the last of one finite pass."""
 
 
 class ShuffledDealing:
@@ -59,7 +59,7 @@ class ShuffledDealing:
         return (epoch * self.num_places + self.turn) // self.num_streams
 
     def first_place(self, epoch: int) -> int:
-        """Gives the place in its epoch where this stream's run begins."""
+        """Returns the place in its epoch where this stream's run begins."""
         return self._before((epoch + 1) * self.num_places) - self._before(epoch * self.num_places)
 
     def _before(self, total: int) -> int:
@@ -72,13 +72,13 @@ class ShuffledDealing:
         return self.turn * quotient + max(0, self.turn + rest - self.num_streams)
 
     def segment(self, position: int) -> Segment:
-        """Gives the run, numbered by its epoch, that a position lies in."""
+        """Returns the run, numbered by its epoch, that a position lies in."""
         last = (position + 1) * self.num_streams - self.turn
         epoch = -(-last // self.num_places) - 1
         return Segment(epoch, self.first(epoch), self.first(epoch + 1))
 
     def pass_range(self, pass_index: int) -> tuple[int, int]:
-        """Gives the positions of one epoch."""
+        """Returns the positions of one epoch."""
         return self.first(pass_index), self.first(pass_index + 1)
 
 
@@ -99,17 +99,17 @@ class BlockDealing:
         self.endless = endless
 
     def places(self, positions: Int64Array) -> Int64Array:
-        """Gives the places in the endless line of epochs, shape (N,), of positions."""
+        """Returns the places in the endless line of epochs, shape (N,), of positions."""
         blocks, offsets = np.divmod(positions, self.block)
         return (blocks * self.stream.num_streams + self.stream.index) * self.block + offsets
 
     def segment(self, position: int) -> Segment:
-        """Gives the whole stream of a pass: file order has no epochs to keep apart."""
+        """Returns the whole stream of a pass: file order has no epochs to keep apart."""
         del position
         return Segment(self.stream.pass_index, 0, None if self.endless else self.pass_range(0)[1])
 
     def pass_range(self, pass_index: int) -> tuple[int, int]:
-        """Gives the positions of one pass; all passes are alike."""
+        """Returns the positions of one pass; all passes are alike."""
         del pass_index
         num_blocks = -(-self.num_samples // self.block)
         own, rest = divmod(num_blocks, self.stream.num_streams)

@@ -44,7 +44,7 @@ class Permutation:
             self._round_keys = random_words(key, *counter, size=_ROUNDS)
 
     def __call__(self, positions: Int64Array) -> Int64Array:
-        """Gives the elements at `positions`, shape (N,), each in 0..n-1."""
+        """Returns the elements at `positions`, shape (N,), each in 0..n-1."""
         if self._table is not None:
             return self._table[positions].astype(np.int64)
         values = self._encrypt(positions.astype(np.uint64))

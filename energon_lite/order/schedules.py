@@ -68,7 +68,7 @@ class Schedule:
             before = x
 
     def at(self, draws: Int64Array | Float64Array) -> Float64Array:
-        """Gives the value at `draws`, shape (N,).
+        """Returns the value at `draws`, shape (N,).
 
         Example:
             >>> Schedule("linear", ((0, 1.0), (10, 3.0))).at(np.array([0, 5, 99])).tolist()
@@ -90,11 +90,11 @@ class Schedule:
         return mixed
 
     def scaled(self, factor: float) -> Schedule:
-        """Gives the schedule with the x of all points multiplied, e.g. from steps to draws."""
+        """Returns the schedule with the x of all points multiplied, e.g. from steps to draws."""
         return Schedule(self.kind, tuple((x * factor, y) for x, y in self.points))
 
     def config(self) -> dict[str, Any]:
-        """Gives the settings as plain JSON."""
+        """Returns the settings as plain JSON."""
         return {"kind": self.kind, "points": [[x, y] for x, y in self.points]}
 
 
@@ -102,7 +102,7 @@ Weight: TypeAlias = float | Schedule
 
 
 def weight_at(weight: Weight, draws: Int64Array | Float64Array) -> Float64Array:
-    """Gives a weight's value at `draws`, shape (N,)."""
+    """Returns a weight's value at `draws`, shape (N,)."""
     if isinstance(weight, Schedule):
         return weight.at(draws)
     return np.full(len(draws), weight, dtype=np.float64)
@@ -162,7 +162,7 @@ class Weights:
         ]
 
     def at(self, draws: Int64Array | Float64Array) -> Float64Array:
-        """Gives the shares at draws of the run.
+        """Returns the shares at draws of the run.
 
         Args:
             draws: shape (N,).
@@ -183,7 +183,7 @@ class Weights:
         return shares
 
     def constant(self) -> Float64Array:
-        """Gives the shares, shape (K,), of weights that never change.
+        """Returns the shares, shape (K,), of weights that never change.
 
         Raises:
             ValueError: Some weight has a schedule.
@@ -219,7 +219,7 @@ class Weights:
         return total
 
     def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, npt.NDArray[np.bool_]]:
-        """Gives shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
+        """Returns shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
         own = np.empty((len(draws), len(self._weights)))
         own[:] = [0.0 if isinstance(weight, Schedule) else weight for weight in self._weights]
         if self._table is not None:
@@ -266,7 +266,7 @@ class _ScheduleTable:
             self._x[row, : len(points)], self._y[row, : len(points)] = points.T
 
     def at(self, draws: Int64Array | Float64Array) -> Float64Array:
-        """Gives the values at `draws`, shape (N,); shape (M, N)."""
+        """Returns the values at `draws`, shape (N,); shape (M, N)."""
         rows = np.arange(len(self._schedules))
         if not len(draws):
             return np.empty((len(rows), 0))
@@ -289,7 +289,7 @@ class _ScheduleTable:
 
 
 def _checked(weight: Weight, number: int) -> Weight:
-    """Gives a weight, as a number if its schedule never changes it."""
+    """Returns a weight, as a number if its schedule never changes it."""
     if isinstance(weight, Schedule):
         values = {y for _, y in weight.points}
         return weight if len(values) > 1 else float(values.pop())
@@ -316,7 +316,7 @@ def _half_wave(fraction: Float64Array) -> Float64Array:
 
 
 def _quadrature(start: int, stop: int) -> tuple[Float64Array, Float64Array]:
-    """Gives draws and their weights, both (M,), that stand for the draws start..stop-1.
+    """Returns draws and their weights, both (M,), that stand for the draws start..stop-1.
 
     Example:
         4,096 draws are cut into 512 512 1024 1024 512 512, all added up one by one. Of a million

@@ -44,7 +44,7 @@ class EpochOrder:
         self._layout: tuple[int, int, Permutation] | None = None
 
     def samples(self, epoch: int, places: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Gives what lies at `places`, shape (N,), of an epoch.
+        """Returns what lies at `places`, shape (N,), of an epoch.
 
         Returns:
             Epoch labels and sample indices, both (N,): together they are unique in a run. A label
@@ -71,7 +71,7 @@ class EpochOrder:
         return epoch * self.multiplier + copies, indices
 
     def _slices(self, epoch: int) -> tuple[int, Permutation]:
-        """Gives the slot of the short slice, and the order of the others."""
+        """Returns the slot of the short slice, and the order of the others."""
         if self._layout is None or self._layout[0] != epoch:
             short = int(random_words(self._key, epoch, 1, size=1)[0]) % self._num_slices
             others = Permutation(max(1, self._num_slices - 1), self._key, epoch)
@@ -79,13 +79,13 @@ class EpochOrder:
         return self._layout[1:]
 
     def _whole(self, epoch: int) -> Permutation:
-        """Gives the order of all slices, where none is shorter than the others."""
+        """Returns the order of all slices, where none is shorter than the others."""
         if self._layout is None or self._layout[0] != epoch:
             self._layout = (epoch, -1, Permutation(self._num_slices, self._key, epoch))
         return self._layout[2]
 
     def _slots(self, places: Int64Array, short: int) -> tuple[Int64Array, Int64Array]:
-        """Gives slot (position among the slices) and offset in the slice for each place.
+        """Returns slot (position among the slices) and offset in the slice for each place.
 
         Example:
             Slices of 3 read 2 side by side, short slot 1 of length 2: places 0..4 are

@@ -47,7 +47,7 @@ class SourceOrder:
     pass_samples: int | None = None
 
     def stream(self, stream: Stream) -> StreamOrder:
-        """Gives the order of one stream."""
+        """Returns the order of one stream."""
         return StreamOrder(self, stream)
 
 
@@ -90,7 +90,7 @@ class StreamOrder:
         self.length = None if stop is None else stop - self._start
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Gives epochs and sample indices, both (N,), of up to `count` positions.
+        """Returns epochs and sample indices, both (N,), of up to `count` positions.
 
         Fewer come back only where the pass ends.
         """
@@ -115,7 +115,7 @@ class StreamOrder:
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
     def _samples(self, number: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Gives epochs and sample indices of positions in the segment `number`."""
+        """Returns epochs and sample indices of positions in the segment `number`."""
         order = self._order
         if self._epochs is None:
             per_pass = order.pass_samples or order.num_samples
@@ -137,7 +137,7 @@ class StreamOrder:
 
 
 def _moved(stream: Stream, num_blocks: int) -> Stream:
-    """Gives the stream in whose place one takes blocks, where there are fewer than streams.
+    """Returns the stream in whose place one takes blocks, where there are fewer than streams.
 
     So all streams get some in turn, and slots read in order still give the file order.
 

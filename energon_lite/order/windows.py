@@ -29,7 +29,7 @@ class WindowShuffle:
         self._tables: dict[int, tuple[tuple[int, ...], Int64Array]] = {}
 
     def __call__(self, segment: Segment, positions: Int64Array) -> Int64Array:
-        """Gives where the samples at `positions` (ascending, all in `segment`) come from."""
+        """Returns where the samples at `positions` (ascending, all in `segment`) come from."""
         if self.window <= 1 or segment.stop == segment.start + 1:
             return positions
         local = positions - segment.start
@@ -59,7 +59,7 @@ class WindowShuffle:
     def _table(
         self, number: int, segment: int, length: int | None, first: int, edges: Int64Array
     ) -> Int64Array:
-        """Gives a permutation of each window's size in a row; shape (windows, window)."""
+        """Returns a permutation of each window's size in a row; shape (windows, window)."""
         name = (segment, first, *edges[[0, -1]].tolist())
         found = self._tables.get(number)
         if found is None or found[0] != name:

@@ -21,7 +21,7 @@ def lower_bound(
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
 ) -> int:
-    """Gives a number of packs that no packing can go below.
+    """Returns a number of packs that no packing can go below.
 
     The largest of: the sum of lengths over the capacity; Martello and Toth's L2 [1]; two families
     of dual feasible functions [2]; the number of samples over `max_samples`. With several
@@ -50,7 +50,7 @@ def lower_bound(
 
 
 def bound_of(sizes: Sizes) -> int:
-    """Gives the lower bound for lengths that are checked."""
+    """Returns the lower bound for lengths that are checked."""
     bound = -(-len(sizes.lengths) // sizes.max_samples)
     for lengths_N, capacity in zip(sizes.lengths.T, sizes.capacities.tolist(), strict=True):
         present = lengths_N[lengths_N > 0]

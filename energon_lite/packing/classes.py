@@ -35,14 +35,14 @@ class LengthClasses:
     samples: Int32Array
 
     def longest_first(self) -> tuple[Int64Array, Int64Array]:
-        """Gives each length that occurs, longest first, and how many samples have it."""
+        """Returns each length that occurs, longest first, and how many samples have it."""
         counts = np.diff(self.starts)
         classes = counts.nonzero()[0][::-1]
         lengths = self.lengths[classes] if len(self.lengths) else classes
         return np.ascontiguousarray(lengths), np.ascontiguousarray(counts[classes])
 
     def samples_longest_first(self) -> Int64Array:
-        """Gives the samples, shape (N,), longest first, those of equal length by index."""
+        """Returns the samples, shape (N,), longest first, those of equal length by index."""
         starts, counts = self.starts[:-1], np.diff(self.starts)
         classes = counts.nonzero()[0][::-1]
         # From rank in the new order to rank in the old: class by class, each in its own order.

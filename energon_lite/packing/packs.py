@@ -53,7 +53,7 @@ class Packs:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Int64Array:
-        """Gives the samples of one pack, as a view; negative counts from the end."""
+        """Returns the samples of one pack, as a view; negative counts from the end."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"pack {index} of {len(self)} packs")
         index %= len(self)
@@ -74,7 +74,7 @@ class Packs:
         return f"Packs({len(self):,} packs of {len(self.indices):,} samples)"
 
     def reordered(self, order_P: Int64Array) -> Packs:
-        """Gives the packs in another order, or some of them.
+        """Returns the packs in another order, or some of them.
 
         Args:
             order_P: shape (p,); numbers of packs.
@@ -85,7 +85,7 @@ class Packs:
         return Packs(self.indices[np.arange(len(shifts)) + shifts], offsets)
 
     def tolist(self) -> list[list[int]]:
-        """Gives the packs as lists of sample indices."""
+        """Returns the packs as lists of sample indices."""
         # Each new list counts as a reason to look for garbage, which then looks through all lists
         # made so far: nine tenths of the time for 300,000 packs. Lists of integers are none.
         was_enabled = gc.isenabled()
@@ -115,7 +115,7 @@ class Packs:
     def efficiency(
         self, lengths: npt.ArrayLike, capacity: int | npt.ArrayLike
     ) -> float | npt.NDArray[np.float64]:
-        """Gives the share of all packs' room that is filled, in 0..1.
+        """Returns the share of all packs' room that is filled, in 0..1.
 
         Args:
             lengths: shape (N,) or (N, R); of every sample, by sample index.

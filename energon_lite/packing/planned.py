@@ -101,7 +101,7 @@ def _waiting(
     multiple: int,
     is_last: bool,
 ) -> BoolArray:
-    """Tells which packs are not given; shape (P,)."""
+    """Returns which packs are not given; shape (P,)."""
     num = len(packs)
     aligns = np.array(packing.alignments)
     sizes = packs.sizes(-(-lengths_NR // aligns) * aligns)

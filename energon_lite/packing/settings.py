@@ -210,7 +210,7 @@ class Packing:
         return self.limits[0]
 
     def kept_tokens(self, length: int | Mapping[str, int]) -> int:
-        """Gives how many tokens of a sample come into packs.
+        """Returns how many tokens of a sample come into packs.
 
         Args:
             length: what `sample_length` told.

@@ -159,11 +159,11 @@ class StreamingPacker:
         return pack
 
     def held(self) -> list[int]:
-        """Gives the numbers of the samples held, ascending."""
+        """Returns the numbers of the samples held, ascending."""
         return list(map(int, self._held()[0]))
 
     def state(self) -> dict[str, Any]:
-        """Gives all that `restore` needs to go on in the same way, as copies.
+        """Returns all that `restore` needs to go on in the same way, as copies.
 
         Returns:
             `numbers`, shape (n,), of the samples held, ascending; `lengths`, shape (n, R), as they
@@ -385,7 +385,7 @@ def _damaged(what: str) -> ValueError:
 
 
 def _integers(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Int64Array:
-    """Gives an entry of a state as an array of that shape; -1 stands for any number."""
+    """Returns an entry of a state as an array of that shape; -1 stands for any number."""
     try:
         array = np.asarray(state[name])
         if array.size == 0:

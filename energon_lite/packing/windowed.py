@@ -90,7 +90,7 @@ class WindowPacker:
             self._totals[r] += -(-length // align) * align
 
     def next_pack(self) -> list[int]:
-        """Gives the numbers of the next pack's samples, in the order they came.
+        """Returns the numbers of the next pack's samples, in the order they came.
 
         Raises:
             IndexError: No sample is held.
@@ -125,11 +125,11 @@ class WindowPacker:
         )
 
     def held(self) -> list[int]:
-        """Gives the numbers of the samples held, in the order they came."""
+        """Returns the numbers of the samples held, in the order they came."""
         return sorted((*self._waiting, *self._ready_lengths))
 
     def state(self) -> dict[str, Any]:
-        """Gives what is held.
+        """Returns what is held.
 
         Returns:
             `numbers` (n,), rising; `lengths` (n, R); `packs` (n,), which of the packs that are

@@ -29,7 +29,7 @@ class FieldSpec:
 
 
 def sample_type_names() -> tuple[str, ...]:
-    """Gives the names that `sample_type` may have."""
+    """Returns the names that `sample_type` may have."""
     return (*sorted(SAMPLE_TYPES), CRUDE)
 
 
@@ -50,7 +50,7 @@ def sample_type_of(name: str) -> type[Sample] | None:
 
 
 def fields_of(name: str) -> list[FieldSpec]:
-    """Gives the fields of a sample type that a field map may name, none for crude samples.
+    """Returns the fields of a sample type that a field map may name, none for crude samples.
 
     Raises:
         ValueError: There is no sample type of this name.

@@ -107,7 +107,7 @@ class PrepareReport:
         return frozenset(self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the report as plain values."""
+        """Returns the report as plain values."""
         return {**dataclasses.asdict(self), "path": str(self.path)}
 
 

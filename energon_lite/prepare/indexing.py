@@ -52,7 +52,7 @@ class ShardResult(NamedTuple):
 
 
 def rows_path(folder: Path, name: str) -> Path:
-    """Gives the file in `folder` for the rows of the shard `name`."""
+    """Returns the file in `folder` for the rows of the shard `name`."""
     return folder / f"{hashlib.sha1(name.encode('utf-8', 'surrogateescape')).hexdigest()}.sqlite"
 
 

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def default_workers() -> int:
-    """Gives the number of cores that this process may use, at most 16."""
+    """Returns the number of cores that this process may use, at most 16."""
     usable = getattr(os, "sched_getaffinity", None)
     cores = len(usable(0)) if usable else os.cpu_count() or 1
     return min(_MAX_WORKERS, cores)

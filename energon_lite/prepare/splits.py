@@ -161,7 +161,7 @@ def split_by_patterns(
 def patterns_of(
     parts: Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]],
 ) -> list[tuple[str, str]]:
-    """Gives (part, pattern) pairs of a mapping (name to one pattern or several) or of pairs."""
+    """Returns (part, pattern) pairs of a mapping (name to one pattern or several) or of pairs."""
     pairs: list[tuple[str, str]] = []
     for part, value in parts.items() if isinstance(parts, Mapping) else parts:
         patterns = [value] if isinstance(value, str) else value

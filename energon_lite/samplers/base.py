@@ -29,7 +29,7 @@ class Dealt(Protocol):
         """Batches of each rank."""
 
     def given_after(self, num_batches: int) -> int:
-        """Gives how much of the epoch is done when each rank has given so many batches."""
+        """Returns how much of the epoch is done when each rank has given so many batches."""
 
 
 @dataclass
@@ -319,10 +319,10 @@ class PaddedBatchSampler(PlannedBatchSampler):
 
     @abstractmethod
     def _sizes(self) -> tuple[Int64Array, Int64Array]:
-        """Gives the tokens of each batch that is left, and those with padding; shape (S, R)."""
+        """Returns the tokens of each batch that is left, and those with padding; shape (S, R)."""
 
     def efficiency(self) -> float:
-        """Gives the share of tokens in what all ranks work or wait, in 0..1.
+        """Returns the share of tokens in what all ranks work or wait, in 0..1.
 
         Each batch is padded to its longest sample, and all ranks take as long as the one with the
         most padded tokens. After `load_state_dict`, of the rest of the epoch; 1 if nothing is left.
@@ -330,7 +330,7 @@ class PaddedBatchSampler(PlannedBatchSampler):
         return useful_share(*self._sizes())
 
     def padding(self) -> float:
-        """Gives the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
+        """Returns the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
         return padded_share(*self._sizes())
 
 
@@ -350,7 +350,7 @@ def positive(name: str, value: int) -> int:
 
 
 def either(name: str, value: int | None, other_name: str, other: int | None) -> int | None:
-    """Gives an argument that has two names."""
+    """Returns an argument that has two names."""
     if value is not None and other is not None:
         raise TypeError(f"{name}={value} and {other_name}={other} mean the same; give one.")
     if value is None:
@@ -359,7 +359,7 @@ def either(name: str, value: int | None, other_name: str, other: int | None) -> 
 
 
 def check_lengths(lengths: npt.ArrayLike, *, least: int) -> Int64Array:
-    """Gives lengths as an array of shape (N,).
+    """Returns lengths as an array of shape (N,).
 
     Raises:
         TypeError: Not integers.

@@ -58,7 +58,7 @@ class PackSettings:
         return self.capacity - self.capacity % max(self.align, 1)
 
     def check(self, lengths: npt.ArrayLike) -> Int64Array:
-        """Gives the lengths as an array, shape (N,).
+        """Returns the lengths as an array, shape (N,).
 
         Raises:
             TypeError: Not integers.
@@ -220,12 +220,12 @@ class Deal:
         return self.first + self.num_whole * self.step_size + self.last_size * self.world_size
 
     def place(self, batch_index: int, rank: int) -> tuple[int, int]:
-        """Gives the first pack of a batch, and how many it has."""
+        """Returns the first pack of a batch, and how many it has."""
         size = self.batch_size if batch_index < self.num_whole else self.last_size
         return self.first + batch_index * self.step_size + rank * size, size
 
     def given_after(self, num_batches: int) -> int:
-        """Gives how many packs of the epoch are done when each rank has given so many batches."""
+        """Returns how many packs of the epoch are done when each rank has given so many batches."""
         return min(self.first + num_batches * self.step_size, self.end, self.num_packs)
 
 
@@ -265,7 +265,7 @@ def deal_packs(
 
 
 def digest(array: Int64Array) -> str:
-    """Gives a text by which two arrays can be told apart."""
+    """Returns a text by which two arrays can be told apart."""
     return blake2b(array.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 

@@ -241,7 +241,7 @@ class Chunks:
         return (self.stop - self.first) // self.size
 
     def given_after(self, num_batches: int) -> int:
-        """Gives how many samples of the plan are done when each rank has given so many batches."""
+        """Returns the samples of the plan that are done after `num_batches` of each rank."""
         return self.first + num_batches * self.size
 
 

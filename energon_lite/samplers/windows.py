@@ -72,7 +72,7 @@ def cut_epoch(
 
 
 def shuffle_steps(windows_B: Int64Array, world_size: int, key: int, epoch: int) -> Int64Array:
-    """Gives a new order of batches: steps move within their window, and stay together.
+    """Returns a new order of batches: steps move within their window, and stay together.
 
     A step is one batch for each rank. As neighbours they are of like lengths, so that no rank waits
     long for another. A last step of fewer batches stays the last.

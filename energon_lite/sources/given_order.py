@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
 from energon_lite.storage.lengths import Int64Array
@@ -37,7 +37,7 @@ class GivenRows:
     num_due: int = 0
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Gives epochs and indices of up to `count` of them."""
+        """Returns epochs and indices of up to `count` of them."""
         own = slice(position, position + count)
         return self.epochs[own], self.indices[own]
 
@@ -58,7 +58,7 @@ class GivenSource(Generic[T]):
         self._rows = rows
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _GivenCursor(self._source, stream, self._rows)
 
 
@@ -82,9 +82,9 @@ class _GivenCursor(SourceCursor[T]):
         return _MISSING
 
     def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
-        activity = activity_or(self._stream)
+        context = context_or(self._stream)
         first = self._position
         numbers = self._rows.numbers[first : first + len(indices)].tolist()
         for number, pair in zip(numbers, super()._pairs(epochs, indices), strict=True):
-            activity.sample_index = number
+            context.sample_index = number
             yield pair

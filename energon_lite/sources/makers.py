@@ -8,11 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_lite.core.activity import current_activity
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample
 from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import current_context
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META
 
@@ -42,7 +42,7 @@ SampleMaker = Callable[[dict[str, Any], ServiceFields], Any]
 
 
 class PartFilter:
-    """Tells which parts are read.
+    """Returns which parts are read.
 
     Args:
         wanted: names, a function, or None for all.
@@ -52,7 +52,7 @@ class PartFilter:
         self._wanted = wanted
 
     def __call__(self, part: str) -> bool:
-        """Tells whether `part` is read."""
+        """Returns whether `part` is read."""
         if self._wanted is None:
             return True
         return bool(self._wanted(part)) if callable(self._wanted) else part in self._wanted
@@ -106,10 +106,10 @@ class LoaderMaker:
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample; of the service fields the loader may set the key only."""
-        activity = current_activity()
-        activity.enter("sample_loader", self.seed, service.restore_key)
+        context = current_context()
+        context.enter("sample_loader", self.seed, service.restore_key)
         if self.may_draw:
-            activity.seed_generators()
+            context.seed_generators()
         fields = self.loader({"__key__": service.key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
@@ -156,10 +156,10 @@ class OwnMaker:
         """
         if not self.is_wanted(service.key):
             raise SkipSample
-        activity = current_activity()
-        activity.enter("load_sample", self.seed, service.restore_key)
+        context = current_context()
+        context.enter("load_sample", self.seed, service.restore_key)
         if self.may_draw:
-            activity.seed_generators()
+            context.seed_generators()
         fields = service.by_name()
         shard = service.sources[0].shard_name
         raw = {name: fields[name] for name in ("__key__", "__restore_key__", "__sources__")}

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.order.permutation import Int64Array
 from energon_lite.sources.source import WebdatasetSource
@@ -45,7 +45,7 @@ class OrderCursor(Protocol):
         """Whether it can, over what lies below."""
 
     def take_columns(self, n: int) -> OrderColumns:
-        """Gives the next samples; fewer at the end. No activity counts these draws."""
+        """Returns the next samples; fewer at the end. No context counts these draws."""
 
 
 def interleaved(parts: Sequence[OrderColumns], turns: Int64Array) -> OrderColumns:
@@ -82,11 +82,11 @@ class OrderOnlySource(WrapperDataset[RestoreKey]):
         super().__init__(source)
 
     def cursor(self, stream: Stream) -> Cursor[RestoreKey]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _OrderCursor(self.dataset, stream)
 
     def restore_sample(self, restore_key: RestoreKey) -> RestoreKey:
-        """Gives the key itself, if it is one of the source."""
+        """Returns the key itself, if it is one of the source."""
         order = self.dataset.order
         samples = range(order.first, order.first + order.num_samples)
         if len(restore_key) != 4 or restore_key[0] != order.source or restore_key[2] not in samples:
@@ -127,7 +127,7 @@ class _OrderCursor(Cursor[RestoreKey]):
         return OrderColumns((self._name,), np.zeros(len(indices), dtype=np.int64), epochs, indices)
 
     def _generate(self) -> Iterator[RestoreKey]:
-        name, activity = self._name, activity_or(self._stream)
+        name, context = self._name, context_or(self._stream)
         num_streams, stream = self._stream.num_streams, self._stream.index
         size = _FIRST_BLOCK
         while True:
@@ -137,8 +137,8 @@ class _OrderCursor(Cursor[RestoreKey]):
             size = min(2 * size, _LARGEST_BLOCK)
             for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
                 self._position += 1
-                draw = activity.num_draws
-                activity.num_draws = draw + 1
+                draw = context.num_draws
+                context.num_draws = draw + 1
                 yield (name, epoch, index, draw * num_streams + stream)
 
     def snapshot(self) -> Snapshot:
@@ -155,5 +155,5 @@ class _OrderCursor(Cursor[RestoreKey]):
 
 
 def order_only(source: SavableDataset[Any], _factory: object = None) -> SavableDataset[Any]:
-    """Gives a source without its bytes; a dataset of another kind as it is."""
+    """Returns a source without its bytes; a dataset of another kind as it is."""
     return OrderOnlySource(source) if isinstance(source, WebdatasetSource) else source

@@ -125,7 +125,7 @@ class SampleLoader:
         return self._maker(values, service)
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
-        """Gives under which name a part's value goes (None: it is not read), and its decoder."""
+        """Returns under which name a part's value goes (None: it is not read), and its decoder."""
         if not self._wants(part):
             return None, None
         fields = getattr(self._maker, "direct", None)

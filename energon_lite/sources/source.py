@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from energon_lite.core.activity import Cost, activity_or, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import Cost, context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
@@ -42,7 +42,7 @@ class BlockOrder(Protocol):
     """What a source cursor reads, by position."""
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Gives epochs and sample indices, both (N,), of up to `count` positions."""
+        """Returns epochs and sample indices, both (N,), of up to `count` positions."""
 
 
 class WebdatasetSource(SavableDataset[T]):
@@ -113,7 +113,7 @@ class WebdatasetSource(SavableDataset[T]):
         return self.order.endless
 
     def sources(self) -> list[SourceFacts]:
-        """Gives what is known of it."""
+        """Returns what is known of it."""
         order = self.order
         return [
             SourceFacts(order.source, order.num_samples, self._num_bytes, self.loader.loss_weight)
@@ -136,11 +136,11 @@ class WebdatasetSource(SavableDataset[T]):
         return self._lengths[name, resource]
 
     def stored_facts(self, name: str) -> dict[str, Any]:
-        """Gives what a length index says of itself; see `storage.lengths.read_facts`."""
+        """Returns what a length index says of itself; see `storage.lengths.read_facts`."""
         return read_facts(self.reader.root, self.split_part, name) or {}
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
-        """Gives the same samples, in another order, under another id."""
+        """Returns the same samples, in another order, under another id."""
         if self.name not in names:
             return self
         other = copy.copy(self)
@@ -148,7 +148,7 @@ class WebdatasetSource(SavableDataset[T]):
         return other
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return SourceCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
@@ -178,7 +178,7 @@ class WebdatasetSource(SavableDataset[T]):
         return sample
 
     def config(self) -> dict[str, JSON]:
-        """Gives the settings of the order, and a hash of the data."""
+        """Returns the settings of the order, and a hash of the data."""
         return {
             "stage": "source",
             "name": self.name,
@@ -204,7 +204,7 @@ class SourceCursor(Cursor[T]):
         self._source = source
         self._name = source.name
         self._stream = stream
-        self._activity = activity_or(stream)
+        self._context = context_or(stream)
         self._cost = Cost()
         self._block_sec = 0.0
         self._order = order or source.order.stream(stream)
@@ -214,7 +214,7 @@ class SourceCursor(Cursor[T]):
         self._samples = self._generate()
 
     def __next__(self) -> T:
-        """Gives the next sample that can be read."""
+        """Returns the next sample that can be read."""
         before = self._position
         # One in eight is timed, and stands for all; reading a block is timed where it is done.
         since = 0.0 if before & 7 else perf_counter()
@@ -233,7 +233,7 @@ class SourceCursor(Cursor[T]):
         finally:
             cost = self._cost
             if not cost.is_touched:
-                cost = self._activity.cost(self._name)
+                cost = self._context.cost(self._name)
             cost.draws += self._position - before
             if since:
                 cost.read_sec += 8 * (perf_counter() - since - self._block_sec)
@@ -242,7 +242,7 @@ class SourceCursor(Cursor[T]):
                 self._block_sec = 0.0
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
-        """Gives the next samples, and their restore keys."""
+        """Returns the next samples, and their restore keys."""
         since, before = perf_counter(), self._position
         items: list[T] = []
         try:
@@ -251,7 +251,7 @@ class SourceCursor(Cursor[T]):
             self._samples = self._generate()
             raise
         finally:
-            cost = self._activity.cost(self._name)
+            cost = self._context.cost(self._name)
             cost.draws += self._position - before
             cost.read_sec += perf_counter() - since
             self._block_sec = 0.0
@@ -260,8 +260,8 @@ class SourceCursor(Cursor[T]):
         return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
 
     def _generate(self) -> Iterator[T]:
-        name, activity = self._name, activity_or(self._stream)
-        self._activity, self._cost = activity, activity.cost(name)
+        name, context = self._name, context_or(self._stream)
+        self._context, self._cost = context, context.cost(name)
         num_streams = self._stream.num_streams
         load, read = self._source.loader, self._source.reader.read
         share = self._stream.share
@@ -285,8 +285,8 @@ class SourceCursor(Cursor[T]):
                 ):
                     self._position += 1
                     # Draws are counted over all sources of the pipeline, which take turns.
-                    number = activity.sample_index
-                    activity.sample_index = number + num_streams
+                    number = context.sample_index
+                    context.sample_index = number + num_streams
                     key = (name, epoch, index, number)
                     try:
                         sample = load(data, members, shard, place, key)
@@ -299,7 +299,7 @@ class SourceCursor(Cursor[T]):
                 since = perf_counter()
 
     def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
-        """Gives epoch and index of each sample of a block, right before it is made."""
+        """Returns epoch and index of each sample of a block, right before it is made."""
         return zip(epochs.tolist(), indices.tolist(), strict=True)
 
     def _left_out(
@@ -320,7 +320,7 @@ class SourceCursor(Cursor[T]):
         self._run.left_out(error, key, described, is_noted=True)
 
     def snapshot(self) -> Snapshot:
-        """Gives the position."""
+        """Returns the position."""
         return Snapshot("source", {"name": self._source.name, "position": self._position})
 
     def restore(self, snapshot: Snapshot) -> None:

@@ -163,7 +163,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None,
         excluded: list[int],
     ) -> tuple[int, int]:
-        """Gives first and last + 1 of the reader's samples, which leave out the excluded ones."""
+        """Returns first and last + 1 of the reader's samples, which leave out the excluded ones."""
         if subset is None:
             return 0, self._reader.num_samples
         total = sum(self._part.counts)
@@ -272,7 +272,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         return fingerprint(self.path, self._part.shards, self._part.counts, excluded)
 
     def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
-        """Gives what the user set, by its public names."""
+        """Returns what the user set, by its public names."""
         settings: dict[str, JSON] = {
             "split_part": self.split_part,
             "training": self.training,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.core.activity import current_activity, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
-    LEFT_OUT,
+    SKIPPED,
     FunctionRun,
     UserFunction,
 )
@@ -66,8 +66,8 @@ class Collected(WrapperDataset[list[Any]]):
         """Makes the samples of a list again."""
         if len(restore_key) < 3 or restore_key[0] != self.kind:
             raise ValueError(f"{restore_key!r} is not the restore key of a {self.kind}")
-        with replaying() as activity:
-            activity.batch_index = restore_key[1]
+        with replaying() as context:
+            context.batch_index = restore_key[1]
             return list(map(Again(self.restore_member, restore_key[2:]), restore_key[2:]))
 
     def restore_member(self, key: RestoreKey) -> Any:
@@ -91,7 +91,7 @@ class BatchLists(Collected):
         self.drop_last = drop_last
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _BatchCursor(self.dataset.cursor(stream), self.batch_size, self.drop_last)
 
     def num_items(self, stream: Stream) -> int:
@@ -105,7 +105,7 @@ class BatchLists(Collected):
         return self.dataset.expected(num_items * self.batch_size)
 
     def config(self) -> dict[str, JSON]:
-        """Gives batch size and the handling of the last batch."""
+        """Returns batch size and the handling of the last batch."""
         return {
             "stage": "batch",
             "batch_size": self.batch_size,
@@ -124,7 +124,7 @@ class _BatchCursor(Cursor[list[Any]]):
         samples, keys = self._inner.take(self._batch_size)
         if not samples or (self._drop_last and len(samples) < self._batch_size):
             raise StopIteration
-        self.key = ("batch", current_activity().batch_index, *keys)
+        self.key = ("batch", current_context().batch_index, *keys)
         return samples
 
     def snapshot(self) -> Snapshot:
@@ -161,7 +161,7 @@ class GroupLists(Collected):
         self.drop_last = drop_last
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _GroupCursor(self, self.dataset.cursor(stream))
 
     def num_items(self, stream: Stream) -> int:
@@ -174,7 +174,7 @@ class GroupLists(Collected):
         return self.dataset.expected(num_items * (self.batch_size or 1))
 
     def config(self) -> dict[str, JSON]:
-        """Gives batch size and the handling of the last batches."""
+        """Returns batch size and the handling of the last batches."""
         return {
             "stage": "group_batch",
             "batch_size": self.batch_size,
@@ -202,7 +202,7 @@ class _GroupCursor(Cursor[list[Any]]):
     def __next__(self) -> list[Any]:
         for sample in self._inner:
             found = self._run.call(self._inner.key, sample)
-            if found is LEFT_OUT:
+            if found is SKIPPED:
                 continue
             bucket = self._put(found, sample, self._inner.key)
             if len(bucket.samples) == bucket.size:
@@ -244,7 +244,7 @@ class _GroupCursor(Cursor[list[Any]]):
 
     def _give(self, group: Hashable) -> list[Any]:
         bucket = self._buckets.pop(group)
-        self.key = ("batch", current_activity().batch_index, *bucket.keys)
+        self.key = ("batch", current_context().batch_index, *bucket.keys)
         return bucket.samples
 
     def snapshot(self) -> Snapshot:

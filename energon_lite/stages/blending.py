@@ -97,11 +97,11 @@ class BlendDataset(CombinedDataset[T]):
         return self.until != "all_once" and super().endless
 
     def order(self, stream: Stream) -> BlendOrder:
-        """Gives which dataset each draw of a stream takes."""
+        """Returns which dataset each draw of a stream takes."""
         return BlendOrder(self.weights, self.blend_mode, self.key, stream)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _BlendCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
@@ -122,7 +122,7 @@ class BlendDataset(CombinedDataset[T]):
         return found
 
     def config(self) -> dict[str, JSON]:
-        """Gives the weights and all that is blended."""
+        """Returns the weights and all that is blended."""
         of: list[JSON] = [
             {"name": label, "weight": weight, "of": dataset.config()}
             for (dataset, label), weight in zip(
@@ -198,7 +198,7 @@ class _BlendCursor(Cursor[T]):
         return interleaved(parts, turns)
 
     def _choose(self) -> int:
-        """Gives the dataset that the next draw takes; those that have ended are passed over."""
+        """Returns the dataset that the next draw takes; those that have ended are passed over."""
         if self._only_one_left is not None:
             return self._only_one_left
         while self._at >= len(self._plan):
@@ -247,7 +247,7 @@ class _BlendCursor(Cursor[T]):
 
 
 def next_until(until: str | None, cursor: Cursor[T]) -> T:
-    """Gives a dataset's next item; with "all_once", its first round ends as finite data do."""
+    """Returns a dataset's next item; with "all_once", its first round ends as finite data do."""
     if until == "all_once" and isinstance(cursor, RepeatCursor) and cursor.round == 0:
         item: T = cursor.next_in_round()
         return item
@@ -320,7 +320,7 @@ def _as_list(items: list[Any]) -> Any:
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:
-    """Gives the weight of each leaf as JSON: a number; below others, after theirs.
+    """Yields the weight of each leaf as JSON: a number; below others, after theirs.
 
     Example:
         1.0, and two leaves of weights 2.0 and 3.0 in a nested blend of weight 5.0, which is number
@@ -340,7 +340,7 @@ def leaf_weights(weights: Weights) -> list[JSON]:
 
 
 def typical_shares(weights: Weights) -> list[float]:
-    """Gives about which part of the draws each leaf gets; of schedules, the larger of two ends."""
+    """Returns about each leaf's part of the draws; of schedules, the larger of two ends."""
     if weights.is_constant:
         shares: list[float] = weights.constant().tolist()
         return shares
@@ -350,7 +350,7 @@ def typical_shares(weights: Weights) -> list[float]:
 
 
 def _checked_pairs(datasets: Sequence[Any]) -> list[tuple[SavableDataset[Any], Weight]]:
-    """Gives the pairs without those of weight 0."""
+    """Returns the pairs without those of weight 0."""
     for number, pair in enumerate(datasets):
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(

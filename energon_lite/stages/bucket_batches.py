@@ -10,16 +10,16 @@ import numpy as np
 from energon_lite.buckets.held import KEY_COLUMNS, HeldFields, KeyTable, Window, compact
 from energon_lite.buckets.settings import Buckets
 from energon_lite.buckets.windows import aligned, cut_window
-from energon_lite.core.activity import current_activity, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
-    LEFT_OUT,
+    SKIPPED,
     UserFunction,
 )
 from energon_lite.packing.packs import Packs
@@ -80,7 +80,7 @@ class BucketLists(Collected):
         self.group_function = self.grouping.function
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner: Any = self.dataset.cursor(stream)
         # The same in all streams: where their windows have equally many lists, as with a fixed
         # number of samples, ranks get lists of like lengths at the same step.
@@ -106,7 +106,7 @@ class BucketLists(Collected):
         return False
 
     def config(self) -> dict[str, JSON]:
-        """Gives all that decides which samples share a list."""
+        """Returns all that decides which samples share a list."""
         buckets = self.buckets
         return {
             "stage": "bucket_batch",
@@ -147,7 +147,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._has_ended = False
 
     def __next__(self) -> list[Any]:
-        """Gives the samples of the next batch."""
+        """Returns the samples of the next batch."""
         while self._place == len(self._edges) - 1:
             self._read(self._spec.buckets.window)
             if not len(self._window):
@@ -158,12 +158,12 @@ class _BucketCursor(Cursor[list[Any]]):
         self._read(self._spec.buckets.window * stop // int(self._edges[-1]))
         keys = self._table.release(self._rows[start:stop])
         samples = self._samples[start:stop]
-        self._samples[start:stop] = [LEFT_OUT] * (stop - start)  # free them
+        self._samples[start:stop] = [SKIPPED] * (stop - start)  # free them
         self._place += 1
-        self.key = ("batch", current_activity().batch_index, *keys)
+        self.key = ("batch", current_context().batch_index, *keys)
         again = self._again
         return [
-            again(key) if sample is LEFT_OUT else sample
+            again(key) if sample is SKIPPED else sample
             for key, sample in zip(keys, samples, strict=True)
         ]
 
@@ -187,7 +187,7 @@ class _BucketCursor(Cursor[list[Any]]):
             if length > self._longest and self._is_left_out(key, sample, length):
                 continue
             group = None if self._has_one_group else self._group_of(key, sample)
-            if group is not LEFT_OUT:
+            if group is not SKIPPED:
                 window.add(self._table.row(key), length, group, sample)
                 self._num_read += 1
 
@@ -215,7 +215,7 @@ class _BucketCursor(Cursor[list[Any]]):
         if buckets.overlong == "drop":
             left_out(key, sample, f"too long for a batch: {why}", "batch")
             return True
-        current_activity().cost(next(leaves(key))[0]).overlong += 1
+        current_context().cost(next(leaves(key))[0]).overlong += 1
         return False
 
     def _cut(self) -> None:
@@ -246,7 +246,7 @@ class _BucketCursor(Cursor[list[Any]]):
             self._window = Window()
 
     def _order(self, batches: Packs, lengths: Any) -> Any:
-        """Gives an order of batches that is drawn anew for each window."""
+        """Returns an order of batches that is drawn anew for each window."""
         num = len(batches)
         words = random_words(self._seed, self._num_windows, size=num)
         order = np.argsort(words, kind="stable")
@@ -258,7 +258,7 @@ class _BucketCursor(Cursor[list[Any]]):
         return order
 
     def snapshot(self) -> Snapshot:
-        """Gives what is held, and the place below."""
+        """Returns what is held, and the place below."""
         given = int(self._edges[self._place])
         fields: Any = HeldFields(
             {
@@ -287,7 +287,7 @@ class _BucketCursor(Cursor[list[Any]]):
             rows = [table.row(_checked(key)) for keys in lists for key in keys]
             for group, keys, lengths in snapshot.field("groups"):
                 for key, (length,) in zip(keys, lengths, strict=True):
-                    window.add(table.row(_checked(key)), _positive(length), group, LEFT_OUT)
+                    window.add(table.row(_checked(key)), _positive(length), group, SKIPPED)
             if not len(rows) <= size <= _LARGEST_WINDOW + 10 * self._spec.buckets.window:
                 raise ValueError(f"{len(rows)} samples of lists are held, of {size}")
         except (TypeError, ValueError, OverflowError) as error:
@@ -303,7 +303,7 @@ class _BucketCursor(Cursor[list[Any]]):
         self._again = Again(self._spec.restore_member, held)
         none = (0,) * KEY_COLUMNS
         self._rows = compact(np.array([none] * given + rows, np.int64).reshape(-1, KEY_COLUMNS))
-        self._samples = [LEFT_OUT] * size
+        self._samples = [SKIPPED] * size
         self._edges = np.concatenate([[given], given + ends]).astype(np.int64)
         self._place = 0
         self._num_windows, self._num_read = num_windows, num_read

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import WorkerConfig
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class CombinedDataset(SavableDataset[T]):
         return self.datasets
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Gives this dataset over others."""
+        """Returns this dataset over others."""
         other = copy.copy(self)
         other._set_datasets(children)
         return other
@@ -106,7 +106,7 @@ class CombinedDataset(SavableDataset[T]):
         return any(dataset.endless for dataset in self.datasets)
 
     @property
-    def steps_are_alike(self) -> bool:
+    def requires_lockstep(self) -> bool:
         """They are not: streams draw from the datasets at different places."""
         return False
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.sequence import RepeatDataset
 
@@ -41,12 +41,12 @@ class _PassEnd(WrapperDataset[T]):
         return self.length
 
     def nested(self) -> SavableDataset[T]:
-        """Gives the stretches of the dataset below that each stream gives in its passes."""
+        """Returns the stretches of the dataset below that each stream gives in its passes."""
         ranks = self.worker_config.world_size if self.worker_config else 1
         return StretchDataset(self.dataset.nested(), self.length * ranks, self.goes_on)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives the cursor of the dataset below."""
+        """Returns the cursor of the dataset below."""
         cursor: Cursor[T] = self.dataset.cursor(stream)
         return cursor
 
@@ -139,7 +139,7 @@ class StretchDataset(WrapperDataset[T]):
         return (stream.pass_index * self.total + turn) // stream.num_streams
 
     def length(self, stream: Stream) -> int:
-        """Gives a stream's part of the items.
+        """Returns a stream's part of the items.
 
         Example:
             Of 4 items, streams 0, 1, 2 have 2 1 1 in pass 0, 1 1 2 in pass 1, 1 2 1 in pass 2.
@@ -148,7 +148,7 @@ class StretchDataset(WrapperDataset[T]):
         return self.first(after) - self.first(stream)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _StretchCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
@@ -163,7 +163,7 @@ class StretchDataset(WrapperDataset[T]):
         return item
 
     def config(self) -> dict[str, JSON]:
-        """Gives the items of a pass, since they decide here what a stream holds."""
+        """Returns the items of a pass, since they decide here what a stream holds."""
         return {"stage": "stretch", "items": self.total, "of": self.dataset.config()}
 
 
@@ -189,7 +189,7 @@ class _StretchCursor(Cursor[T]):
         return item
 
     def _skip_earlier_passes(self) -> None:
-        with activity_or(self._stream).uncounted():  # those passes counted it
+        with context_or(self._stream).uncounted():  # those passes counted it
             self._inner.skip(self._to_skip)
         self._to_skip = 0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.packing.pack_samples import has_images
 
 GroupKey = Any  # a text, number, bool, None, or a tuple of these
@@ -38,7 +38,7 @@ class Grouping:
         return "function" if callable(self.group_by) else self.group_by
 
     def run(self) -> Callable[[RestoreKey, Any], GroupKey]:
-        """Gives one stream's use: of key and sample the group, `LEFT_OUT` where that failed."""
+        """Returns one stream's use: of key and sample the group, `SKIPPED` where that failed."""
         if self.function is not None:
             return _Run(self.function)
         return {None: _no_group, "source": _source, "modality": _modality}[self.group_by]
@@ -68,7 +68,7 @@ class _Run:
 
     def __call__(self, key: RestoreKey, sample: Any) -> GroupKey:
         found = self._run.call(key, sample)
-        return found if found is LEFT_OUT else found[0]
+        return found if found is SKIPPED else found[0]
 
 
 def _no_group(key: RestoreKey, sample: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from energon_lite.core.activity import activity_or
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.mapping import is_passed_over
 
@@ -83,7 +83,7 @@ class GcDataset(_Passing[T]):
         self.freeze = freeze
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _GcCursor(self, self.dataset.cursor(stream))
 
 
@@ -114,7 +114,7 @@ class _GcCursor(_PassingCursor[T]):
 
 
 def default_get_keys(item: Any) -> list[str] | None:
-    """Gives the sample keys of a sample, of a batch or of a list of such, if they have any."""
+    """Returns the sample keys of a sample, of a batch or of a list of such, if they have any."""
     if isinstance(item, (list, tuple)):
         found = [default_get_keys(entry) for entry in item]
         keys = [key for entry in found if entry is not None for key in entry]
@@ -124,7 +124,7 @@ def default_get_keys(item: Any) -> list[str] | None:
 
 
 def _texts(keys: Any) -> Iterator[str]:
-    """Gives the texts of a key, or of a list of keys at any depth."""
+    """Yields the texts of a key, or of a list of keys at any depth."""
     if isinstance(keys, (list, tuple)):
         for key in keys:
             yield from _texts(key)
@@ -165,7 +165,7 @@ class LogSampleDataset(_Passing[T]):
         self.get_keys_fn = get_keys_fn
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner: Cursor[T] = self.dataset.cursor(stream)
         if self.worker_config is None or self.worker_config.worker_log_level < 1:
             return inner
@@ -197,7 +197,7 @@ class _LogCursor(_PassingCursor[T]):
             "r": self._config.rank,
             "w": self._config.global_worker_id(),
             "m": self._spec.mode,
-            "idx": activity_or(self._stream).batch_index,
+            "idx": context_or(self._stream).batch_index,
             "stream": self._stream.index,
         }
         keys = self._spec.get_keys_fn(item)

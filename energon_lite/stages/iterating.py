@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 
 from numpy.random import Generator
 
-from energon_lite.core.activity import Activity, current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError, describe
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.mapping import (
     FunctionConfig,
     MapDataset,
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def same_length(length: int) -> int:
-    """Gives the length of a function that gives one item for each."""
+    """Returns the length of a function that gives one item for each."""
     return length
 
 
@@ -45,7 +45,7 @@ class _OnEachInput:
 
 
 class IterMapDataset(MapDataset[T]):
-    """Gives what a function makes of the iterator of a stream's items.
+    """Returns what a function makes of the iterator of a stream's items.
 
     With `stateless_iter_fn`, the function is run on each input alone, as an iterator of one. A
     resume then goes on at once, and items can be made again. Without, it is run over a whole pass
@@ -105,7 +105,7 @@ class IterMapDataset(MapDataset[T]):
         self.len_map_fn = len_map_fn
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         if self.function.is_stateless:
             return super().cursor(stream)
         return _PassCursor(self, self.dataset.cursor(stream))
@@ -128,7 +128,7 @@ class IterMapDataset(MapDataset[T]):
         return super().restore_sample(restore_key)
 
     def config(self) -> dict[str, JSON]:
-        """Gives what decides the content; the function itself cannot be compared."""
+        """Returns what decides the content; the function itself cannot be compared."""
         config = super().config()
         below = config.pop("of")
         return {**config, "stateless_iter_fn": self.function.is_stateless, "of": below}
@@ -164,7 +164,7 @@ class _Inputs(Iterator[Any]):
         self.key = self._inner.key
         self.num_read += 1
         self.num_outputs = 0
-        self._function.enter(current_activity(), self.key)
+        self._function.enter(current_context(), self.key)
         return self.item
 
 
@@ -188,34 +188,34 @@ class _PassCursor(Cursor[T]):
     def __next__(self) -> T:
         if self._has_ended:
             raise StopIteration
-        activity = current_activity()
-        of_all = activity.num_draws
+        context = current_context()
+        of_all = context.num_draws
         if self._first_draw is None:
             self._first_draw = self._draws = of_all
-        activity.num_draws = before = self._draws
+        context.num_draws = before = self._draws
         try:
-            item = self._pull(activity)
+            item = self._pull(context)
         finally:
-            self._draws = activity.num_draws
-            activity.num_draws = of_all + self._draws - before
+            self._draws = context.num_draws
+            context.num_draws = of_all + self._draws - before
         inputs = self._inputs
         self.key = ("iter_map", inputs.num_outputs, *([inputs.key] if inputs.key else ()))
         inputs.num_outputs += 1
         self._given += 1
-        self._slots.add(activity.batch_index)
+        self._slots.add(context.batch_index)
         return item
 
-    def _pull(self, activity: Activity) -> T:
+    def _pull(self, context: StreamContext) -> T:
         inputs, function = self._inputs, self._function
         while True:
             # What the function drew for its last input goes on where it was.
-            function.enter(activity, inputs.key, inputs.num_outputs)
-            activity.rng = self._rng
+            function.enter(context, inputs.key, inputs.num_outputs)
+            context.rng = self._rng
             try:
                 if self._items is None:
                     inputs.num_read = 0
                     self._items = iter(self._iter_map_fn(inputs))
-                item: Any = next(self._items, LEFT_OUT)
+                item: Any = next(self._items, SKIPPED)
                 if item is None:
                     raise TypeError(f"{function.where} gave None, which is no item")
             except Exception as error:
@@ -224,8 +224,8 @@ class _PassCursor(Cursor[T]):
                 self._begin_again(error)
                 continue
             finally:
-                self._rng = activity.rng
-            if item is LEFT_OUT:
+                self._rng = context.rng
+            if item is SKIPPED:
                 self._has_ended = True
                 raise StopIteration
             self._run.failures = 0
@@ -267,20 +267,20 @@ class _PassCursor(Cursor[T]):
             "would go on at once", self._function.where, given,
         )  # fmt: skip
         self._first_draw = self._draws = first_draw
-        activity = current_activity()
-        before = activity.batch_index
+        context = current_context()
+        before = context.batch_index
         with passing_over():
             for first, step, number, num_items in slots:
                 for k in range(number):
-                    activity.batch_index = first + k * step
+                    context.batch_index = first + k * step
                     self._pass_over(num_items, given)
-            activity.batch_index = before
-            if ended and next(self, LEFT_OUT) is not LEFT_OUT:
+            context.batch_index = before
+            if ended and next(self, SKIPPED) is not SKIPPED:
                 raise StateError(f"{self._function.where} gives more than {given} items now")
 
     def _pass_over(self, number: int, given: int) -> None:
         for _ in range(number):
-            if next(self, LEFT_OUT) is LEFT_OUT:
+            if next(self, SKIPPED) is SKIPPED:
                 raise StateError(
                     f"{self._function.where} gave {given} items before, and only {self._given} "
                     "now; it must give the same whenever it is run"
@@ -308,7 +308,7 @@ class SlotRows:
         self._num_items += 1
 
     def rows(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Gives the rows, with the items of the last slot so far."""
+        """Returns the rows, with the items of the last slot so far."""
         if not self._num_items:
             return ()
         here = self._slot
@@ -322,7 +322,7 @@ class SlotRows:
 
 
 def checked_rows(rows: Any) -> tuple[tuple[int, int, int, int], ...]:
-    """Gives the rows of a checkpoint.
+    """Returns the rows of a checkpoint.
 
     Raises:
         StateError: They are none.

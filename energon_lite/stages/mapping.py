@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
-    LEFT_OUT,
+    SKIPPED,
     FunctionRun,
     UserFunction,
     name_of_key,
@@ -38,7 +38,7 @@ def as_user_function(
     is_stateless: bool | None = None,
     failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
 ) -> UserFunction:
-    """Gives what runs a function, with the seed and the error handlers of a `WorkerConfig`.
+    """Returns what runs a function, with the seed and the error handlers of a `WorkerConfig`.
 
     Raises:
         TypeError: It is a `UserFunction`, which has all of that, and is to have other settings.
@@ -61,7 +61,7 @@ def as_user_function(
 
 
 def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
-    """Gives a function's settings as an entry `name` of a stage's config; nothing for None.
+    """Returns a function's settings as an entry `name` of a stage's config; nothing for None.
 
     Raises:
         TypeError: They are no dict of plain JSON; names the argument.
@@ -127,7 +127,7 @@ class MapDataset(WrapperDataset[T]):
         self.function_config = plain_config(map_fn_config, self.config_name)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner = self.dataset.cursor(stream)
         if self.function.is_generator:
             return _ExpandCursor(inner, self.function, self.dataset)
@@ -143,7 +143,7 @@ class MapDataset(WrapperDataset[T]):
         return result
 
     def config(self) -> dict[str, JSON]:
-        """Gives what decides the content; the function itself cannot be compared."""
+        """Returns what decides the content; the function itself cannot be compared."""
         function = self.function
         return {
             "stage": function.name,
@@ -165,8 +165,8 @@ class _MapCursor(Cursor[T]):
             item = next(inner)
             start = perf_counter()
             result = self._call(inner.key, item)
-            current_activity().spend(inner.key, perf_counter() - start)
-            if result is not LEFT_OUT:
+            current_context().spend(inner.key, perf_counter() - start)
+            if result is not SKIPPED:
                 self.key = inner.key
                 return result  # type: ignore[no-any-return]
 
@@ -178,7 +178,7 @@ class _MapCursor(Cursor[T]):
 
 
 class _ExpandCursor(Cursor[T]):
-    """Gives the items that a generator function makes of each input.
+    """Returns the items that a generator function makes of each input.
 
     Inside an input, the state is its restore key and the place after it; or the place before it,
     where inputs cannot be made again.
@@ -204,8 +204,8 @@ class _ExpandCursor(Cursor[T]):
             if self._items is None:
                 if self._below is None:
                     self._before = self._inner.snapshot()
-                activity = current_activity()
-                self._slot, self._draws = activity.batch_index, activity.num_draws
+                context = current_context()
+                self._slot, self._draws = context.batch_index, context.num_draws
                 self._given = 0
                 item = next(self._inner)
                 self._input = self._inner.key
@@ -214,7 +214,7 @@ class _ExpandCursor(Cursor[T]):
             found = next(self._items, None)
             self._spent_sec += perf_counter() - start
             if found is None or self._given % _ITEMS_PER_COST == 0:
-                current_activity().spend(self._input, self._spent_sec)
+                current_context().spend(self._input, self._spent_sec)
                 self._spent_sec = 0.0
             if found is None:
                 self._items = None
@@ -248,22 +248,22 @@ class _ExpandCursor(Cursor[T]):
                 "before it @stateless as they were"
             )
         # The input is taken again, as of its slot, and its first items are passed over.
-        activity = current_activity()
-        slot, activity.batch_index = activity.batch_index, snapshot.count("slot")
-        self._slot, self._draws = activity.batch_index, snapshot.count("draws")
+        context = current_context()
+        slot, context.batch_index = context.batch_index, snapshot.count("slot")
+        self._slot, self._draws = context.batch_index, snapshot.count("draws")
         with passing_over():
             if self._below is not None and key:
                 self._take_again(key, self._below.restore_sample(key), given)
             else:
-                activity.num_draws = self._draws
+                context.num_draws = self._draws
                 for number in range(given):
                     next(self)
                     if self._given != number + 1:  # of the next input
                         self._refuse_fewer(self._input, given, number)
-        activity.batch_index = slot
+        context.batch_index = slot
 
     def _take_again(self, key: RestoreKey, item: Any, given: int) -> None:
-        current_activity().batch_index = self._slot
+        current_context().batch_index = self._slot
         self._input, self._given = key, given
         self._items = self._run.expand(key, item)
         for number in range(given):
@@ -295,5 +295,5 @@ def passing_over() -> Iterator[None]:
 
 
 def is_passed_over() -> bool:
-    """Tells whether the current item was given before the run was resumed."""
+    """Returns whether the current item was given before the run was resumed."""
     return _passing_over.is_on

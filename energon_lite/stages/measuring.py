@@ -6,12 +6,12 @@ import sys
 from typing import Any, TypeVar
 
 from energon_lite.buckets.settings import Buckets
-from energon_lite.core.activity import current_activity, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context, leaves
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.token_blending import TokenBlendDataset
 
@@ -45,7 +45,7 @@ class MeasureDataset(WrapperDataset[T]):
         self.has_state = _is_listened_to(dataset)
 
     def cursor(self, stream: Stream) -> MeasureCursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return MeasureCursor(self, self.dataset.cursor(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
@@ -92,18 +92,18 @@ class MeasureCursor(Cursor[T]):
         self._tokens = 0
 
     def __next__(self) -> T:
-        """Gives the next sample, measured."""
+        """Returns the next sample, measured."""
         while True:
             item = next(self._inner)
             key = self._inner.key
             found = self._run.call(key, item)
-            if found is LEFT_OUT:
+            if found is SKIPPED:
                 continue
             self.key = key
             self.length = found
             is_plain = type(found) is int and 0 <= found <= self._longest
             tokens = found if is_plain else self._counted(found)
-            current_activity().measured(key, tokens)
+            current_context().measured(key, tokens)
             if self._has_state:
                 self._note(key, tokens)
             return item
@@ -119,7 +119,7 @@ class MeasureCursor(Cursor[T]):
         self._leaf = leaf
 
     def snapshot(self) -> Snapshot:
-        """Gives the place between two samples."""
+        """Returns the place between two samples."""
         if not self._has_state:
             return self._inner.snapshot()
         fields = {"leaf": self._leaf, "tokens": self._tokens if self._leaf else 0}
@@ -141,12 +141,12 @@ class MeasureCursor(Cursor[T]):
         self._leaf, self._tokens = leaf, tokens
         if leaf and not _is_counted(inner, leaf):
             # Its first items were passed over just now, below; they do not come by again.
-            for listener in current_activity().length_listeners:
+            for listener in current_context().length_listeners:
                 listener(leaf, tokens)
 
 
 def _is_counted(snapshot: Snapshot, leaf: RestoreKey) -> bool:
-    """Tells whether a blend has what was measured of a source sample in its own state."""
+    """Returns whether a blend has what was measured of a source sample in its own state."""
     pending = snapshot.fields.get("pending", ())
     return any(leaf in leaves(row[2]) for row in pending) or any(
         _is_counted(inner, leaf) for inner in snapshot.inner
@@ -154,7 +154,7 @@ def _is_counted(snapshot: Snapshot, leaf: RestoreKey) -> bool:
 
 
 def tokens_of(length: Any, function: UserFunction) -> int:
-    """Gives the tokens that `sample_length` told, alone or among other resources.
+    """Returns the tokens that `sample_length` told, alone or among other resources.
 
     Raises:
         FatalSampleError: It told something else.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from energon_lite.core.activity import SkipRecord, current_activity, leaves
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.user_function import LEFT_OUT, describe_input, name_of_key
+from energon_lite.core.stream_context import SkipRecord, current_context, leaves
+from energon_lite.core.user_function import SKIPPED, describe_input, name_of_key
 from energon_lite.packing.settings import TOKENS, Packing
 
 # A restore key and lengths: of each resource, or a number where there is but one.
@@ -35,7 +35,7 @@ class Measure:
         self.longest = packing.limits[0] if len(packing.resources) == 1 else 0
 
     def pieces(self, key: RestoreKey, sample: Any, length: Any) -> Iterator[Piece]:
-        """Gives the parts of a sample that are to be packed; none if it is dropped, or goes alone.
+        """Yields the parts of a sample that are to be packed; none if it is dropped, or goes alone.
 
         Raises:
             FatalSampleError: It has no length that can be packed.
@@ -48,7 +48,7 @@ class Measure:
             left_out(key, sample, why)
         else:
             self._check(key, sample, lengths)
-            current_activity().cost(next(leaves(key))[0]).overlong += 1
+            current_context().cost(next(leaves(key))[0]).overlong += 1
             longest = self._limits[0]
             if self._policy == "alone":
                 return
@@ -108,28 +108,28 @@ class Measure:
 
 
 def whole(key: RestoreKey) -> RestoreKey:
-    """Gives the key of the sample of which a key in a list may be a piece, or a repetition."""
+    """Returns the key of the sample of which a key in a list may be a piece, or a repetition."""
     inner: RestoreKey = key[-1] if is_piece(key) or is_again(key) else key
     return inner
 
 
 def is_again(key: RestoreKey) -> bool:
-    """Tells whether a key in a list is that of a sample that was given before."""
+    """Returns whether a key in a list is that of a sample that was given before."""
     return len(key) == 3 and key[0] == GIVEN_AGAIN
 
 
 def is_piece(key: RestoreKey) -> bool:
-    """Tells whether a key in a pack is that of a part of a sample."""
+    """Returns whether a key in a pack is that of a part of a sample."""
     return len(key) == 4 and key[0] == "piece" and isinstance(key[3], tuple)
 
 
 def name_of(key: RestoreKey, sample: Any) -> str:
-    """Names a sample, also one that was not made again yet (`LEFT_OUT`)."""
-    return (sample is not LEFT_OUT and describe_input(sample)[0]) or name_of_key(key)
+    """Names a sample, also one that was not made again yet (`SKIPPED`)."""
+    return (sample is not SKIPPED and describe_input(sample)[0]) or name_of_key(key)
 
 
 def left_out(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> None:
     """Counts a sample that a stage left out on purpose."""
     source = str(next(leaves(key))[0])
     record = SkipRecord(key, name_of(key, sample), source, stage, why, True, 1)
-    current_activity().left_out(record)
+    current_context().left_out(record)

@@ -45,7 +45,7 @@ class ConcatDataset(CombinedDataset[T]):
                 )
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _ConcatCursor([dataset.cursor(stream) for dataset in self.datasets])
 
     def num_items(self, stream: Stream) -> int:
@@ -53,7 +53,7 @@ class ConcatDataset(CombinedDataset[T]):
         return sum(dataset.num_items(stream) for dataset in self.datasets)
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """Gives the items to the datasets in their order."""
+        """Returns the items to the datasets in their order."""
         found: dict[str, float] = {}
         for dataset in self.datasets:
             here = num_items if dataset.endless else min(num_items, total_items(dataset))
@@ -62,7 +62,7 @@ class ConcatDataset(CombinedDataset[T]):
         return found
 
     def config(self) -> dict[str, JSON]:
-        """Gives the datasets in their order."""
+        """Returns the datasets in their order."""
         return {"stage": "concat", "of": [dataset.config() for dataset in self.datasets]}
 
 
@@ -148,7 +148,7 @@ class RepeatDataset(WrapperDataset[T]):
         return self.repeats is None
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return RepeatCursor(self, stream)
 
     @property
@@ -159,7 +159,7 @@ class RepeatDataset(WrapperDataset[T]):
         return -(-self.repeats.numerator // self.repeats.denominator)
 
     def round_stream(self, stream: Stream, number: int) -> Stream:
-        """Gives the stream of a round: no two rounds of any passes are the same pass below."""
+        """Returns the stream of a round: no two rounds of any passes are the same pass below."""
         if self.num_rounds is None:
             # The first pass, which is all that an endless one has, numbers its rounds 0, 1, 2.
             first = stream.pass_index << 32
@@ -173,7 +173,7 @@ class RepeatDataset(WrapperDataset[T]):
         return replace(stream, pass_index=first + number)
 
     def round_length(self, stream: Stream, number: int) -> int | None:
-        """Gives after how many items a round ends; None for where its data do.
+        """Returns after how many items a round ends; None for where its data do.
 
         Example:
             Of 2.5 rounds of 5 items in 2 streams, which hold 3 and 2, the last has floor(2.5) = 2:
@@ -208,7 +208,7 @@ class RepeatDataset(WrapperDataset[T]):
         return item
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """Gives whole rounds, and a part of one."""
+        """Returns whole rounds, and a part of one."""
         length = total_items(self.dataset)
         if length == 0:
             return {}
@@ -217,7 +217,7 @@ class RepeatDataset(WrapperDataset[T]):
         return {name: rounds * count + part.get(name, 0.0) for name, count in whole.items()}
 
     def config(self) -> dict[str, JSON]:
-        """Gives how often it repeats."""
+        """Returns how often it repeats."""
         repeats = None if self.repeats is None else str(self.repeats)
         return {"stage": "repeat", "repeats": repeats, "of": self.dataset.config()}
 
@@ -242,7 +242,7 @@ class RepeatCursor(Cursor[T]):
         self._inner: Cursor[T] = self._spec.dataset.cursor(self._below)
 
     def next_in_round(self) -> T:
-        """Gives the next item of this round; raises StopIteration at its end and stays there."""
+        """Returns the next item of this round; raises StopIteration at its end and stays there."""
         if self._length is not None and self._given >= self._length:
             raise StopIteration
         item = next(self._inner)
@@ -274,7 +274,7 @@ class RepeatCursor(Cursor[T]):
         self._go_to(self.round + 1)
 
     def snapshot(self) -> Snapshot:
-        """Gives round and place."""
+        """Returns round and place."""
         return Snapshot(
             "repeat", {"round": self.round, "given": self._given}, (self._inner.snapshot(),)
         )

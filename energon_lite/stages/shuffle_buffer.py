@@ -65,7 +65,7 @@ class ShuffleBufferDataset(WrapperDataset[T]):
         return self.worker_config.seed_offset if self.worker_config else 0
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         if self.size == 1:
             return self.dataset.cursor(stream)
         return _ShuffleCursor(self, stream)
@@ -76,7 +76,7 @@ class ShuffleBufferDataset(WrapperDataset[T]):
         return item
 
     def config(self) -> dict[str, JSON]:
-        """Gives size and seed; nothing of its own where it passes everything on."""
+        """Returns size and seed; nothing of its own where it passes everything on."""
         below = self.dataset.config()
         if self.size == 1:
             return below
@@ -88,7 +88,7 @@ class ShuffleBufferDataset(WrapperDataset[T]):
         }
 
     def random_key(self, stream: Stream) -> int:
-        """Gives the key of a stream's random words, unlike that of any other buffer of the run."""
+        """Returns the key of a stream's random words, different from any other buffer's."""
         return key_of(
             "shuffle_buffer",
             self.seed,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import activity_or, leaves
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import context_or, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Weight, Weights
@@ -77,11 +77,11 @@ class TokenBlendDataset(BlendDataset[T]):
         raise ValueError(f"lengths: there is no entry for source {source!r}")
 
     def lengths_by_source(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Gives the tokens of each sample, shape (N,), by the ids that the sources have now."""
+        """Returns the tokens of each sample, shape (N,), by the ids that the sources have now."""
         return dict(zip((facts.name for facts in self.sources()), self._arrays, strict=True))
 
     def uncounted(self) -> TokenBlendDataset[T]:
-        """Gives this dataset where the tokens for statistics are counted elsewhere."""
+        """Returns this dataset where the tokens for statistics are counted elsewhere."""
         if not self.counts_tokens:
             return self
         other = copy.copy(self)
@@ -94,7 +94,7 @@ class TokenBlendDataset(BlendDataset[T]):
         return "tokens"
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _TokenBlendCursor(self, stream)
 
     def num_items(self, stream: Stream) -> int:
@@ -102,7 +102,7 @@ class TokenBlendDataset(BlendDataset[T]):
         return sum(dataset.num_items(stream) for dataset in self.datasets)
 
     def config(self) -> dict[str, JSON]:
-        """Gives the weights and all that is blended."""
+        """Returns the weights and all that is blended."""
         return {**super().config(), "unit": "tokens", "lengths": self._digest}
 
 
@@ -136,7 +136,7 @@ class _TokenBlendCursor(Cursor[T]):
         self._pending: deque[_Draw] = deque()
         # What was measured so far of the samples of pending draws.
         self._measured: dict[RestoreKey, int] = {}
-        self._activity = activity_or(stream)
+        self._context = context_or(stream)
         self._listens = False
 
     def __next__(self) -> T:
@@ -158,11 +158,11 @@ class _TokenBlendCursor(Cursor[T]):
         raise StopIteration
 
     def _listen(self) -> None:
-        activity = activity_or(self._stream)
-        if activity is not self._activity or not self._listens:
-            self._activity, self._listens = activity, True
+        context = context_or(self._stream)
+        if context is not self._context or not self._listens:
+            self._context, self._listens = context, True
             if self._lengths is None:
-                activity.length_listeners.append(self._note)
+                context.length_listeners.append(self._note)
 
     def _note(self, leaf: RestoreKey, tokens: int) -> None:
         if leaf in self._measured:  # else it is of another dataset
@@ -186,7 +186,7 @@ class _TokenBlendCursor(Cursor[T]):
     def _indexed(self, lengths: dict[str, npt.NDArray[np.int64]], leaf: RestoreKey) -> int:
         tokens = int(lengths[leaf[0]][leaf[2]])
         if self._spec.counts_tokens:
-            self._activity.cost(leaf[0]).tokens += tokens
+            self._context.cost(leaf[0]).tokens += tokens
         return tokens
 
     def _settle(self) -> None:

@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.samples import Batch, Sample
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 T = TypeVar("T")
 
 
 class LossWeightDataset(WrapperDataset[T]):
-    """Gives each item a `loss_weight`: a float32 tensor, (n,) for a batch of n samples.
+    """Returns each item a `loss_weight`: a float32 tensor, (n,) for a batch of n samples.
 
     Samples and batches of our own types have it already, by their `__loss_weight__`; a batch that
     was made without gets that. Any other object gets an attribute, a dict an entry where a source
@@ -40,20 +40,20 @@ class LossWeightDataset(WrapperDataset[T]):
         self.is_weighted = any(weight != 1 for weight in self.weights.values())
 
     def with_children(self, children: Any) -> Any:
-        """Gives this stage over another dataset."""
+        """Returns this stage over another dataset."""
         other = super().with_children(children)
         other._set_weights()
         return other
 
     def nested(self) -> SavableDataset[Any]:
-        """Gives this dataset as a part of another one: its dicts have an entry in any case."""
+        """Returns this dataset as a part of another one: its dicts have an entry in any case."""
         below = self.dataset.nested()
         other: LossWeightDataset[T] = self.with_children((below,))
         other.is_nested = True
         return other
 
     def cursor(self, stream: Stream) -> Cursor[T]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return LossWeightCursor(self, self.dataset.cursor(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
@@ -80,12 +80,12 @@ class LossWeightDataset(WrapperDataset[T]):
         return (self.is_weighted or hasattr(item, "__dict__")) and not hasattr(item, "loss_weight")
 
     def _of_batch(self, batch: Batch, key: RestoreKey) -> list[float] | None:
-        """Gives an entry per sample; None if the batch has not the samples of its key."""
+        """Returns an entry per sample; None if the batch has not the samples of its key."""
         weights: list[float] = self.loss_weight(key, torch.float64).reshape(-1).tolist()
         return weights if len(weights) == len(batch.__key__) else None
 
     def loss_weight(self, key: RestoreKey, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Gives the loss weights of the samples in a restore key, (n,); () of a single sample."""
+        """Returns the loss weights of the samples in a restore key, (n,); () of a single sample."""
         found = [self.weights.get(leaf[0], 1.0) for leaf in leaves(key) if leaf]
         is_single = len(found) == 1 and not _is_batch(key)
         return torch.tensor(found[0] if is_single else found, dtype=dtype)
@@ -96,7 +96,7 @@ class LossWeightDataset(WrapperDataset[T]):
 
 
 def _is_batch(key: RestoreKey) -> bool:
-    """Tells whether a restore key is a batch's, or that of what a hook made of one."""
+    """Returns whether a restore key is a batch's, or that of what a hook made of one."""
     while key and isinstance(key[-1], tuple):
         if key[0] == "batch":
             return True

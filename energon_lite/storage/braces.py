@@ -142,7 +142,7 @@ def _steps(start: int, end: int, step: str | None) -> range:
 
 
 def compress(names: Iterable[str]) -> list[str]:
-    """Gives patterns that expand to `names`, in the same order.
+    """Returns patterns that expand to `names`, in the same order.
 
     Neighbours are merged where they differ in one number only, of the same width, that grows by 1.
 

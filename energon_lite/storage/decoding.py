@@ -137,7 +137,7 @@ class SampleDecoder:
         }
 
     def decoder_of(self, part: str) -> PartDecoder | None:
-        """Gives the function that decodes a part; None for one that stays bytes.
+        """Returns the function that decodes a part; None for one that stays bytes.
 
         The same function each time. It raises `DecodingError`, which names the part and says what
         the bytes look like, or `ImportError` for a format whose package is not installed.

@@ -40,7 +40,7 @@ class FieldPath:
         return self.part + "".join(f"[{key}]" for key in self.keys)
 
     def find(self, sample: Mapping[str, Any]) -> Any:
-        """Gives the value, or `MISSING`."""
+        """Returns the value, or `MISSING`."""
         value = sample.get(self.part, MISSING)
         for key in self.keys:
             value = _step(value, key)
@@ -155,7 +155,7 @@ class FieldMap:
         return cls(mapping, where)
 
     def access(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Gives the value of every field.
+        """Returns the value of every field.
 
         Args:
             sample: Decoded parts by name.

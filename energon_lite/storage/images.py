@@ -102,7 +102,7 @@ def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callabl
 
 
 def image_format(raw: bytes) -> str | None:
-    """Gives the format that the first bytes tell, as Pillow names it; None if they tell none."""
+    """Returns the format that the first bytes tell, as Pillow names it; None if they tell none."""
     for magic, name in _MAGIC:
         if raw.startswith(magic):
             return name

@@ -162,7 +162,7 @@ def _checked(lengths: Int64Array) -> Int64Array:
 
 
 def read_facts(root: Path, part: str, name: str) -> dict[str, Any] | None:
-    """Gives what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
+    """Returns what an index says of itself: `data`, `samples`, `resources`, `encoder`; or None."""
     try:
         facts = json.loads(read_file(_facts_path(root, part, name), _MAX_FACTS_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

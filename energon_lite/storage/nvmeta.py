@@ -51,7 +51,7 @@ class DatasetInfo:
 
 
 def is_prepared(root: Path) -> bool:
-    """Tells whether `root` is a folder with a written `.info.json` or `.info.yaml`."""
+    """Returns whether `root` is a folder with a written `.info.json` or `.info.yaml`."""
     return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
 
 
@@ -160,7 +160,7 @@ def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
 
 
 def config_path(root: Path, name: str) -> Path:
-    """Gives the path of a split or dataset config, which must be a .yaml or .json file."""
+    """Returns the path of a split or dataset config, which must be a .yaml or .json file."""
     if not isinstance(name, str) or not name.endswith((".yaml", ".json")):
         raise DatasetFormatError(
             f"{name!r:.80}: a split or dataset config is a .yaml or .json file; name one"

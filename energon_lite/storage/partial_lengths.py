@@ -82,12 +82,12 @@ class PartialLengths:
         return True
 
     def missing(self) -> Int64Array:
-        """Gives the numbers of samples that are not measured yet, rising."""
+        """Returns the numbers of samples that are not measured yet, rising."""
         found: Int64Array = np.flatnonzero(self._lengths[:, 0] == _UNKNOWN)
         return found
 
     def put(self, samples: Int64Array, lengths: Int64Array) -> None:
-        """Notes what was measured.
+        """Records what was measured.
 
         Args:
             samples: shape (n,); their numbers in the part.

@@ -213,6 +213,6 @@ def _runs(
 
 
 def _groups(is_cut: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Gives first and last + 1 of the runs between cuts; a cut lies before position i + 1."""
+    """Returns first and last + 1 of the runs between cuts; a cut lies before position i + 1."""
     edges = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(is_cut) + 1]
     return list(pairwise(edges))

@@ -162,7 +162,7 @@ def _load_split(root: Path, config: str | None) -> YamlMap:
 
 
 def _expanded(value: Any, place: str) -> list[str]:
-    """Gives the names that a list of brace patterns stands for."""
+    """Returns the names that a list of brace patterns stands for."""
     if not isinstance(value, list):
         raise DatasetFormatError(f"{place}: must be a list of names, not {shown(value)}")
     names: list[str] = []
@@ -218,7 +218,7 @@ def _warn_once(place: str, entry: str, num_entries: int) -> None:
 def split_text(
     parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = (), config: str | None = None
 ) -> str:
-    """Gives the content of a split config, with numbered names merged into brace patterns."""
+    """Returns the content of a split config, with numbered names merged into brace patterns."""
     content = {
         "split_parts": {name: compress(shards) for name, shards in parts.items()},
         "exclude": compress(exclude),

@@ -267,7 +267,7 @@ def sample_members(
 
 
 def parse_sample(buffer: bytes | memoryview, start: int, stop: int) -> tuple[str, list[Member]]:
-    """Gives key and parts (members named by part) of the one sample in `buffer[start:stop]`.
+    """Returns key and parts (members named by part) of the one sample in `buffer[start:stop]`.
 
     Raises:
         TarError: The range is not exactly one sample.
@@ -330,7 +330,7 @@ class _Window:
 
 
 def iter_tar(path: Path) -> Iterator[Header]:
-    """Gives the header of every member of a tar file, in order, with all checksums verified.
+    """Yields the header of every member of a tar file, in order, with all checksums verified.
 
     Raises:
         TarError: The file is truncated, is no tar, or holds data after its end mark; the text

@@ -17,7 +17,7 @@ _BLOCK = 512
 
 
 def index_path(shard: Path) -> Path:
-    """Gives the path of a shard's index: `x.tar` has `x.tar.idx`."""
+    """Returns the path of a shard's index: `x.tar` has `x.tar.idx`."""
     return shard.with_suffix(".tar.idx")
 
 

@@ -95,7 +95,7 @@ _Dumper.add_representer(YamlMap, _represent_map)
 
 
 def _scalar(text: str) -> Any:
-    """Gives the value of a plain scalar.
+    """Returns the value of a plain scalar.
 
     Example:
         >>> [_scalar(text) for text in ("010", "1e3", "1_000", "No", "on", "0x10", "1:30", ".inf")]

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.buckets.modality import ModalitySplit
 from energon_lite.buckets.settings import Buckets
-from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.hidden_fields import constructor_names
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, generic_batch
+from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names
 from energon_lite.packing.settings import Packing
@@ -80,7 +80,7 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
         return sample  # type: ignore[no-any-return]
 
     def sample_length(self, sample: T_encoded_sample) -> int | dict[str, int]:
-        """Gives the tokens of an encoded sample, or a dict of resources with an entry "tokens".
+        """Returns the tokens of an encoded sample, or a dict of resources with an entry "tokens".
 
         It is asked by packing, by `batching`, by blends with `unit: tokens`, and for the tokens in
         `loader.stats()`. With `preencode_sample` it gets what that gave: the length must be known
@@ -109,7 +109,7 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @stateless
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
-        """Gives the group of a sample, and the group's batch size or None."""
+        """Returns the group of a sample, and the group's batch size or None."""
         del sample
         return None, None
 

@@ -74,7 +74,7 @@ def basic_sample_keys(
     crude_sample: CrudeSample | Mapping[str, Any],
     additional_source_info: Sequence[SourceInfo] = (),
 ) -> dict[str, Any]:
-    """Gives the service fields of a crude sample, to be passed to the constructor of a sample.
+    """Returns the service fields of a crude sample, to be passed to the constructor of a sample.
 
     Args:
         crude_sample: The sample; fields that it does not have are left out.
@@ -93,7 +93,7 @@ def basic_sample_keys(
 def find_cooker(
     cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None, where: str
 ) -> Cooker[Any]:
-    """Gives the first cooker that is for a dataset.
+    """Returns the first cooker that is for a dataset.
 
     Args:
         cookers: Of the task encoder.

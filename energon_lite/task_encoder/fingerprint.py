@@ -25,7 +25,7 @@ def fingerprint(encoder: Any) -> str:
 
 
 def is_outdated(measured_by: str, encoder: Any) -> bool:
-    """Tells whether the code of an encoder changed since it had the fingerprint `measured_by`.
+    """Returns whether the code of an encoder changed since it had the fingerprint `measured_by`.
 
     Of another encoder it is not told: a tokenizer may have many.
     """

@@ -53,7 +53,7 @@ class Hooks:
         self.config = config
 
     def hook(self, name: str, function: Any = None) -> UserFunction:
-        """Gives the hook `name`, as what runs it."""
+        """Returns the hook `name`, as what runs it."""
         return UserFunction(
             function or getattr(self.encoder, name),
             name=name,
@@ -63,7 +63,7 @@ class Hooks:
         )
 
     def is_outdated(self, measured_by: str) -> bool:
-        """Tells whether the encoder's code changed since it measured a length index."""
+        """Returns whether the encoder's code changed since it measured a length index."""
         return is_outdated(measured_by, self.encoder)
 
     def _check_index(self, dataset: SavableDataset[Any]) -> None:
@@ -169,7 +169,7 @@ class Hooks:
         return self._batched(dataset, batching)
 
     def _packs(self, batching: Batching) -> bool:
-        """Tells whether samples are packed, and checks that what it needs is there."""
+        """Returns whether samples are packed, and checks that what it needs is there."""
         encoder, name = self.encoder, type(self.encoder).__name__
         if encoder.packing is not None:
             if not isinstance(encoder.packing, Packing):
@@ -298,7 +298,7 @@ class Hooks:
         )
 
     def decoder(self, kwargs: dict[str, Any]) -> SampleDecoder | None:
-        """Gives the encoder's decoder, or the one that Energon's old keywords describe."""
+        """Returns the encoder's decoder, or the one that Energon's old keywords describe."""
         auto_decode = kwargs.pop("auto_decode", True)
         old = {
             name: kwargs.pop(name)

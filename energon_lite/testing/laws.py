@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_lite.core.activity import leaves
 from energon_lite.core.compare import first_difference
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.testing.trial import END, LawError, Trial, global_seeds
 
@@ -190,14 +190,14 @@ def _check_partition(trials: list[Trial]) -> None:
 
 
 def _pass_keys(trial: Trial) -> Iterator[tuple[RestoreKey, bool]]:
-    """Gives the keys of all items of a pass (True) and of all that was skipped (False)."""
+    """Yields the keys of all items of a pass (True) and of all that was skipped (False)."""
     run = trial.run()
     has_ended = False
     while not has_ended:
         has_ended = next(run, END) is END
         if not has_ended:
             yield run.key, True
-        for record in run.activity.take_records():
+        for record in run.context.take_records():
             yield record.restore_key, False
 
 
@@ -211,7 +211,7 @@ def _atoms(key: RestoreKey) -> Iterator[RestoreKey]:
 
 
 def _leaves_below(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
-    """Gives the datasets at the bottom."""
+    """Yields the datasets at the bottom."""
     if not dataset.children:
         yield dataset
     for child in dataset.children:
@@ -305,7 +305,7 @@ def _check_refusal(trial: Trial, states: list[str]) -> None:
 
 
 def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Gives states that differ from a good one by one thing, each with a name."""
+    """Yields states that differ from a good one by one thing, each with a name."""
     here = f"{path}{state['stage']}"
     yield f"with {here} as another stage", {**state, "stage": "no such stage"}
     for name in state:

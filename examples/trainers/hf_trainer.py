@@ -26,7 +26,7 @@ class LoaderTrainer(Trainer):
 
 
 class RecordingModel(Model):
-    """Notes what it was trained on, to compare."""
+    """Records what it was trained on, to compare."""
 
     def forward(self, tokens: Any, keys: list[str], **kwargs: Any) -> Any:
         self.seen = [*getattr(self, "seen", []), keys]

@@ -35,10 +35,10 @@ def test_skip_is_as_many_next_and_keeps_what_was_left_out_uncounted(texts) -> No
     expected = list(islice(StreamRun(dataset, Stream(0, 2)), 12))
     run = StreamRun(dataset, Stream(0, 2), max_skip_rate=1)
     run.skip(5)
-    assert run.activity.take_records() == []
+    assert run.context.take_records() == []
     assert run.num_given == 5
     assert_same(list(islice(run, 7)), expected[5:])
-    assert run.activity.take_records() != []
+    assert run.context.take_records() != []
 
 
 def test_skips_met_again_while_a_place_is_restored_are_not_counted_again(texts) -> None:
@@ -48,10 +48,10 @@ def test_skips_met_again_while_a_place_is_restored_are_not_counted_again(texts) 
     num_inside = 0
     for _ in range(30):
         next(run)
-        counted = run.activity.take_records()
+        counted = run.context.take_records()
         resumed = StreamRun(doubled, Stream(0, 1), max_skip_rate=1)
         resumed.restore(run.snapshot())
-        assert resumed.activity.records == []
+        assert resumed.context.records == []
         assert resumed.snapshot() == run.snapshot()
         num_inside += bool(counted)
     assert num_inside > 0
@@ -69,13 +69,13 @@ def test_refused_snapshot_leaves_run_and_records_alone(texts) -> None:
     run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
     expected = list(islice(StreamRun(dataset, Stream(0, 1), max_skip_rate=1), 10))
     assert_same(list(islice(run, 4)), expected[:4])
-    records = list(run.activity.records)
+    records = list(run.context.records)
     assert records
     for failures in ("x", -1, None):
         fields = {**run.snapshot().fields, "failures": failures}
         with pytest.raises(StateError, match="failures="):
             run.restore(Snapshot("stream", fields, run.snapshot().inner))
-    assert run.activity.records == records
+    assert run.context.records == records
     assert_same(list(islice(run, 6)), expected[4:])
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from energon_lite import SkipSample, TextSample, stateless
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import activity_of
+from energon_lite.core.dataset import context_of
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 
 from ..helpers import ignore
 
@@ -31,23 +31,23 @@ def test_stateless_is_used_bare_and_with_arguments() -> None:
     assert [f.failure_tolerance for f in found] == [100, 4, 100]
 
 
-def run_of(function: Any, **settings: Any) -> tuple[FunctionRun, Activity]:
+def run_of(function: Any, **settings: Any) -> tuple[FunctionRun, StreamContext]:
     spec = UserFunction(function, name="hook", **settings)
     spec.on_error = ignore
-    return FunctionRun(spec), Activity(Stream(0, 1))
+    return FunctionRun(spec), StreamContext(Stream(0, 1))
 
 
 def test_result_gets_the_restore_key_where_it_has_a_place_for_it() -> None:
     sample = TextSample(__key__="a", __restore_key__=(), text="x")
     for made in (sample, {"__restore_key__": None}):
-        run, activity = run_of(lambda value, made=made: made)
-        with activity_of(activity):
+        run, context = run_of(lambda value, made=made: made)
+        with context_of(context):
             result = run.call(KEY, 1)
         found = result["__restore_key__"] if isinstance(result, dict) else result.__restore_key__
         assert found == KEY
     for plain in (5, "text", (1, 2), {"a": 1}):
-        run, activity = run_of(lambda value, plain=plain: plain)
-        with activity_of(activity):
+        run, context = run_of(lambda value, plain=plain: plain)
+        with context_of(context):
             assert run.call(KEY, 1) == plain
 
 
@@ -55,12 +55,12 @@ def test_what_is_left_out_is_recorded_with_key_stage_and_error() -> None:
     def fail(value: Any) -> Any:
         raise SkipSample if value == 1 else ValueError("bad value")
 
-    run, activity = run_of(fail)
+    run, context = run_of(fail)
     sample = TextSample(__key__="name", __restore_key__=KEY, text="x")
-    with activity_of(activity):
-        assert run.call(KEY, 1) is LEFT_OUT
-        assert run.call(KEY, sample) is LEFT_OUT
-    skipped, failed = activity.take_records()
+    with context_of(context):
+        assert run.call(KEY, 1) is SKIPPED
+        assert run.call(KEY, sample) is SKIPPED
+    skipped, failed = context.take_records()
     assert (skipped.on_purpose, failed.on_purpose) == (True, False)
     assert (failed.restore_key, failed.sample_key, failed.source) == (KEY, "name", "source")
     assert failed.stage == "hook"
@@ -74,8 +74,8 @@ def test_generator_is_seeded_as_one_and_leaves_the_global_generator_alone() -> N
         yield random.random()
         yield random.random()
 
-    run, activity = run_of(draw)
-    with activity_of(activity):
+    run, context = run_of(draw)
+    with context_of(context):
         state = random.getstate()
         items = []
         for _, item in run.expand(KEY, 1):
@@ -92,12 +92,12 @@ def test_sample_of_a_batch_of_failures_counts_all_its_samples() -> None:
     def fail(value: Any) -> Any:
         raise ValueError
 
-    run, activity = run_of(fail)
-    with activity_of(activity):
+    run, context = run_of(fail)
+    with context_of(context):
         run.call(("batch", 0, KEY, ("source", 0, 4, 4)), [])
-    (record,) = activity.take_records()
+    (record,) = context.take_records()
     assert record.num_samples == 2
-    assert activity.fill == 2
+    assert context.fill == 2
 
 
 @pytest.mark.parametrize("tolerance", [0, 3])
@@ -108,7 +108,7 @@ def test_handler_that_raises_ends_the_run_with_its_own_error(tolerance) -> None:
     def handler(error: Exception, sample: Any, sources: Any) -> None:
         raise KeyError("own")
 
-    run, activity = run_of(fail, failure_tolerance=tolerance)
+    run, context = run_of(fail, failure_tolerance=tolerance)
     run.spec.on_error = handler
-    with activity_of(activity), pytest.raises(KeyError, match="own"):
+    with context_of(context), pytest.raises(KeyError, match="own"):
         run.call(KEY, 1)

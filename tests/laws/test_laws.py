@@ -43,10 +43,10 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
-from energon_lite.core.activity import current_batch_index, current_sample_index
 from energon_lite.core.dataset import Cursor, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.schedules import Schedule
@@ -270,7 +270,7 @@ def numbered(sample: TextSample) -> TextSample:
 
 
 def noisy(samples: Iterator[TextSample]) -> Iterator[TextSample]:
-    """Gives each sample with one random number, and some with another."""
+    """Yields each sample with one random number, and some with another."""
     for sample in samples:
         for _ in range(1 + number_of(sample) % 2):
             yield TextSample.derive_from(sample, text=f"{sample.text} {sample_rng().random()}")
@@ -965,7 +965,7 @@ def test_dataset_without_items_is_no_vacuous_pass() -> None:
 
 
 class Doubling(WrapperDataset[Any]):
-    """Gives each item twice: a stage that forgets which of the two was given last."""
+    """Returns each item twice: a stage that forgets which of the two was given last."""
 
     def cursor(self, stream: Stream) -> Cursor[Any]:
         return DoublingCursor(self.dataset.cursor(stream))

@@ -98,7 +98,7 @@ class FilteredPacks(Filtered):
 
 
 class Dicts(Filtered):
-    """Gives batches as plain dicts."""
+    """Returns batches as plain dicts."""
 
     @stateless
     def encode_batch(self, batch: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Dicts(Filtered):
 
 
 class Tuples(Filtered):
-    """Gives batches that have no place for a mask."""
+    """Returns batches that have no place for a mask."""
 
     @stateless
     def encode_batch(self, batch: Any) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class Together:
         self.iterators = [iter(loader) for loader in self.loaders]
 
     def take(self, number: int | None = None) -> list[list[Any]]:
-        """Gives the next batches of each rank, or all that are left."""
+        """Returns the next batches of each rank, or all that are left."""
         return [future.result(timeout=60) for future in self.futures(number)]
 
     def futures(self, number: int | None = None) -> list[Future[list[Any]]]:
@@ -200,7 +200,7 @@ class Together:
         ]
 
     def one_pass(self) -> list[list[Any]]:
-        """Gives the batches of a whole pass, by rank."""
+        """Returns the batches of a whole pass, by rank."""
         self.begin()
         return self.take()
 

@@ -24,8 +24,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import WebdatasetSource
 

@@ -46,7 +46,7 @@ def loader_of(make: Any, **config: Any) -> SavableDataLoader[Any]:
 
 
 def refused(make: Any, states: Any, **config: Any) -> str:
-    """Gives the message of the refusal, after seeing that the loader works on as before."""
+    """Returns the message of the refusal, after seeing that the loader works on as before."""
     untouched = loader_of(make, **config)
     expected = list(islice(iter(untouched), 6))
     loader = loader_of(make, **config)

@@ -28,8 +28,8 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import StateError
+from energon_lite.core.stream_context import leaves
 
 from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
 from ..rank_processes import in_ranks

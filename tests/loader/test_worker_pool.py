@@ -318,7 +318,7 @@ def test_a_death_is_never_raised_in_the_body_of_the_loop(texts) -> None:
 
 
 class Slow(DefaultTaskEncoder):
-    """Notes in a file when a hook was ended."""
+    """Records in a file when a hook was ended."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

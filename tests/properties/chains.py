@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from energon_lite import SavableDataset
-from energon_lite.core.activity import CostRow, SkipRecord
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import Stream
 from energon_lite.loader import worker_pool
 from energon_lite.loader.pass_failures import FailureLimit, PassFailures
@@ -71,9 +71,9 @@ class Model:
         run = StreamRun(self.dataset, stream, MAX_SKIP_RATE)
         item, slot = None, stream.index
         while item is not END and not (self.dataset.endless and slot >= self._num_slots):
-            item, activity = next(run, END), run.activity
-            records, costs = activity.take_records(), activity.take_costs()
-            found[slot] = Slot(item, records, costs, activity.fill)
+            item, context = next(run, END), run.context
+            records, costs = context.take_records(), context.take_costs()
+            found[slot] = Slot(item, records, costs, context.fill)
             slot += stream.num_streams
 
     def counts(self, slots: set[tuple[int, int]], last: int) -> tuple[Any, Any, PassFailures]:
@@ -143,7 +143,7 @@ class Chain:
         )
 
     def _watch(self, rank: int, run: Any) -> None:
-        """Notes when a rank begins another pass, which the states of validations do not tell."""
+        """Records when a rank begins another pass, which the states of validations do not tell."""
         begin = run._begin_pass
 
         def begin_pass() -> None:

@@ -37,9 +37,9 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
-from energon_lite.core.activity import Activity
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
@@ -351,8 +351,8 @@ class Costly(BaseException):
     """More draws than a tree is worth; no stage takes it for an error of its own."""
 
 
-class Limited(Activity):
-    """An activity that ends after `most` draws, also in the middle of an item."""
+class Limited(StreamContext):
+    """An context that ends after `most` draws, also in the middle of an item."""
 
     most = MOST_DRAWS
 
@@ -375,11 +375,11 @@ def is_worth_it(tree: Tree, num_streams: Sequence[int], last_pass: int = 0) -> b
             given = 0
             for index in range(n):
                 run = StreamRun(dataset, Stream(index, n, number), max_skip_rate=1.0)
-                run.activity = Limited(run.stream, 1.0)
+                run.context = Limited(run.stream, 1.0)
                 num_first = sum(1 for _ in islice(run, MAX_ITEMS))
                 given += num_first
                 if num_first == MAX_ITEMS and not dataset.endless:
-                    run.activity.most = MOST_DRAWS_OF_PASS
+                    run.context.most = MOST_DRAWS_OF_PASS
                     sum(1 for _ in run)
             if given == 0:
                 return False

@@ -32,9 +32,9 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
-from energon_lite.core.activity import leaves
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 from ..conftest import examples
@@ -247,7 +247,7 @@ def test_rare_group_waits_and_comes_in_the_end(root) -> None:
 
 
 class Listening(Lines):
-    """Notes which samples are made."""
+    """Records which samples are made."""
 
     def __init__(self, lengths: Any = None, **buckets: Any) -> None:
         super().__init__(lengths, **buckets)

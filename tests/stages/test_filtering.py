@@ -51,7 +51,7 @@ def test_none_and_all_that_is_false_is_no(texts, answer) -> None:
 def test_what_is_filtered_out_counts_as_left_out_on_purpose(texts) -> None:
     run = StreamRun(FilterDataset(source(texts), filter_fn=is_odd), Stream(0, 1))
     assert len(list(run)) == 5
-    records = run.activity.take_records()
+    records = run.context.take_records()
     assert [record.sample_key for record in records] == [f"{i:05d}" for i in range(0, 10, 2)]
     assert {(record.on_purpose, record.stage) for record in records} == {(True, "filter")}
 
@@ -89,7 +89,7 @@ def test_sample_at_which_the_filter_fails_is_a_failure(texts) -> None:
     dataset = FilterDataset(source(texts), filter_fn=fails_at_four, worker_config=quiet)
     run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
     assert len(list(run)) == 9
-    (record,) = run.activity.take_records()
+    (record,) = run.context.take_records()
     assert (record.sample_key, record.on_purpose) == ("00004", False)
     assert "test_filtering.py:" in record.error
 

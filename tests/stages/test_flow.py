@@ -193,7 +193,7 @@ def test_what_earlier_passes_gave_counts_in_these_alone(root) -> None:
         next(run)
         for _ in range(4):
             next(whole)
-        one, other = run.activity, whole.activity
+        one, other = run.context, whole.context
         assert one.fill <= len(one.records)
         assert one.take_records() == other.take_records()
         assert [row[:2] for row in one.take_costs()] == [row[:2] for row in other.take_costs()]

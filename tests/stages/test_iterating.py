@@ -152,7 +152,7 @@ def test_input_at_which_it_skips_or_fails_is_left_out_and_counted(texts, is_stat
     )
     run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
     assert len(list(run)) == 18
-    records = run.activity.take_records()
+    records = run.context.take_records()
     assert [(record.sample_key, record.on_purpose) for record in records] == [
         ("00003", True),
         ("00007", False),
@@ -182,11 +182,11 @@ def test_what_is_skipped_at_the_end_is_counted_once(texts, function, is_stateles
     )
     run = StreamRun(dataset, Stream(0, 1))
     assert list(run)
-    assert len(run.activity.take_records()) == 3
+    assert len(run.context.take_records()) == 3
     resumed = StreamRun(dataset, Stream(0, 1))
     resumed.restore(run.snapshot())
     assert list(resumed) == []
-    assert resumed.activity.take_records() == []
+    assert resumed.context.take_records() == []
 
 
 @stateless

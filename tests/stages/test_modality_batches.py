@@ -144,8 +144,8 @@ def passes(
         batches: list[list[Any]] = []
         while (batch := next(run, None)) is not None:
             batches.append(batch)
-            num_left_out += sum(r.num_samples for r in run.activity.take_records())
-        num_left_out += sum(r.num_samples for r in run.activity.take_records())
+            num_left_out += sum(r.num_samples for r in run.context.take_records())
+        num_left_out += sum(r.num_samples for r in run.context.take_records())
         assert next(run, None) is None
         found.append(batches)
     return found, num_left_out
@@ -202,7 +202,7 @@ def test_failing_samples_and_batches_leave_ranks_in_step() -> None:
     for cycle in range(100):
         wanted = ("images", "text")[schedule.group(cycle)]
         assert [groups_in(next(run)) for run in runs] == [{wanted}] * 3
-        num_failed += sum(r.stage == "map" for run in runs for r in run.activity.take_records())
+        num_failed += sum(r.stage == "map" for run in runs for r in run.context.take_records())
     assert num_failed > 10
 
 
@@ -416,7 +416,7 @@ def test_state_before_that_goes_on_with_a_higher_max_surplus() -> None:
     resumed.restore(Snapshot.from_json(state))
     for _ in range(100):
         assert next(resumed) == next(expected)
-    records = resumed.activity.take_records()
+    records = resumed.context.take_records()
     assert len(records) > 50
     assert {(r.stage, r.on_purpose) for r in records} == {("modality_batch", True)}
     assert "more of group 'images' than its share takes" in records[0].error
@@ -619,7 +619,7 @@ def test_loader_refuses_to_go_on_inside_a_step(root: Path) -> None:
 
 def test_other_pipelines_run_on_any_world_size(root: Path) -> None:
     make = pipeline(root, DefaultTaskEncoder)
-    assert not make(WorkerConfig(rank=0, world_size=1, num_workers=0)).steps_are_alike
+    assert not make(WorkerConfig(rank=0, world_size=1, num_workers=0)).requires_lockstep
     Ranks(make, 3, num_streams=4).steps(1)
 
 
@@ -816,8 +816,8 @@ def test_measured_samples_are_taken_as_they_are() -> None:
     measured = MeasureDataset(pool, UserFunction(length_of, name="sample_length"))
     split = ModalitySplit(group_of, {"images": 3, "text": 1}, window=2)
     dataset = SplitModalityBatchDataset(measured, split, 4, as_list)
-    assert dataset.steps_are_alike
-    assert BatchDataset(dataset, 2, as_list).steps_are_alike
+    assert dataset.requires_lockstep
+    assert BatchDataset(dataset, 2, as_list).requires_lockstep
     assert len(dataset) == 10
     assert sum(len(batch) for batch in dataset) == 40
 

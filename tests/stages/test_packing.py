@@ -34,7 +34,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.core.activity import leaves
+from energon_lite.core.stream_context import leaves
 
 from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, number_of, signed, text_set

@@ -25,10 +25,10 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import SavableDataset, StreamRun, activity_of
+from energon_lite.core.dataset import SavableDataset, StreamRun, context_of
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 from energon_lite.packing.planned import pack_planned
@@ -233,7 +233,7 @@ def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     while type(dataset).__name__ != "PlannedPacks":
         (dataset,) = dataset.children
     stream = Stream(0, 4)
-    with activity_of(Activity(stream)):
+    with context_of(StreamContext(stream)):
         cursor, ahead = dataset.cursor(stream), dataset.cursor(stream)
         expected = [next(cursor) and cursor.key for _ in range(30)]
         with monkeypatch.context() as patch:
@@ -284,7 +284,7 @@ def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
         run = StreamRun(dataset, Stream(index, 4))
         kept = [[n for n in pack if n not in gone] for pack in given_by(expected, index)]
         assert list(run) == [pack for pack in kept if pack]
-        records += run.activity.take_records()
+        records += run.context.take_records()
     assert sorted(record.on_purpose for record in records) == [False, True]
 
 
@@ -337,8 +337,8 @@ def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) 
                     run = StreamRun(dataset, Stream(index, 4), max_skip_rate=1)
                     run.restore(snapshot)
                 is_over = next(run, None) is None
-                found["skipped"] += len(run.activity.take_records())
-                for _, draws, _, _, tokens, overlong in run.activity.take_costs():
+                found["skipped"] += len(run.context.take_records())
+                for _, draws, _, _, tokens, overlong in run.context.take_costs():
                     found.update(draws=draws, tokens=tokens, overlong=overlong)
         return found
 
@@ -359,7 +359,7 @@ def test_samples_without_length_are_left_out_and_counted(tmp_path: Path) -> None
         run = StreamRun(dataset, Stream(index, 4))
         given = [number for pack in run for number in pack]
         assert not {BROKEN, SKIPPED} & set(given)
-        records += run.activity.take_records()
+        records += run.context.take_records()
     assert len(records) == 2
     assert all("length 0" in record.error for record in records)
 
@@ -376,7 +376,7 @@ def test_drops_are_counted_once_also_after_a_resume(root: Path, more: dict[str, 
             run.restore(snapshot)
             if next(run, None) is None:
                 break
-            dropped += [record.restore_key for record in run.activity.take_records()]
+            dropped += [record.restore_key for record in run.context.take_records()]
     expected = [i for i in range(NUM_SAMPLES) if length_of(i) > 50]
     assert sorted(key[2] for key in dropped) == expected
 

@@ -23,9 +23,9 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.activity import leaves
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, StateError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.stream_context import leaves
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.storage.lengths import write_lengths
@@ -54,7 +54,7 @@ class Lengths(DefaultTaskEncoder):
 
 
 class Resources(Lengths):
-    """Gives the tokens among others, as a numpy integer."""
+    """Returns the tokens among others, as a numpy integer."""
 
     def sample_length(self, sample: TextSample) -> Any:
         tokens = np.int64(super().sample_length(sample))
@@ -350,7 +350,7 @@ def test_nothing_is_kept_of_what_other_sources_measure(sets) -> None:
     assert len(list(islice(loader, 300))) == 300
     deliveries: Any = loader._run._deliveries
     (run,) = deliveries._runs.values()
-    (listener,) = run.activity.length_listeners
+    (listener,) = run.context.length_listeners
     assert len(listener.__self__._measured) <= 16
 
 

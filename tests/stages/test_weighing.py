@@ -25,8 +25,8 @@ from energon_lite import (
     homogeneous_concat_mix,
     stateless,
 )
-from energon_lite.core.activity import leaves
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 from ..helpers import number_of, text_set

@@ -347,7 +347,7 @@ def test_sample_rng_outside_of_a_hook_is_an_error() -> None:
 
 
 class Yielding(DefaultTaskEncoder):
-    """Gives one object three times, changed in between, and noise that goes on."""
+    """Returns one object three times, changed in between, and noise that goes on."""
 
     @stateless
     def encode_sample(self, sample: TextSample) -> Any:

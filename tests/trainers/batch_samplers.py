@@ -77,7 +77,7 @@ def accelerate_case(
     name: str, *, early: bool = False, prepared: bool = True, skip: int = 0, stop: int = 0,
     num_workers: int = 0, gather: bool = False, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Gives the indices of each batch of each epoch on this rank."""
+    """Returns the indices of each batch of each epoch on this rank."""
     set_seed(5)
     sampler = SAMPLERS[name]() if early else None
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
@@ -112,7 +112,7 @@ class Model(torch.nn.Module):
 
 
 def trainer_case(name: str, *, out: str, resume: bool = False, num_workers: int = 0) -> Any:
-    """Gives the indices of each batch on this rank, in the Trainer of transformers."""
+    """Returns the indices of each batch on this rank, in the Trainer of transformers."""
     seen: list[list[int]] = []
 
     class Recorded(Trainer):

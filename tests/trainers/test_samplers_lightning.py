@@ -38,7 +38,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 
 
 def fit(name: str, *, in_hook: bool, **settings: Any) -> Any:
-    """Gives the indices of each batch of each epoch on this rank."""
+    """Returns the indices of each batch of each epoch on this rank."""
     warnings.simplefilter("ignore")
     # Before there is a process group; `fit` makes it.
     loader = None if in_hook else loader_of(SAMPLERS[name]())

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.buckets.modality import GroupSchedule, ModalitySplit, plain
-from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, LEFT_OUT, UserFunction
+from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, SKIPPED, UserFunction
 from energon_lite.stages.batching import Collected, check_batch_size
 from energon_lite.stages.grouping import Grouping
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
@@ -74,18 +74,18 @@ class ModalityLists(Collected):
         check_sources(self.dataset, split, self.groups)
 
     @property
-    def steps_are_alike(self) -> bool:
+    def requires_lockstep(self) -> bool:
         """They are: ranks share the cycles."""
         return True
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Any:
-        """Gives this stage over other samples, with their shares."""
+        """Returns this stage over other samples, with their shares."""
         (dataset,) = children
         measured: Any = dataset
         return type(self)(measured, self.split, self.batch_size, self.seed)
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner: Any = self.dataset.cursor(stream)
         return _SplitCursor(self, inner, stream)
 
@@ -104,7 +104,7 @@ class ModalityLists(Collected):
         return self.dataset.restore_sample(whole(key))
 
     def config(self) -> dict[str, JSON]:
-        """Gives groups and windows, and shares where they are not those of the blend below.
+        """Returns groups and windows, and shares where they are not those of the blend below.
 
         What becomes of a surplus may change in a run.
         """
@@ -145,12 +145,12 @@ class _SplitCursor(Cursor[list[Any]]):
         ]
 
     def __next__(self) -> list[Any]:
-        batch_index = current_activity().batch_index
+        batch_index = current_context().batch_index
         wanted = self._schedule.group(batch_index // self._stream.num_streams)
         batch = self._next_list(wanted)
         self.key = ("batch", batch_index, *(held.key for held in batch))
         again = self._again
-        return [again(key) if sample is LEFT_OUT else sample for key, sample, _ in batch]
+        return [again(key) if sample is SKIPPED else sample for key, sample, _ in batch]
 
     def _next_list(self, wanted: int) -> list[Held]:
         group = self._groups[wanted]
@@ -170,7 +170,7 @@ class _SplitCursor(Cursor[list[Any]]):
         raise StopIteration
 
     def _that_have_some(self, wanted: GroupWindows) -> Iterator[GroupWindows]:
-        """Gives the group that is due; at the end of the data, those that may stand in for it."""
+        """Yields the group that is due; at the end of the data, those that may stand in for it."""
         if wanted.num_held or (self._spec.split.end == "drop" and wanted.has_come):
             yield wanted
         if self._has_ended:
@@ -178,7 +178,7 @@ class _SplitCursor(Cursor[list[Any]]):
 
     def _noted(self, group: GroupWindows, batch: list[Held]) -> list[Held]:
         if self._fills_up:
-            group.given = [held._replace(key=whole(held.key), sample=LEFT_OUT) for held in batch]
+            group.given = [held._replace(key=whole(held.key), sample=SKIPPED) for held in batch]
         return batch
 
     def _filled_up(self, group: GroupWindows, rest: list[Held]) -> list[Held]:
@@ -188,7 +188,7 @@ class _SplitCursor(Cursor[list[Any]]):
         missing = self._spec.batch_size - len(rest)
         for held in itertools.islice(itertools.cycle(group.given or list(rest)), missing):
             key = (GIVEN_AGAIN, self._num_again, held.key)
-            rest.append(Held(key, LEFT_OUT, held.length))
+            rest.append(Held(key, SKIPPED, held.length))
             self._num_again += 1
         return rest
 
@@ -202,7 +202,7 @@ class _SplitCursor(Cursor[list[Any]]):
             return
         key = inner.key
         found = self._group_of(key, sample)
-        if found is LEFT_OUT:
+        if found is SKIPPED:
             return
         if isinstance(self._spec.split.group_by, Mapping):
             found = group_of_source(self._spec.split, found)

@@ -83,18 +83,18 @@ class PlannedBatches(PlannedLists):
         ]
 
     @property
-    def steps_are_alike(self) -> bool:
+    def requires_lockstep(self) -> bool:
         """They are: streams share the plan."""
         return True
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Gives the same over another dataset."""
+        """Returns the same over another dataset."""
         (dataset,) = children
         measured: Any = dataset
         return type(self)(measured, self.split, self.batch_size, self.seed)
 
     def planner(self, stream: Stream) -> BatchPlanner:
-        """Gives what plans a stream's lists."""
+        """Returns what plans a stream's lists."""
         names = list(self.plannable.sources)
         return BatchPlanner(self, names, self.lengths, stream)
 
@@ -109,7 +109,7 @@ class PlannedBatches(PlannedLists):
         return _WINDOWS_PER_PLAN * self.split.window * self.batch_size
 
     def config(self) -> dict[str, JSON]:
-        """Gives all that decides which samples share a list."""
+        """Returns all that decides which samples share a list."""
         return {
             "stage": "plan_batches",
             "batch_size": self.batch_size,
@@ -190,7 +190,7 @@ class BatchPlanner(Planner):
         return Arranged(units, packs, np.zeros(len(packs)), waiting, num_lists)
 
     def _order(self, longest: Int64Array, number: int) -> list[int]:
-        """Gives an order of steps: at random, or for the first plan from long to short."""
+        """Returns an order of steps: at random, or for the first plan from long to short."""
         if self._split.longest_first and not number:
             order: list[int] = np.argsort(-longest, kind="stable").tolist()
             return order
@@ -199,7 +199,7 @@ class BatchPlanner(Planner):
         return shuffled
 
     def _dealt(self, rows: list[Int64Array]) -> Iterator[Int64Array]:
-        """Gives this stream's part of each step: every S-th, so that all have like lengths."""
+        """Yields this stream's part of each step: every S-th, so that all have like lengths."""
         for row in rows:
             own = deal(row, self._stream.index, self._stream.num_streams)
             if len(own):

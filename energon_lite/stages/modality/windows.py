@@ -15,7 +15,7 @@ import numpy.typing as npt
 from energon_lite.balance.quantile_sync import quantile_sync
 from energon_lite.buckets.held import KEY_COLUMNS, IntArray, KeyRows, KeyTable, compact
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 
 # The first window has as many lists, so that the first one does not wait for many; each further one
 # has twice as many. After so many windows all are of their full size.
@@ -25,7 +25,7 @@ _COLUMNS = KEY_COLUMNS + 1
 
 
 class Held(NamedTuple):
-    """A sample that waits: its key, itself, `LEFT_OUT` after a resume, and its tokens."""
+    """A sample that waits: its key, itself, `SKIPPED` after a resume, and its tokens."""
 
     key: RestoreKey
     sample: Any
@@ -68,7 +68,7 @@ class GroupWindows:
         return bool(self.number or self.waiting)
 
     def size(self, number: int) -> int:
-        """Gives the lists of a window, by its number."""
+        """Returns the lists of a window, by its number."""
         if self._longest_first or number > _NUM_SHORT:
             return self._window
         return min(self._window, _FIRST_WINDOW << number)
@@ -129,7 +129,7 @@ class GroupWindows:
         return np.array(self._ahead, dtype=np.int64).reshape(-1, _COLUMNS)
 
     def state(self) -> GroupState:
-        """Gives what is held, as a cheap value."""
+        """Returns what is held, as a cheap value."""
         return GroupState(
             (self.number, self.num_seen, self.num_surplus),
             self._table.frozen(),
@@ -151,7 +151,7 @@ class GroupWindows:
             raise ValueError(f"{counts!r:.80} are no counts of windows, samples and surplus")
         rows_N2 = np.array(rows, dtype=np.int64).reshape(len(keys), 2)
         held = [
-            Held(_checked(key), LEFT_OUT, length)
+            Held(_checked(key), SKIPPED, length)
             for key, length in zip(keys, rows_N2[:, 0].tolist(), strict=True)
         ]
         turns = rows_N2[:, 1].tolist()
@@ -176,7 +176,7 @@ class GroupWindows:
         self.waiting, self._ahead = [], array("q")
         for entry in itertools.chain(*short, waiting):
             self.add(entry)
-        self.given = [Held(_checked(key), LEFT_OUT, 0) for key in given]
+        self.given = [Held(_checked(key), SKIPPED, 0) for key in given]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class GroupState:
     given: tuple[RestoreKey, ...]
 
     def fields(self) -> tuple[Any, ...]:
-        """Gives the counts, keys held, a row (tokens, turn or -1) for each, and keys given."""
+        """Returns the counts, keys held, a row (tokens, turn or -1) for each, and keys given."""
         rows = np.concatenate([self.waiting, self.batches])
         keys = self.table.keys(rows[:, :KEY_COLUMNS])
         turns = np.full(len(rows), -1)
@@ -224,13 +224,13 @@ class SplitFields(Mapping[str, Any]):
     groups: tuple[GroupState, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """Gives one field."""
+        """Returns one field."""
         if name == "groups":
             return tuple([group.fields() for group in self.groups])
         return self.counts[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Gives the names of the fields."""
+        """Yields the names of the fields."""
         yield from (*self.counts, "groups")
 
     def __len__(self) -> int:

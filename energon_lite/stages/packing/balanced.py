@@ -7,14 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from energon_lite.balance.quantile_sync import QuantileSync
-from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.packing.filled import FillCursor, FilledPacks
 from energon_lite.stages.packing.planned import PlannedPacks
@@ -41,7 +41,7 @@ class BalancedPacks(Collected):
         self.seed = seed
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner: Any = self.dataset.cursor(stream)
         # The same for all streams: that is the point of it.
         seed = key_of("balanced_packs", self.seed, stream.num_streams, stream.pass_index)
@@ -58,7 +58,7 @@ class BalancedPacks(Collected):
         return samples
 
     def config(self) -> dict[str, JSON]:
-        """Gives window and costs."""
+        """Returns window and costs."""
         cost = self.packing.cost
         return {
             "stage": "balance_packs",
@@ -70,7 +70,7 @@ class BalancedPacks(Collected):
 
 
 class _Held(NamedTuple):
-    """A pack that waits: its restore key, and its samples, `LEFT_OUT` after a resume."""
+    """A pack that waits: its restore key, and its samples, `SKIPPED` after a resume."""
 
     key: RestoreKey
     samples: Any
@@ -97,8 +97,8 @@ class _BalanceCursor(Cursor[list[Any]]):
         if not sync.num_held:
             raise StopIteration
         held = self._held.pop(sync.next_pack())
-        self.key = ("pack", current_activity().batch_index, *held.key[2:])
-        if held.samples is LEFT_OUT:
+        self.key = ("pack", current_context().batch_index, *held.key[2:])
+        if held.samples is SKIPPED:
             return list(self._again(self.key))
         pack: list[Any] = held.samples
         return pack
@@ -137,7 +137,7 @@ class _BalanceCursor(Cursor[list[Any]]):
             if self._sync.held() != sorted(numbers):
                 raise ValueError(f"it holds {numbers}")
             held = {
-                number: _Held(_checked(key), LEFT_OUT)
+                number: _Held(_checked(key), SKIPPED)
                 for number, key in zip(numbers, keys, strict=True)
             }
         except (TypeError, ValueError) as error:

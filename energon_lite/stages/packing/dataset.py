@@ -7,15 +7,15 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from energon_lite.core.activity import current_activity, leaves, replaying
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import Sample
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context, leaves, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
-    LEFT_OUT,
+    SKIPPED,
     FunctionRun,
     UserFunction,
 )
@@ -206,11 +206,11 @@ class PackMembers(WrapperDataset[list[Any]]):
         )
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _MemberCursor(self, self.dataset.cursor(stream))
 
     def loss_weights(self) -> dict[str, float]:
-        """Gives the loss weights of sources that have one, by source."""
+        """Returns the loss weights of sources that have one, by source."""
         return {f.name: f.loss_weight for f in self.dataset.sources() if f.loss_weight != 1}
 
     def can_restore_sample(self) -> bool:
@@ -232,7 +232,7 @@ class PackMembers(WrapperDataset[list[Any]]):
         return samples  # type: ignore[no-any-return]
 
     def config(self) -> dict[str, JSON]:
-        """Gives the encoder."""
+        """Returns the encoder."""
         encoder: JSON = None
         if self.encoder is not None:
             encoder = {"stage": self.encoder.name, "seeded": self.encoder.restore_seeds}
@@ -251,7 +251,7 @@ class _MemberCursor(Cursor[list[Any]]):
             samples = next(self._inner)
             keys = self._inner.key
             members = [self._member(*pair) for pair in zip(keys[2:], samples, strict=True)]
-            left = [i for i, member in enumerate(members) if member is not LEFT_OUT]
+            left = [i for i, member in enumerate(members) if member is not SKIPPED]
             if left:
                 self.key = (*keys[:2], *(keys[2 + i] for i in left))
                 return [members[i] for i in left]
@@ -260,10 +260,10 @@ class _MemberCursor(Cursor[list[Any]]):
         if self._encode is not None:
             start = perf_counter()
             sample = self._encode(whole(key), sample)
-            current_activity().spend(whole(key), perf_counter() - start)
-        if is_piece(key) and sample is not LEFT_OUT:
+            current_context().spend(whole(key), perf_counter() - start)
+        if is_piece(key) and sample is not SKIPPED:
             sample = self._cut(key, _Piece(sample, key[1], key[2]))
-        if self._weights and sample is not LEFT_OUT:
+        if self._weights and sample is not SKIPPED:
             _weigh(sample, key, self._weights)
         return sample
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite import packing as packers
-from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.grouping import Grouping, GroupKey
@@ -46,20 +46,20 @@ class Packer(Protocol):
         """Adds the next sample."""
 
     def next_pack(self) -> list[int]:
-        """Gives the numbers of the next pack's samples."""
+        """Returns the numbers of the next pack's samples."""
 
     def held(self) -> list[int]:
-        """Gives the numbers of the samples that are in no pack given yet, in their order."""
+        """Returns the numbers of the samples that are in no pack given yet, in their order."""
 
     def state(self) -> dict[str, Any]:
-        """Gives what is held."""
+        """Returns what is held."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a state."""
 
 
 def new_packer(packing: Packing) -> Packer:
-    """Gives what packs one group of one stream."""
+    """Returns what packs one group of one stream."""
     limits: dict[str, Any] = {
         "buffer_size": packing.buffer_size,
         "max_samples": packing.max_samples,
@@ -102,7 +102,7 @@ class FilledPacks(Collected):
         packers.compile_all()
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         inner: Any = self.dataset.cursor(stream)
         return FillCursor(self, inner)
 
@@ -116,7 +116,7 @@ class FilledPacks(Collected):
         return self.dataset.restore_sample(whole(key))
 
     def config(self) -> dict[str, JSON]:
-        """Gives all that decides which samples share a pack."""
+        """Returns all that decides which samples share a pack."""
         packing = self.packing
         return {
             "stage": "pack",
@@ -134,7 +134,7 @@ class FilledPacks(Collected):
 
 
 class _Held(NamedTuple):
-    """A sample in a buffer, `LEFT_OUT` for one that has to be made again, and its lengths."""
+    """A sample in a buffer, `SKIPPED` for one that has to be made again, and its lengths."""
 
     key: RestoreKey
     sample: Any
@@ -156,7 +156,7 @@ class _Group:
         return [self.held.pop(number) for number in self.packer.next_pack()]
 
     def state(self) -> tuple[tuple[RestoreKey, ...], Int64Array, int, tuple[int, ...]]:
-        """Gives the keys of what is held, a row of numbers for each, and two totals."""
+        """Returns the keys of what is held, a row of numbers for each, and two totals."""
         state = self.packer.state()
         rows = np.column_stack([state[name] for name in _COLUMNS if name in state])
         keys = tuple([held.key for held in self.held.values()])
@@ -183,7 +183,7 @@ class _Group:
         )
         lengths = [row[0] if len(row) == 1 else tuple(row) for row in rows[:, 1:last].tolist()]
         held = zip(self.packer.held(), keys, lengths, strict=True)
-        self.held = {number: _Held(_checked(key), LEFT_OUT, own) for number, key, own in held}
+        self.held = {number: _Held(_checked(key), SKIPPED, own) for number, key, own in held}
 
 
 class FillCursor(Cursor[list[Any]]):
@@ -202,7 +202,7 @@ class FillCursor(Cursor[list[Any]]):
         self._group_of = spec.grouping.run()
 
     def __next__(self) -> list[Any]:
-        """Gives the samples of the next pack."""
+        """Returns the samples of the next pack."""
         while not self._has_ended:
             # Only the group that a sample was added to can have become full.
             if self._full is not None:
@@ -219,10 +219,10 @@ class FillCursor(Cursor[list[Any]]):
         return self._give(self._rest())
 
     def _give(self, pack: list[_Held]) -> list[Any]:
-        self.key = ("pack", current_activity().batch_index, *(held.key for held in pack))
+        self.key = ("pack", current_context().batch_index, *(held.key for held in pack))
         again = self._again
         self._pack = pack
-        return [again(key) if sample is LEFT_OUT else sample for key, sample, _ in pack]
+        return [again(key) if sample is SKIPPED else sample for key, sample, _ in pack]
 
     @property
     def cost(self) -> float:
@@ -249,7 +249,7 @@ class FillCursor(Cursor[list[Any]]):
             if not pieces:
                 return self._spec.packing.overlong != "alone"
         found = None if self._has_one_group else self._group_of(key, sample)
-        if found is LEFT_OUT:
+        if found is SKIPPED:
             return True
         group = self._groups.get(found)
         if group is None:
@@ -261,7 +261,7 @@ class FillCursor(Cursor[list[Any]]):
         return True
 
     def _rest(self) -> list[_Held]:
-        """Gives a pack of what is held when the data have ended."""
+        """Returns a pack of what is held when the data have ended."""
         packing = self._spec.packing
         for group in self._groups.values():
             while group.packer.num_held:
@@ -274,7 +274,7 @@ class FillCursor(Cursor[list[Any]]):
         raise StopIteration
 
     def snapshot(self) -> Snapshot:
-        """Gives what is held, and the place below."""
+        """Returns what is held, and the place below."""
         groups = tuple((name, *group.state()) for name, group in self._groups.items())
         fields = {"ended": int(self._has_ended), "groups": groups}
         return Snapshot("pack", fields, (self._inner.snapshot(),))

@@ -247,7 +247,7 @@ def _loss_weights(
 
 
 def loss_weight_of(sample: Any) -> float:
-    """Gives the loss weight that an encoded sample carries; 1 if it has none."""
+    """Returns the loss weight that an encoded sample carries; 1 if it has none."""
     for name in ("__loss_weight__", "loss_weight"):
         value = _field(sample, name)
         if value is not None:

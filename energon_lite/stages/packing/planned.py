@@ -68,13 +68,13 @@ class PlannedPacks(PlannedLists):
         packers.compile_all()
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Gives the same over another dataset."""
+        """Returns the same over another dataset."""
         (dataset,) = children
         measured: Any = dataset
         return type(self)(measured, self.packing, self.seed, self.packs_per_batch)
 
     def planner(self, stream: Stream) -> PackPlanner:
-        """Gives what plans a stream's packs."""
+        """Returns what plans a stream's packs."""
         names = list(self.plannable.sources)
         return PackPlanner(
             self.packing, names, self.lengths, self.window, stream, self.seed, self.packs_per_batch
@@ -96,7 +96,7 @@ class PlannedPacks(PlannedLists):
         return min(max(_LEAST_WINDOW, int(packs * self.samples_per_list)), _LARGEST_WINDOW)
 
     def config(self) -> dict[str, JSON]:
-        """Gives all that decides which samples share a pack."""
+        """Returns all that decides which samples share a pack."""
         packing = self.packing
         balance: JSON = None
         if self.is_shared:

@@ -9,12 +9,12 @@ import numpy as np
 
 from energon_lite import packing as packers
 from energon_lite.balance.global_window import NO_PACK, global_window
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import activity_of
+from energon_lite.core.dataset import context_of
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.overlong import Measure, is_piece
@@ -84,7 +84,7 @@ class PackPlanner(Planner):
     def _units(
         self, refs: Refs, lengths: Int64Array, carried: Sequence[RestoreKey], notes: Notes
     ) -> Units:
-        """Gives what is to be packed: samples as they are, but for those that are too long."""
+        """Returns what is to be packed: samples as they are, but for those that are too long."""
         num_resources = len(self._packing.resources)
         limits = np.array(self._packing.limits)
         is_special = (lengths[:, 0] < 1) | (lengths[:, :num_resources] > limits).any(axis=1)
@@ -111,15 +111,15 @@ class PackPlanner(Planner):
         return Units(numbers[order], starts[order], stops[order], own[order])
 
     def _parts(self, key: RestoreKey, lengths: list[int], notes: Notes) -> list[tuple[int, int]]:
-        """Gives first token and the one after the last of what is packed of a special sample."""
+        """Returns first token and the one after the last of what is packed of a special sample."""
         packing = self._packing
         if lengths[0] < 1:
             self._without_length(key, str(packing.lengths), notes)
             return []
-        apart = Activity(self._stream, max_skip_rate=1.0)
-        with activity_of(apart):
+        apart = StreamContext(self._stream, max_skip_rate=1.0)
+        with context_of(apart):
             sizes = dict(zip(packing.resources, lengths, strict=False))
-            pieces: list[Any] = [p for p, _ in self._measure.pieces(key, LEFT_OUT, sizes)]
+            pieces: list[Any] = [p for p, _ in self._measure.pieces(key, SKIPPED, sizes)]
         records = apart.take_records()
         if self._is_own(key):
             notes.records.extend(records)
@@ -164,7 +164,7 @@ class PackPlanner(Planner):
         return all_steps
 
     def _mixed(self, steps: Int64Array, batches: list[Int64Array], number: int) -> Int64Array:
-        """Gives an order of the steps of several groups, in which those of a batch stay together.
+        """Returns an order of the steps of several groups, in which those of a batch stay together.
 
         Args:
             steps: shape (T, S); group after group.
@@ -184,7 +184,7 @@ class PackPlanner(Planner):
         return order
 
     def _balance_window(self, num_packs: int) -> int:
-        """Gives steps that are sorted together: about as many as asked, in windows of one size."""
+        """Returns the steps that are sorted together: about `balance_window`, in equal windows."""
         num_steps = -(-num_packs // self._stream.num_streams)
         num_windows = max(1, round(num_steps / self._packing.balance_window))
         return max(1, -(-num_steps // num_windows))

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from energon_lite.core.activity import current_activity
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT, FunctionRun, UserFunction, describe_input
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.overlong import left_out
 
@@ -66,7 +66,7 @@ class SelectedPacks(Collected):
         self.drop_last = drop_last
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return _SelectCursor(self, self.dataset.cursor(stream))
 
     @property
@@ -75,7 +75,7 @@ class SelectedPacks(Collected):
         return False
 
     def config(self) -> dict[str, JSON]:
-        """Gives the size of the buffer."""
+        """Returns the size of the buffer."""
         return {
             "stage": "select_packs",
             "packing_buffer_size": self.buffer_size,
@@ -84,7 +84,7 @@ class SelectedPacks(Collected):
         }
 
 
-# A restore key and its sample; `LEFT_OUT` for one that has to be made again.
+# A restore key and its sample; `SKIPPED` for one that has to be made again.
 _Held = tuple[RestoreKey, Any]
 
 
@@ -110,7 +110,7 @@ class _SelectCursor(Cursor[list[Any]]):
                 self._select(is_last)
                 continue
             pack = self._packs.pop(0)
-            self.key = ("pack", current_activity().batch_index, *(key for key, _ in pack))
+            self.key = ("pack", current_context().batch_index, *(key for key, _ in pack))
             return self._samples(pack)
 
     def _fill(self) -> bool:
@@ -126,7 +126,7 @@ class _SelectCursor(Cursor[list[Any]]):
 
     def _samples(self, held: Iterable[_Held]) -> list[Any]:
         again = self._again
-        return [again(key) if sample is LEFT_OUT else sample for key, sample in held]
+        return [again(key) if sample is SKIPPED else sample for key, sample in held]
 
     def _select(self, is_last: bool) -> None:
         """Asks the user's function for packs of what is held."""
@@ -134,7 +134,7 @@ class _SelectCursor(Cursor[list[Any]]):
         samples = self._samples(self._held)
         self._held = []
         found = self._run.call(("select", *keys), samples)
-        if found is LEFT_OUT:
+        if found is SKIPPED:
             return
         packs, pushback = self._parts(found)
         unused = dict(enumerate(zip(keys, samples, strict=True)))
@@ -201,10 +201,10 @@ class _SelectCursor(Cursor[list[Any]]):
         if not all(isinstance(keys, tuple) and all(map(_is_key, keys)) for keys in lists):
             raise StateError("The checkpoint's stage 'select_packs' has no lists of restore keys.")
         self._inner.restore(snapshot.inner[0])
-        self._held = [(key, LEFT_OUT) for key in held]
+        self._held = [(key, SKIPPED) for key in held]
         self._again = Again(self._spec.restore_member, (held, *packs))
         # An edited blend may have left none of a pack's samples.
-        self._packs = [[(key, LEFT_OUT) for key in pack] for pack in packs if pack]
+        self._packs = [[(key, SKIPPED) for key in pack] for pack in packs if pack]
 
 
 def _is_key(key: Any) -> bool:

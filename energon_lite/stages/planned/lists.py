@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import Activity, current_activity
-from energon_lite.core.dataset import Cursor, activity_of
+from energon_lite.core.dataset import Cursor, context_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import RestoreKey, Snapshot
+from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.settings import TOKENS
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import Collected
@@ -62,7 +62,7 @@ class PlannedLists(Collected):
 
     @abstractmethod
     def planner(self, stream: Stream) -> Planner:
-        """Gives what plans a stream's windows."""
+        """Returns what plans a stream's windows."""
 
     @property
     @abstractmethod
@@ -70,7 +70,7 @@ class PlannedLists(Collected):
         """About how many samples a list has."""
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Gives a fresh cursor."""
+        """Returns a fresh cursor."""
         return PlanCursor(self, stream)
 
     def lengths(self, source: str) -> tuple[Int64Array, ...]:
@@ -95,7 +95,7 @@ class PlannedLists(Collected):
         return resources + others
 
     def _totals(self) -> tuple[str, dict[str, float]]:
-        """Gives a hash of all lengths, and the mean tokens of a sample by source."""
+        """Returns a hash of all lengths, and the mean tokens of a sample by source."""
         digest, means = hashlib.blake2b(digest_size=16), {}
         for name in sorted(self.plannable.sources):
             columns = self.lengths(name)
@@ -124,7 +124,7 @@ class PlannedLists(Collected):
     def _count(self, stream: Stream) -> dict[tuple[int, int, int], int]:
         """Counts the lists of a stream; of a shared plan, which is made once, those of all."""
         own, total = 0, np.zeros(stream.num_streams, dtype=np.int64)
-        with activity_of(Activity(stream, max_skip_rate=1.0)):
+        with context_of(StreamContext(stream, max_skip_rate=1.0)):
             for window in self.windows(stream):
                 own += len(window.packs)
                 if window.num_lists is not None:
@@ -133,7 +133,7 @@ class PlannedLists(Collected):
         return {(index, stream.num_streams, stream.pass_index): num for index, num in counts}
 
     def windows(self, stream: Stream) -> Iterator[PlannedWindow]:
-        """Gives the plans of a stream's windows, of which nothing is read."""
+        """Returns the plans of a stream's windows, of which nothing is read."""
         return PlanCursor(self, stream).windows()
 
     @property
@@ -175,10 +175,10 @@ class PlanCursor(Cursor[list[Any]]):
         self._draws = tuple(reader.num_draws for reader in self._readers)
 
     def __next__(self) -> list[Any]:
-        """Gives the samples of the next list; one of which none could be made is passed over."""
+        """Returns the samples of the next list; one of which none could be made is passed over."""
         while not (pairs := self._next_list()):
             pass
-        self.key = (self._spec.kind, current_activity().batch_index, *(key for key, _ in pairs))
+        self.key = (self._spec.kind, current_context().batch_index, *(key for key, _ in pairs))
         return [sample for _, sample in pairs]
 
     def _next_list(self) -> list[tuple[RestoreKey, Any]]:
@@ -194,7 +194,7 @@ class PlanCursor(Cursor[list[Any]]):
         reader, self._reader = self._reader, None
         samples = [next(reader) for _ in keys]
         self._reader = reader  # after an error, the next pack begins with another one
-        return [(k, s) for k, s in zip(keys, samples, strict=True) if s is not LEFT_OUT]
+        return [(k, s) for k, s in zip(keys, samples, strict=True) if s is not SKIPPED]
 
     def skip(self, n: int) -> None:
         """Passes over `n` planned lists, which are not read: also such as could not be made."""
@@ -212,7 +212,7 @@ class PlanCursor(Cursor[list[Any]]):
         return float(self._window.costs[self._given - 1])
 
     def windows(self) -> Iterator[PlannedWindow]:
-        """Gives the plans of the windows to come, of which nothing is read."""
+        """Yields the plans of the windows to come, of which nothing is read."""
         while True:
             try:
                 window = self._with_packs()
@@ -222,7 +222,7 @@ class PlanCursor(Cursor[list[Any]]):
             yield window
 
     def _with_packs(self) -> PlannedWindow:
-        """Gives the window with the next pack."""
+        """Returns the window with the next pack."""
         window = self._window or self._plan()
         while self._given >= len(window.packs):
             if window.is_last:
@@ -247,7 +247,7 @@ class PlanCursor(Cursor[list[Any]]):
         return window
 
     def snapshot(self) -> Snapshot:
-        """Gives the place."""
+        """Returns the place."""
         fields = {
             "window": self._number,
             "given": self._given,

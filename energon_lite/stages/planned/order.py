@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import Activity
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset, activity_of
+from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset, context_of
 from energon_lite.core.state import RestoreKey, Snapshot
+from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.sources.given_order import GivenRows, GivenSource
 from energon_lite.sources.order_only import OrderCursor, order_only
@@ -58,7 +58,7 @@ class Refs(NamedTuple):
         return len(self.sources)
 
     def chosen(self, which: Int64Array | npt.NDArray[np.bool_] | slice) -> Refs:
-        """Gives some of them."""
+        """Returns some of them."""
         return Refs(*(column[which] for column in self.columns))
 
     @property
@@ -68,7 +68,7 @@ class Refs(NamedTuple):
 
 
 def joined(refs: list[Refs]) -> Refs:
-    """Gives several one after the other."""
+    """Returns several one after the other."""
     return Refs(*map(np.concatenate, zip(*(r.columns for r in refs), strict=True)))
 
 
@@ -92,7 +92,7 @@ class PlannableDataset:
         self.order = _order_of(dataset)
 
     def reading(self, source: str, rows: GivenRows) -> AnyDataset:
-        """Gives what reads and encodes samples of a source, in the order of `rows`."""
+        """Returns what reads and encodes samples of a source, in the order of `rows`."""
         found: AnyDataset = _branch(self._dataset, source, rows)
         return found
 
@@ -129,7 +129,7 @@ def _order_of(dataset: AnyDataset) -> AnyDataset:
 
 
 def _branch(dataset: Any, source: str, rows: GivenRows) -> Any:
-    """Gives the stages of one source that work on each sample; None if it is not below."""
+    """Returns the stages of one source that work on each sample; None if it is not below."""
     if isinstance(dataset, WebdatasetSource):
         return GivenSource(dataset, rows) if dataset.name == source else None
     found = (_branch(child, source, rows) for child in dataset.children)
@@ -155,19 +155,19 @@ class OrderReader:
         self._stream = stream
         self._numbers = {name: number for number, name in enumerate(names)}
         self._cursor: Cursor[RestoreKey] = dataset.cursor(stream)
-        self._activity = Activity(stream)
+        self._context = StreamContext(stream)
         self.num_draws = 0
 
     def take(self, num_refs: int) -> Refs:
-        """Gives the next references; fewer only at the end of the pass."""
+        """Returns the next references; fewer only at the end of the pass."""
         cursor = self._cursor
         if isinstance(cursor, OrderCursor) and cursor.has_columns:
             names, sources, epochs, indices = cursor.take_columns(num_refs)
             numbers = np.array([self._numbers[name] for name in names], dtype=np.int64)
             return self._numbered(numbers[sources], epochs, indices)
-        with activity_of(self._activity):
+        with context_of(self._context):
             keys, _ = cursor.take(num_refs)
-        self._activity.take_costs()
+        self._context.take_costs()
         num = len(keys)
         of_keys = map(self._numbers.__getitem__, map(itemgetter(0), keys))
         return self._numbered(
@@ -183,19 +183,19 @@ class OrderReader:
         return Refs(sources, epochs, indices, numbers)
 
     def snapshot(self) -> Snapshot:
-        """Gives the place."""
+        """Returns the place."""
         return self._cursor.snapshot()
 
     def restore(self, snapshot: Snapshot, num_draws: int) -> None:
         """Goes to a place, after so many references of the pass."""
-        activity = Activity(self._stream)
-        with activity_of(activity):
+        context = StreamContext(self._stream)
+        with context_of(context):
             self._cursor.restore(snapshot)
-        activity.num_draws = num_draws
-        self._activity, self.num_draws = activity, num_draws
+        context.num_draws = num_draws
+        self._context, self.num_draws = context, num_draws
 
 
 def keys_of(refs: Refs, names: list[str]) -> list[RestoreKey]:
-    """Gives the restore keys of samples."""
+    """Returns the restore keys of samples."""
     sources, *rest = (column.tolist() for column in refs.columns)
     return list(zip((names[number] for number in sources), *rest, strict=True))

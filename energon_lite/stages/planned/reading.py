@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import current_activity
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.settings import TOKENS
 from energon_lite.sources.given_order import GivenRows
 from energon_lite.stages.measuring import MeasureCursor
@@ -51,7 +51,7 @@ class _Branch:
 
 
 class PlanReader:
-    """Gives the samples of a stream's lists, one after the other.
+    """Returns the samples of a stream's lists, one after the other.
 
     What cannot be read, or is skipped by a hook, was counted there; its place stays empty.
 
@@ -96,27 +96,27 @@ class PlanReader:
         self._at = 0
 
     def __next__(self) -> Any:
-        """Gives the next sample, or `LEFT_OUT`."""
+        """Returns the next sample, or `SKIPPED`."""
         at = self._at
         self._at += 1
         source = self._sources[at]
         branch = self._branches.get(source) or self._open(source)
-        activity = current_activity()
-        num_records = len(activity.records)
+        context = current_context()
+        num_records = len(context.records)
         branch.rows.num_due += 1
         try:
             sample = next(branch.cursor)
         except StopIteration:
-            sample = LEFT_OUT
+            sample = SKIPPED
         if self._is_again[at]:
-            activity.cost(self._names[source]).draws -= 1
-            del activity.records[num_records:]
-        if sample is not LEFT_OUT:
+            context.cost(self._names[source]).draws -= 1
+            del context.records[num_records:]
+        if sample is not SKIPPED:
             length = branch.cursor.length
             self._check(branch.cursor.key, sample, length, self._lengths[at])
             if self._is_again[at]:
                 kept = self._measured.kept_tokens(length)
-                activity.cost(self._names[source]).tokens -= kept
+                context.cost(self._names[source]).tokens -= kept
         return sample
 
     def _open(self, source: int) -> _Branch:

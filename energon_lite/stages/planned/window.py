@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.core.activity import Activity, SkipRecord, current_activity
-from energon_lite.core.dataset import activity_of
+from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import RestoreKey
+from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import LEFT_OUT
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.packs import Packs
 from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
 from energon_lite.stages.planned.order import OrderReader, Refs, joined, keys_of
@@ -48,14 +48,14 @@ class Notes:
     overlong: Counter[str]
 
     def count(self) -> None:
-        """Counts it in the current activity."""
-        activity = current_activity()
+        """Counts it in the current context."""
+        context = current_context()
         for source, number in self.draws.items():
-            activity.cost(source).draws += number
+            context.cost(source).draws += number
         for source, number in self.overlong.items():
-            activity.cost(source).overlong += number
+            context.cost(source).overlong += number
         for record in self.records:
-            activity.left_out(record)
+            context.left_out(record)
 
 
 class Units(NamedTuple):
@@ -102,7 +102,7 @@ class PlannedWindow:
 
 
 class LengthsOf(Protocol):
-    """Gives the lengths of a source's samples by its name; (n,) for each resource, or more."""
+    """Returns the lengths of a source's samples by its name; (n,) for each resource, or more."""
 
     def __call__(self, source: str) -> tuple[Int64Array, ...]:
         """Opens them."""
@@ -148,7 +148,7 @@ class Planner(ABC):
     def _units(
         self, refs: Refs, lengths: Int64Array, carried: Sequence[RestoreKey], notes: Notes
     ) -> Units:
-        """Gives what is to be arranged of N samples; the first are those in `carried`."""
+        """Returns what is to be arranged of N samples; the first are those in `carried`."""
 
     @abstractmethod
     def _arranged(
@@ -223,27 +223,27 @@ class Planner(ABC):
         return drawn_by == self._stream.index
 
     def _without_length(self, key: RestoreKey, index: str, notes: Notes) -> None:
-        """Notes a sample that was skipped, or failed, when it was measured."""
+        """Records a sample that was skipped, or failed, when it was measured."""
         if self._is_own(key):
-            apart = Activity(self._stream, max_skip_rate=1.0)
-            with activity_of(apart):
+            apart = StreamContext(self._stream, max_skip_rate=1.0)
+            with context_of(apart):
                 why = f"has length 0 in index {index!r}: it was skipped when measured"
-                left_out(key, LEFT_OUT, why)
+                left_out(key, SKIPPED, why)
             notes.records.extend(apart.take_records())
             notes.draws[key[0]] += 1
 
     def _note_left_over(self, keys: Sequence[RestoreKey], notes: Notes) -> None:
-        apart = Activity(self._stream, max_skip_rate=1.0)
-        with activity_of(apart):
+        apart = StreamContext(self._stream, max_skip_rate=1.0)
+        with context_of(apart):
             for key in keys:
                 if self._is_own(key):
-                    left_out(key, LEFT_OUT, "left over at the end of the data")
+                    left_out(key, SKIPPED, "left over at the end of the data")
                     notes.draws[whole(key)[0]] += 1
         notes.records.extend(apart.take_records())
 
 
 def unit_keys(refs: Refs, units: Units, which: Any, names: list[str]) -> list[RestoreKey]:
-    """Gives the restore keys of units: of samples, of parts of samples, or of repetitions."""
+    """Returns the restore keys of units: of samples, of parts of samples, or of repetitions."""
     chosen = units.refs[which]
     keys = keys_of(refs.chosen(chosen), names)
     starts, stops = units.starts[which], units.stops[which]

@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
-from energon_lite.core.activity import (
-    Activity,
+from energon_lite.core.dataset import context_of
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.stream_context import (
     SkipRecord,
-    current_activity,
+    StreamContext,
+    current_context,
     current_sample_index,
     leaves,
     sample_rng,
-    set_activity,
+    set_context,
 )
-from energon_lite.core.dataset import activity_of
-from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.topology import Stream
 
 
@@ -24,9 +24,9 @@ def record(draw: int, *, on_purpose: bool = False, num_samples: int = 1) -> Skip
     return SkipRecord(key, str(draw), "source", "load", "ValueError", on_purpose, num_samples)
 
 
-def fail(activity: Activity, draws: range) -> None:
+def fail(context: StreamContext, draws: range) -> None:
     for draw in draws:
-        activity.left_out(record(draw))
+        context.left_out(record(draw))
 
 
 def test_leaves_of_nested_keys() -> None:
@@ -38,63 +38,63 @@ def test_leaves_of_nested_keys() -> None:
 
 @pytest.mark.parametrize(("every", "stops"), [(200, False), (101, False), (50, True), (20, True)])
 def test_limit_is_one_on_the_rate(every, stops) -> None:
-    activity = Activity(Stream(0, 1), max_skip_rate=0.01)
+    context = StreamContext(Stream(0, 1), max_skip_rate=0.01)
     draws = range(0, 60_000, every)
     assert len(draws) > 200
 
     if stops:
         with pytest.raises(FatalSampleError, match="max_skip_rate"):
-            fail(activity, draws)
+            fail(context, draws)
     else:
-        fail(activity, draws)
-    assert len(activity.take_records()) > 100
-    assert activity.take_records() == []
+        fail(context, draws)
+    assert len(context.take_records()) > 100
+    assert context.take_records() == []
 
 
 def test_burst_of_a_hundred_failures_passes_and_drains() -> None:
-    activity = Activity(Stream(0, 1))
+    context = StreamContext(Stream(0, 1))
     for start in (0, 20_000):
-        fail(activity, range(start, start + 99))
+        fail(context, range(start, start + 99))
     with pytest.raises(FatalSampleError):
-        fail(activity, range(20_100, 20_200))
+        fail(context, range(20_100, 20_200))
 
 
 def test_draws_are_those_of_the_stream_not_of_the_run() -> None:
-    activity = Activity(Stream(3, 64))
+    context = StreamContext(Stream(3, 64))
     with pytest.raises(FatalSampleError, match="max_skip_rate"):
-        fail(activity, range(3, 20_000 * 64, 50 * 64))
+        fail(context, range(3, 20_000 * 64, 50 * 64))
 
 
 def test_skips_on_purpose_never_stop_but_are_told_once_in_a_row(caplog) -> None:
-    activity = Activity(Stream(0, 1))
+    context = StreamContext(Stream(0, 1))
     for draw in range(5000):
-        activity.left_out(record(draw, on_purpose=True, num_samples=3))
+        context.left_out(record(draw, on_purpose=True, num_samples=3))
     assert len(caplog.records) == 1
     assert "left out 10002 samples in a row on purpose" in caplog.text
-    activity.gave_item()
+    context.gave_item()
     for draw in range(5000):
-        activity.left_out(record(draw, on_purpose=True))
+        context.left_out(record(draw, on_purpose=True))
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert activity.fill == 0
+    assert context.fill == 0
 
 
 def test_activity_belongs_to_its_thread() -> None:
     seen: list[object] = []
-    with activity_of(Activity(Stream(0, 1))) as _:
-        current_activity()
-        thread = threading.Thread(target=lambda: seen.append(set_activity(None)))
+    with context_of(StreamContext(Stream(0, 1))) as _:
+        current_context()
+        thread = threading.Thread(target=lambda: seen.append(set_context(None)))
         thread.start()
         thread.join()
     assert seen == [None]
     with pytest.raises(RuntimeError, match="inside a hook"):
-        current_activity()
+        current_context()
 
 
 def test_rng_depends_on_seed_key_and_hook_alone() -> None:
     def draw(hook: str, seed: int, key: tuple[object, ...]) -> float:
-        activity = Activity(Stream(0, 1))
-        with activity_of(activity):
-            activity.enter(hook, seed, key)
+        context = StreamContext(Stream(0, 1))
+        with context_of(context):
+            context.enter(hook, seed, key)
             first = sample_rng().random()
             assert sample_rng().random() != first
         return first
@@ -110,10 +110,10 @@ def test_rng_depends_on_seed_key_and_hook_alone() -> None:
 
 
 def test_sample_index_of_a_batch_is_that_of_its_first_sample() -> None:
-    activity = Activity(Stream(0, 1))
-    with activity_of(activity):
-        activity.enter("batch", 0, ("batch", 2, ("encode", 1, ("a", 0, 5, 17)), ("a", 0, 6, 18)))
+    context = StreamContext(Stream(0, 1))
+    with context_of(context):
+        context.enter("batch", 0, ("batch", 2, ("encode", 1, ("a", 0, 5, 17)), ("a", 0, 6, 18)))
         assert current_sample_index() == 17
-        activity.enter("batch", 0, ())
+        context.enter("batch", 0, ())
         with pytest.raises(RuntimeError):
             current_sample_index()

@@ -1,7 +1,7 @@
 """What the stream that is being computed is doing: which batch, which sample, what was skipped.
 
 The loader (or direct iteration) drives each stream through a `StreamRun`; while that computes an
-item, its `Activity` is the current one of the thread. User code reads it through
+item, its `StreamContext` is the current one of the thread. User code reads it through
 `current_batch_index`, `current_sample_index` and `sample_rng`.
 """
 
@@ -44,7 +44,7 @@ class SkipRecord(NamedTuple):
 
 
 def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
-    """Gives the keys of the source samples inside a restore key.
+    """Yields the keys of the source samples inside a restore key.
 
     Example:
         >>> list(leaves(("batch", 0, ("a", 0, 5, 5), ("a", 0, 6, 6))))
@@ -91,7 +91,7 @@ class Cost:
         self.is_touched = False
 
     def take(self) -> tuple[int, float, float, int, int]:
-        """Gives the five numbers, and starts anew."""
+        """Returns the five numbers, and starts anew."""
         taken = (self.draws, self.read_sec, self.encode_sec, self.tokens, self.overlong)
         self.draws = self.tokens = self.overlong = 0
         self.read_sec = self.encode_sec = 0.0
@@ -140,7 +140,7 @@ class Siblings:
         return self._made.pop(key, default)
 
 
-class Activity:
+class StreamContext:
     """One stream's current place, and what it left out since the last item.
 
     Failures fill a bucket that drains with the samples drawn: `max_skip_rate` per sample. When it
@@ -197,7 +197,7 @@ class Activity:
             generators.seed("hook", self.seed, self.restore_key, self.hook, number)
 
     def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
-        """Notes that a user function starts on the sample `key`."""
+        """Records that a user function starts on the sample `key`."""
         self.hook = hook
         self.seed = seed
         self.restore_key = key
@@ -237,11 +237,11 @@ class Activity:
             )
 
     def gave_item(self) -> None:
-        """Notes that an item left the stream."""
+        """Records that an item left the stream."""
         self._num_quiet = 0
 
     def cost(self, source: str) -> Cost:
-        """Gives what a source's samples took since the last item, to be added to."""
+        """Returns what a source's samples took since the last item, to be added to."""
         cost = self._costs.get(source)
         if cost is None:
             cost = self._costs[source] = Cost()
@@ -268,7 +268,7 @@ class Activity:
             listener(leaf, tokens)
 
     def take_costs(self) -> list[CostRow]:
-        """Gives what the samples took since the last call, by source, and forgets it."""
+        """Returns what the samples took since the last call, by source, and forgets it."""
         touched, self.touched = self.touched, []
         return [(source, *self._costs[source].take()) for source in touched]
 
@@ -286,71 +286,71 @@ class Activity:
                 self.cost(row[0]).give_back(row)
 
     def take_records(self) -> list[SkipRecord]:
-        """Gives what was left out since the last call, and forgets it."""
+        """Returns what was left out since the last call, and forgets it."""
         records, self.records = self.records, []
         return records
 
 
-def set_activity(activity: Activity | None) -> Activity | None:
-    """Makes `activity` the current one of this thread; gives the one before."""
-    before: Activity | None = current.activity
-    current.activity = activity
+def set_context(context: StreamContext | None) -> StreamContext | None:
+    """Makes `context` the current one of this thread; gives the one before."""
+    before: StreamContext | None = current.context
+    current.context = context
     return before
 
 
 @contextmanager
-def replaying() -> Iterator[Activity]:
-    """Gives the current activity, or one for the time that something is made again without."""
-    before = current.activity
-    activity = current.activity = before or Activity(Stream(0, 1))
+def replaying() -> Iterator[StreamContext]:
+    """Returns the current context, or one for the time that something is made again without."""
+    before = current.context
+    context = current.context = before or StreamContext(Stream(0, 1))
     try:
-        yield activity
+        yield context
     finally:
-        current.activity = before
+        current.context = before
 
 
-def activity_or(stream: Stream) -> Activity:
-    """Gives the current activity, or a new one of `stream` where nothing drives the cursor."""
-    return current.activity or Activity(stream)
+def context_or(stream: Stream) -> StreamContext:
+    """Returns the current context, or a new one of `stream` where nothing drives the cursor."""
+    return current.context or StreamContext(stream)
 
 
-def current_activity() -> Activity:
-    """Gives the activity of the stream that this thread computes.
+def current_context() -> StreamContext:
+    """Returns the context of the stream that this thread computes.
 
     Raises:
         RuntimeError: Nothing is being computed.
     """
-    activity: Activity | None = current.activity
-    if activity is None:
+    context: StreamContext | None = current.context
+    if context is None:
         raise RuntimeError(
             "No sample is being processed: this is known only inside a hook that a loader (or a "
             "`for` over a dataset) calls."
         )
-    return activity
+    return context
 
 
 def current_batch_index() -> int:
-    """Gives the slot number of the batch being made; the same on any ranks and workers."""
-    return current_activity().batch_index
+    """Returns the slot number of the batch being made; the same on any ranks and workers."""
+    return current_context().batch_index
 
 
 def current_sample_index() -> int:
-    """Gives the number of the current sample: the stream's draw times streams, plus the stream.
+    """Returns the number of the current sample: the stream's draw times streams, plus the stream.
 
     For a batch hook it is that of the batch's first sample.
     """
-    return current_activity().current_sample_index()
+    return current_context().current_sample_index()
 
 
 def sample_rng() -> Generator:
-    """Gives a numpy generator of the current sample and hook: the same whenever it is made again.
+    """Returns a numpy generator of the current sample and hook: the same whenever it is made again.
 
     It costs about 10 microseconds on first use in a call; a function that uses it for all of its
     randomness needs no `restore_seeds`.
     """
-    activity = current_activity()
-    if activity.rng is None:
-        key = key_of("sample_rng", activity.seed, activity.restore_key, activity.hook)
+    context = current_context()
+    if context.rng is None:
+        key = key_of("sample_rng", context.seed, context.restore_key, context.hook)
         words = np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
-        activity.rng = Generator(Philox(key=words))
-    return activity.rng
+        context.rng = Generator(Philox(key=words))
+    return context.rng
