@@ -12,7 +12,7 @@ from .source_tree import PACKAGE, Module, package_modules
 ROWS: list[list[str | frozenset[str]]] = [
     ["names", "as_energon", "transforms", "core"],
     [frozenset({"order", "storage", "packing", "loss"})],
-    ["buckets", "balance", "prepare", "sources", "stages", "samplers"],
+    ["batching", "buckets", "balance", "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "length_index", "inspect", "testing"],
     ["cli"],

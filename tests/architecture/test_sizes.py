@@ -16,6 +16,7 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "balance": 650,
+    "batching": 2000,
     "buckets": 505,
     "cli": 740,
     "core": 2200,

@@ -1,0 +1,1 @@
+"""Which samples share a list: pure functions and collectors on arrays of lengths."""
