@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.stream_context import SkipRecord, StreamContext, leaves
@@ -23,7 +24,7 @@ from energon_lite.metadataset.reading import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
-from energon_lite.storage.lengths import TOKENS, Int64Array, lengths_path, read_facts, read_lengths
+from energon_lite.storage.lengths import TOKENS, lengths_path, read_facts, read_lengths
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.partial_lengths import PartialLengths
 from energon_lite.storage.split_file import split_part_names

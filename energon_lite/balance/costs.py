@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.packing.packs import Packs
 
-Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 Columns = tuple[int, ...]
 
 _TERMS = ("tokens", "sum of squares", "tiles")

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing
-from energon_lite.balance.costs import CostModel, Int64Array, at_least
+from energon_lite.balance.costs import CostModel, at_least
 from energon_lite.balance.global_window import Remainder, StepPlan, global_window
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.packing.packs import Packs

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.balance.costs import Float64Array, as_costs, at_least
+from energon_lite.balance.costs import as_costs, at_least
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 
-Int64Array = npt.NDArray[np.int64]
 Remainder = Literal["pad", "drop", "ragged"]
 
 NO_PACK = -1

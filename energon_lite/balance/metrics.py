@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.balance.costs import Float64Array, as_costs
+from energon_lite.balance.costs import as_costs
+from energon_lite.core.arrays import Float64Array
 from energon_lite.packing.packs import Packs
 
 

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.balance.costs import as_costs, at_least
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
-
-Int64Array = npt.NDArray[np.int64]
 
 _FIELDS = ("window", "seed", "window_number", "first", "order", "costs")
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.state import RestoreKey
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -27,7 +28,7 @@ Row = tuple[int, int, int, int, int]
 _LARGEST = 1 << 62
 
 
-def compact(rows: npt.NDArray[np.int64]) -> IntArray:
+def compact(rows: Int64Array) -> IntArray:
     """Copies rows, in four bytes for each number if they are all small."""
     is_small = not rows.size or rows.max() < 1 << 31
     return rows.astype(np.int32 if is_small else np.int64)
@@ -180,12 +181,12 @@ class Window:
         self._rows.extend((*row, length, number))
         self.samples.append(sample)
 
-    def rows(self) -> npt.NDArray[np.int64]:
+    def rows(self) -> Int64Array:
         """Copies the rows, shape (N, 7)."""
         # A view would forbid that the array grows.
         return np.frombuffer(self._rows, np.int64).reshape(-1, COLUMNS).copy()
 
-    def carried(self, places: npt.NDArray[np.int64]) -> Window:
+    def carried(self, places: Int64Array) -> Window:
         """Returns a window that begins with some of the samples."""
         other, names = Window(), list(self.groups)
         for place, row in zip(places.tolist(), self.rows()[places].tolist(), strict=True):
@@ -210,7 +211,7 @@ class HeldFields(Mapping[str, Any]):
     counts: dict[str, int]
     table: KeyRows
     batches: IntArray
-    edges: npt.NDArray[np.int64]
+    edges: Int64Array
     window: IntArray
     groups: tuple[GroupKey, ...]
 

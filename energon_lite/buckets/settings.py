@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from energon_lite.buckets.windows import Int64Array, aligned, limits_of_budget, limits_of_function
+from energon_lite.buckets.windows import aligned, limits_of_budget, limits_of_function
+from energon_lite.core.arrays import Int64Array
 
 Overlong = Literal["error", "drop", "alone"]
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_lite.buckets.windows import End, Int64Array, sort_places
-
-BoolArray = npt.NDArray[np.bool_]
+from energon_lite.buckets.windows import End, sort_places
+from energon_lite.core.arrays import BoolArray, Int64Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,7 @@ def _windows_of_steps(
     return windows_S, 2 * windows_S + is_second_S
 
 
-def deal(indices_SG: npt.NDArray[np.int64], rank: int, world_size: int) -> Int64Array:
+def deal(indices_SG: Int64Array, rank: int, world_size: int) -> Int64Array:
     """Returns a rank's samples of steps: of each, every `world_size`-th from its own place on.
 
     Since steps are sorted, all ranks get samples of like lengths.

@@ -12,11 +12,10 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing.packs import Packs
 
-Int64Array = npt.NDArray[np.int64]
 End = Literal["pad", "drop"]
 
 # As a limit: more samples than any window has.

@@ -288,6 +288,9 @@ class WrapperDataset(SavableDataset[T_co]):
         return self.dataset.num_items(stream)
 
 
+AnyDataset = SavableDataset[Any]
+
+
 @contextmanager
 def context_of(context: StreamContext) -> Iterator[None]:
     """Makes `context` the thread's current one for a `with` block."""

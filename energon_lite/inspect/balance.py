@@ -11,9 +11,10 @@ import numpy as np
 
 from energon_lite import packing as packers
 from energon_lite.balance import CostModel, global_window, idle_share, imbalance, quantile_sync
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.inspect.plan_draws import Float64Array, Int64Array, StreamDraws
+from energon_lite.inspect.plan_draws import StreamDraws
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.nodes import leaves
 from energon_lite.metadataset.opening import LeafOpener, open_node

@@ -8,8 +8,8 @@ from html import escape
 
 import numpy as np
 
+from energon_lite.core.arrays import Float64Array
 from energon_lite.inspect.balance import BalanceReport, BalanceRow
-from energon_lite.inspect.plan_draws import Float64Array
 from energon_lite.inspect.text import counted
 
 # Colours of the ways, on a light page and on a dark one.

@@ -12,13 +12,12 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.inspect.plan_draws import (
-    Float64Array,
     Foreseen,
-    Int64Array,
     Run,
     asked_shares,
     exact_draws,

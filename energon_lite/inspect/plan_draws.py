@@ -8,14 +8,11 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset, context_of
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
-
-Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 
 EXACT, EXPECTED, SHARES = "exact", "expected", "shares"
 NUM_STRETCHES = 8

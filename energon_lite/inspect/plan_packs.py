@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
-from energon_lite.inspect.plan_draws import Foreseen, Int64Array, Run, count_draws
+from energon_lite.inspect.plan_draws import Foreseen, Run, count_draws
 from energon_lite.stages.packing.planned import PlannedPacks
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.arrays import Int64Array
+from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import (
     Blend,
@@ -24,10 +22,9 @@ from energon_lite.stages.combining import with_unique_sources
 from energon_lite.stages.sequence import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.token_blending import TokenBlendDataset
 
-AnyDataset = SavableDataset[Any]
 # More than any run, and so few that their numbers fit 64 bits.
 _LARGEST_EPOCH = 10**15
-Lengths = Callable[[Leaf, str], npt.NDArray[np.int64]]
+Lengths = Callable[[Leaf, str], Int64Array]
 
 
 class MakeLeaf(Protocol):
@@ -106,7 +103,7 @@ class _Builder:
 
     def indexed(
         self, blend: Blend, nodes: list[Node], members: list[AnyDataset]
-    ) -> dict[str, npt.NDArray[np.int64]] | None:
+    ) -> dict[str, Int64Array] | None:
         """Returns the stored lengths of all sources, if the blend names an index of them."""
         if blend.lengths is None:
             return None

@@ -10,12 +10,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset
-from energon_lite.order.permutation import Int64Array
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder

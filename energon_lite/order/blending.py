@@ -18,12 +18,11 @@ from itertools import permutations
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 from energon_lite.core.topology import Stream
-from energon_lite.order.permutation import Int64Array
-from energon_lite.order.schedules import Float64Array, Weights
+from energon_lite.order.schedules import Weights
 
 MODES = ("exact", "random")
 
@@ -318,7 +317,7 @@ def _short_blocks(key: int, first: int, count: int) -> Int64Array:
     words = random_words(key, size=count // SHORT_BLOCK + lead, skip=number - lead)[lead:]
     starts = np.arange(first, first + count, SHORT_BLOCK)
     chosen = (words % np.uint64(len(_SHORT_ORDERS))).astype(np.int64)
-    places: npt.NDArray[np.int64] = (starts[:, None] + _SHORT_ORDERS[chosen]).ravel()
+    places: Int64Array = (starts[:, None] + _SHORT_ORDERS[chosen]).ravel()
     return places
 
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Float64Array
 from energon_lite.core.seeds import random_words
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Weights
-
-Float64Array = npt.NDArray[np.float64]
 
 
 class BudgetState(NamedTuple):

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.topology import Stream
-from energon_lite.order.permutation import Int64Array
 
 
 class Segment(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Int32Array, Int64Array
 from energon_lite.core.seeds import random_words
-
-Int64Array = npt.NDArray[np.int64]
 
 # Up to here a table is sorted once; above, a bijection is computed per element.
 TABLE_LIMIT = 1 << 18
@@ -35,7 +34,7 @@ class Permutation:
 
     def __init__(self, n: int, key: int, *counter: int) -> None:
         self.n = n
-        self._table: npt.NDArray[np.int32] | None = None
+        self._table: Int32Array | None = None
         if n <= TABLE_LIMIT:
             words = random_words(key, *counter, size=n)
             self._table = np.argsort(words, kind="stable").astype(np.int32)

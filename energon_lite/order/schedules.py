@@ -14,11 +14,8 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_lite.order.permutation import Int64Array
-
-Float64Array = npt.NDArray[np.float64]
+from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
 
 KINDS = ("linear", "step", "cosine")
 
@@ -218,7 +215,7 @@ class Weights:
                 total += node_weights @ self.at(nodes)
         return total
 
-    def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, npt.NDArray[np.bool_]]:
+    def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, BoolArray]:
         """Returns shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
         own = np.empty((len(draws), len(self._weights)))
         own[:] = [0.0 if isinstance(weight, Schedule) else weight for weight in self._weights]

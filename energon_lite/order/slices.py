@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
-from energon_lite.order.permutation import Int64Array, Permutation
+from energon_lite.order.permutation import Permutation
 
 WITH_REPLACEMENT = -1
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
 from energon_lite.order.dealing import BlockDealing, Dealing, Segment, ShuffledDealing
-from energon_lite.order.permutation import Int64Array
 from energon_lite.order.slices import EpochOrder
 from energon_lite.order.windows import WindowShuffle
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
 from energon_lite.order.dealing import Segment
-from energon_lite.order.permutation import TABLE_LIMIT, Int64Array, Permutation
+from energon_lite.order.permutation import TABLE_LIMIT, Permutation
 
 
 class WindowShuffle:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int32Array, Int64Array
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.lengths import Sizes
-
-Int64Array = npt.NDArray[np.int64]
-Int32Array = npt.NDArray[np.int32]
 
 # Up to here, or to this many times the number of samples, every possible length is a class.
 _SMALL_LENGTH = 1 << 16

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int32Array, Int64Array
 from energon_lite.packing.classes import LengthClasses
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.packs import Packs
-
-Int64Array = npt.NDArray[np.int64]
-Int32Array = npt.NDArray[np.int32]
 
 
 def fill_packs(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import BoolArray, Int32Array, Int64Array
 from energon_lite.packing.classes import sort_into_classes
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.lengths import Sizes, check_sizes
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.rows import rows_of
-
-Int64Array = npt.NDArray[np.int64]
-Int32Array = npt.NDArray[np.int32]
 
 # There is a list of packs for each room that one may have.
 MAX_BEST_FIT_CAPACITY = 1 << 24
@@ -87,7 +85,7 @@ def fit_best(sizes: Sizes) -> Packs:
 
 
 @kernel()
-def _tightest(has: npt.NDArray[np.bool_], half: int, length: int) -> int:
+def _tightest(has: BoolArray, half: int, length: int) -> int:
     """The smallest room, at least `length`, that some pack has; or -1."""
     node = half + length
     while not has[node]:
@@ -104,7 +102,7 @@ def _tightest(has: npt.NDArray[np.bool_], half: int, length: int) -> int:
 
 
 @kernel()
-def _mark(has: npt.NDArray[np.bool_], node: int, is_there: bool) -> None:
+def _mark(has: BoolArray, node: int, is_there: bool) -> None:
     has[node] = is_there
     while node > 1:
         node >>= 1
@@ -127,7 +125,7 @@ def _best_fit(
     following: Int32Array,
     first: Int32Array,
     last: Int32Array,
-    has: npt.NDArray[np.bool_],
+    has: BoolArray,
 ) -> int:
     half = len(has) // 2
     num_packs = position = 0

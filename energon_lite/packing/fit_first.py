@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing.classes import sort_into_classes
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.filling import fill_packs
 from energon_lite.packing.lengths import Sizes, check_sizes
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.rows import rows_of
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def first_fit_decreasing(

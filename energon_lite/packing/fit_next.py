@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.lengths import check_sizes
 from energon_lite.packing.packs import Packs
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def sequential(

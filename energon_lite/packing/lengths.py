@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from energon_lite.core.arrays import Int64Array
 
 # Sums over 2**26 samples still fit into 63 bits.
 MAX_CAPACITY = 1 << 36

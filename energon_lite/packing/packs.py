@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from energon_lite.core.arrays import Float64Array, Int64Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Packs:
 
     def efficiency(
         self, lengths: npt.ArrayLike, capacity: int | npt.ArrayLike
-    ) -> float | npt.NDArray[np.float64]:
+    ) -> float | Float64Array:
         """Returns the share of all packs' room that is filled, in 0..1.
 
         Args:

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.settings import Packing
 from energon_lite.packing.streaming import pack_stream
 from energon_lite.packing.windowed import ALGORITHMS
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 # Packs less full than this may wait for the next window, but no more than one in so many.
 _FULL_ENOUGH, _ONE_IN = 0.97, 50

@@ -17,8 +17,6 @@ from energon_lite.packing.lengths import Sizes, check_sizes
 from energon_lite.packing.packs import Packs
 from energon_lite.packing.window import pack_from_window
 
-Int64Array = npt.NDArray[np.int64]
-
 # Steps and exponent; see `fill_packs`. The first is first-fit decreasing. Where two or three
 # samples fill a pack, an exponent well above 1 is best, and which one depends on the lengths. These
 # cost milliseconds, since packs are repeated.

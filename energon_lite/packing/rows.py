@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.packs import Packs
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def rows_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None = None) -> Packs:

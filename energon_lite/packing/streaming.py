@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing import streaming_search as search
 from energon_lite.packing.lengths import check_sizes
 from energon_lite.packing.packs import Packs
-
-Int64Array = npt.NDArray[np.int64]
 
 DEFAULT_MAX_STEPS = 2000
 _FIELDS = ("numbers", "lengths", "added", "totals")

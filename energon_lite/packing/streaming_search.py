@@ -18,11 +18,9 @@ in the order in which they come: a lower slot has an older sample.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.packing.compiled import kernel
-
-Int64Array = npt.NDArray[np.int64]
 
 HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.packing.compiled import kernel
 from energon_lite.packing.lengths import Sizes
 from energon_lite.packing.packs import Packs
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def pack_from_window(
@@ -167,9 +165,7 @@ def _insert(keys: Int64Array, ids: Int64Array, num_held: int, key: int, sample: 
 
 
 @kernel()
-def _drop_packed(
-    keys: Int64Array, ids: Int64Array, num_held: int, is_packed: npt.NDArray[np.bool_]
-) -> int:
+def _drop_packed(keys: Int64Array, ids: Int64Array, num_held: int, is_packed: BoolArray) -> int:
     """Takes out of the window what is packed; gives how many samples are left in it."""
     kept = 0
     for j in range(num_held):
@@ -196,7 +192,7 @@ def _pack(
     keys_N: Int64Array,
     capacity_R: Int64Array,
     rooms: Int64Array,
-    is_packed: npt.NDArray[np.bool_],
+    is_packed: BoolArray,
     indices: Int64Array,
     offsets: Int64Array,
     keys: Int64Array,

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Sampler
 
-Int64Array = npt.NDArray[np.int64]
+from energon_lite.core.arrays import Int64Array
 
 
 class EpochSampler(Sampler[int]):

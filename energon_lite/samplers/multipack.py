@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError, did_you_mean
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either
@@ -37,7 +38,6 @@ from energon_lite.samplers.plan import (
     plan_epoch,
 )
 
-Int64Array = npt.NDArray[np.int64]
 _log = logging.getLogger(__name__)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_lite.samplers.plan import Int64Array, PackSettings
+from energon_lite.core.arrays import Int64Array
+from energon_lite.samplers.plan import PackSettings
 
 F = TypeVar("F", bound=Callable[..., None])
 

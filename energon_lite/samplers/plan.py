@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.packing.lengths import check_sizes
 from energon_lite.packing.packs import Packs
 
-Int64Array = npt.NDArray[np.int64]
 Algorithm = Literal[
     "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
 ]

@@ -16,11 +16,8 @@ import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
 from energon_lite.buckets.steps import GroupSteps, deal, step_groups
-from energon_lite.buckets.windows import (
-    End,
-    Int64Array,
-    number_groups,
-)
+from energon_lite.buckets.windows import End, number_groups
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation

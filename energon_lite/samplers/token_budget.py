@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.buckets.windows import (
-    Int64Array,
     aligned,
     limits_of_budget,
     limits_of_function,
     number_groups,
 )
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
 from energon_lite.packing.packs import Packs

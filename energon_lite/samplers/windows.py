@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_lite.buckets.windows import Int64Array, cut_window
+from energon_lite.buckets.windows import cut_window
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
 from energon_lite.packing.packs import Packs
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

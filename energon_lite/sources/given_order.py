@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import SourceCursor, WebdatasetSource
-from energon_lite.storage.lengths import Int64Array
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
@@ -22,7 +23,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.storage.lengths import TOKENS, Int64Array, read_facts, read_lengths
+from energon_lite.storage.lengths import TOKENS, read_facts, read_lengths
 from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.retry import retried
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader

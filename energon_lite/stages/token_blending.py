@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
@@ -57,7 +57,7 @@ class TokenBlendDataset(BlendDataset[T]):
         *datasets: tuple[SavableDataset[T], Weight],
         until: str | None = None,
         weights: Weights | None = None,
-        lengths: Mapping[str, npt.NDArray[np.int64]] | None = None,
+        lengths: Mapping[str, Int64Array] | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(*datasets, until=until, weights=weights, worker_config=worker_config)
@@ -68,7 +68,7 @@ class TokenBlendDataset(BlendDataset[T]):
         # With another index the order is another; a checkpoint must notice.
         self._digest = "measured" if lengths is None else _digest(self._arrays)
 
-    def _length_array(self, source: str) -> npt.NDArray[np.int64]:
+    def _length_array(self, source: str) -> Int64Array:
         if self.lengths is None:
             return np.empty(0, dtype=np.int64)
         for name in (source, source.rpartition("#")[0]):  # "a#2" is the second use of "a"
@@ -76,7 +76,7 @@ class TokenBlendDataset(BlendDataset[T]):
                 return self.lengths[name]
         raise ValueError(f"lengths: there is no entry for source {source!r}")
 
-    def lengths_by_source(self) -> dict[str, npt.NDArray[np.int64]]:
+    def lengths_by_source(self) -> dict[str, Int64Array]:
         """Returns the tokens of each sample, shape (N,), by the ids that the sources have now."""
         return dict(zip((facts.name for facts in self.sources()), self._arrays, strict=True))
 
@@ -106,7 +106,7 @@ class TokenBlendDataset(BlendDataset[T]):
         return {**super().config(), "unit": "tokens", "lengths": self._digest}
 
 
-def _digest(arrays: list[npt.NDArray[np.int64]]) -> str:
+def _digest(arrays: list[Int64Array]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(len(array).to_bytes(8, "little"))
@@ -183,7 +183,7 @@ class _TokenBlendCursor(Cursor[T]):
                 self._measured.setdefault(leaf, 0)
         order.draw += 1
 
-    def _indexed(self, lengths: dict[str, npt.NDArray[np.int64]], leaf: RestoreKey) -> int:
+    def _indexed(self, lengths: dict[str, Int64Array], leaf: RestoreKey) -> int:
         tokens = int(lengths[leaf[0]][leaf[2]])
         if self._spec.counts_tokens:
             self._context.cost(leaf[0]).tokens += tokens

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.retry import retried
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K")
 T = TypeVar("T")
 
-Int64Array = npt.NDArray[np.int64]
 
 # Shards of which the first keys are looked up together: opening the index costs as much as 30.
 _SHARDS_AT_ONCE = 256

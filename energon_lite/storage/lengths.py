@@ -18,8 +18,8 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import (
     leads_out,
@@ -30,8 +30,6 @@ from energon_lite.storage.files import (
     write_atomically,
 )
 from energon_lite.storage.nvmeta import INDEX_UUID, META
-
-Int64Array = npt.NDArray[np.int64]
 
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20

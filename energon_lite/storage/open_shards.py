@@ -19,9 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
 from energon_lite.storage.files import can_read, explained, open_regular, read_into
 from energon_lite.storage.key_check import KeyCheck
@@ -32,7 +30,6 @@ from energon_lite.storage.tar_index import reindex
 
 logger = logging.getLogger(__name__)
 
-Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 MAX_OPEN = 128

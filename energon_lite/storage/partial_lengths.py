@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.storage.files import errors_of, open_own, read_file, write_atomically
-from energon_lite.storage.lengths import (
-    Int64Array,
-    check_lengths_place,
-    lengths_path,
-    write_lengths,
-)
+from energon_lite.storage.lengths import check_lengths_place, lengths_path, write_lengths
 
 _UNKNOWN = -1
 

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.key_check import KeyCheck
 from energon_lite.storage.open_shards import MAX_OPEN, OpenShards
 from energon_lite.storage.tar_blocks import block_members
-
-Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
 
 # A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
 MAX_BLOCK_BYTES = 1 << 20
@@ -212,7 +209,7 @@ def _runs(
     return _groups((shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > max_gap))
 
 
-def _groups(is_cut: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _groups(is_cut: BoolArray) -> list[tuple[int, int]]:
     """Returns first and last + 1 of the runs between cuts; a cut lies before position i + 1."""
     edges = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(is_cut) + 1]
     return list(pairwise(edges))

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.storage.tar import BLOCK, Member, TarError, sample_headers
-
-Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
 
 # Weights of the digits of a size. A checksum is the sum of all bytes, its own eight counted as
 # blanks: the sum of all bytes is its digits by these weights, plus _SUM_OFFSET.
@@ -105,7 +103,7 @@ def _read_others(
     starts: Int64Array,
     stops: Int64Array,
     bases: Int64Array,
-    is_other: npt.NDArray[np.bool_],
+    is_other: BoolArray,
     found: list[Any],
 ) -> list[int]:
     """Reads samples one by one into `found`; returns which of them have long names."""
@@ -125,7 +123,7 @@ def _read_others(
 
 def _plain_headers(
     heads: UInt8Array,
-) -> tuple[npt.NDArray[np.bytes_], Int64Array, npt.NDArray[np.bool_]]:
+) -> tuple[npt.NDArray[np.bytes_], Int64Array, BoolArray]:
     """Reads headers, shape (K, 512): names, sizes, and whether they are plain and undamaged."""
     names = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0]
     sizes = heads[:, 124:135] @ _SIZE + _SIZE_OFFSET
@@ -141,15 +139,13 @@ def _texts(names: list[bytes]) -> list[str]:
     return b"\0".join(names).decode("utf-8", "surrogateescape").split("\0") if names else []
 
 
-def _hold_time_only(
-    blocks: UInt8Array, rows: Int64Array, sizes: Int64Array
-) -> npt.NDArray[np.bool_]:
+def _hold_time_only(blocks: UInt8Array, rows: Int64Array, sizes: Int64Array) -> BoolArray:
     """Returns which PAX headers, shape (K,), are just like `28 mtime=1700000000.1234567`."""
     content = blocks[:, :9][rows]
     tens, ones = content[:, 0] - np.uint8(_ZERO), content[:, 1] - np.uint8(_ZERO)
     lengths = tens.astype(np.int64) * 10 + ones
     keys = np.ascontiguousarray(content[:, 2:]).view("S7")[:, 0]
-    is_time: npt.NDArray[np.bool_] = (
+    is_time: BoolArray = (
         (keys == b" mtime=")
         & (lengths == sizes)
         & (tens < 10)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import read_file, write_atomically
 
@@ -36,7 +36,7 @@ def check_index_size(shard: Path, count: int) -> None:
         read_index(shard, count)  # says what is wrong
 
 
-def read_index(shard: Path, count: int) -> npt.NDArray[np.int64]:
+def read_index(shard: Path, count: int) -> Int64Array:
     """Reads where the samples of a shard begin.
 
     Args:
@@ -87,7 +87,7 @@ def reindex(shard: Path) -> str:
     return f"run `energon-lite prepare {root} --tar-index-only`"
 
 
-def write_index(shard: Path, offsets: Sequence[int] | npt.NDArray[np.int64]) -> None:
+def write_index(shard: Path, offsets: Sequence[int] | Int64Array) -> None:
     """Writes the index of a shard at once.
 
     Args:

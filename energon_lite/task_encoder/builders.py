@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import DatasetBlendMode, LoadedDataset
 from energon_lite.stages.blending import BlendDataset
@@ -16,8 +16,6 @@ from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:
     from energon_lite.task_encoder.base import AnyTaskEncoder
-
-AnyDataset = SavableDataset[Any]
 
 
 class PipelineBuilders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import LoadedDataset, check_is_list, loaded_datasets
 from energon_lite.metadataset.nodes import Node
@@ -12,8 +12,6 @@ from energon_lite.metadataset.opening import LeafOpener
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.task_encoder.hook_checks import is_older
 from energon_lite.task_encoder.hooks import Hooks
-
-AnyDataset = SavableDataset[Any]
 
 
 def own_training(

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from energon_lite.buckets.modality import ModalitySplit, plain
 from energon_lite.buckets.steps import deal, step_groups
 from energon_lite.buckets.windows import number_groups, sort_places
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import JSON, RestoreKey
@@ -31,7 +32,6 @@ from energon_lite.stages.planned.window import (
     AGAIN,
     WHOLE,
     Arranged,
-    Int64Array,
     LengthsOf,
     Notes,
     Planner,

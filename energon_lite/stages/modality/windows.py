@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from energon_lite.balance.quantile_sync import quantile_sync
 from energon_lite.buckets.held import KEY_COLUMNS, IntArray, KeyRows, KeyTable, compact
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.user_function import SKIPPED
 
@@ -125,7 +126,7 @@ class GroupWindows:
         self._ahead = array("q")
         return rest
 
-    def _waiting_rows(self) -> npt.NDArray[np.int64]:
+    def _waiting_rows(self) -> Int64Array:
         return np.array(self._ahead, dtype=np.int64).reshape(-1, _COLUMNS)
 
     def state(self) -> GroupState:

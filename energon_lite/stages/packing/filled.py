@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite import packing as packers
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.siblings import Again
@@ -20,8 +21,6 @@ from energon_lite.stages.batching import Collected
 from energon_lite.stages.grouping import Grouping, GroupKey
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.stages.overlong import Measure, Piece, left_out, whole
-
-Int64Array = npt.NDArray[np.int64]
 
 # What a packer's state has of each sample held.
 _COLUMNS = ("numbers", "lengths", "packs")

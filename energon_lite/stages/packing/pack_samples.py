@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.loss.modes import token_weight
 from energon_lite.packing.settings import Packing
@@ -20,8 +21,6 @@ from energon_lite.stages.packing.packed_sample import PackedSample
 IMAGE_FIELDS = ("images", "image", "pixel_values")
 # Fields with one entry per token, which are cut with a sample.
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
@@ -230,9 +229,9 @@ def _loss_weights(
     sizes: Int64Array,
     numbers: Int64Array,
     packing: Packing,
-) -> npt.NDArray[np.float64]:
+) -> Float64Array:
     """What each token's loss counts, shape (T,)."""
-    weights: npt.NDArray[np.float64] = (labels != packing.ignore_index).astype(np.float64)
+    weights: Float64Array = (labels != packing.ignore_index).astype(np.float64)
     for sample, start, size in zip(samples, starts.tolist(), sizes.tolist(), strict=True):
         mask = _field(sample, "loss_mask")
         if mask is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from energon_lite import packing as packers
 from energon_lite.balance.global_window import NO_PACK, global_window
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import RestoreKey
@@ -19,16 +20,7 @@ from energon_lite.packing.packs import Packs
 from energon_lite.packing.settings import Packing
 from energon_lite.stages.overlong import Measure, is_piece
 from energon_lite.stages.planned.order import Refs
-from energon_lite.stages.planned.window import (
-    WHOLE,
-    Arranged,
-    Float64Array,
-    Int64Array,
-    LengthsOf,
-    Notes,
-    Planner,
-    Units,
-)
+from energon_lite.stages.planned.window import WHOLE, Arranged, LengthsOf, Notes, Planner, Units
 
 
 class PackPlanner(Planner):

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, context_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import RestoreKey, Snapshot
@@ -26,8 +26,6 @@ from energon_lite.stages.overlong import whole
 from energon_lite.stages.planned.order import OrderReader, PlannableDataset
 from energon_lite.stages.planned.reading import PlannedLengths, PlanReader
 from energon_lite.stages.planned.window import PlannedWindow, Planner, unit_keys
-
-Int64Array = npt.NDArray[np.int64]
 
 # Counts of streams and passes that are kept, as a plan takes seconds.
 _MOST_COUNTED = 4096

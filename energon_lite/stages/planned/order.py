@@ -12,9 +12,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset, context_of
+from energon_lite.core.arrays import BoolArray, Int64Array
+from energon_lite.core.dataset import AnyDataset, Cursor, WrapperDataset, context_of
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
@@ -29,9 +29,6 @@ from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.sequence import RepeatDataset
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.stages.weighing import LossWeightDataset
-
-Int64Array = npt.NDArray[np.int64]
-AnyDataset = SavableDataset[Any]
 
 # Of one sample they make one, or none.
 _ON_EACH = (MapDataset, MeasureDataset, LossWeightDataset, GcDataset, LogSampleDataset)
@@ -57,7 +54,7 @@ class Refs(NamedTuple):
     def __len__(self) -> int:
         return len(self.sources)
 
-    def chosen(self, which: Int64Array | npt.NDArray[np.bool_] | slice) -> Refs:
+    def chosen(self, which: Int64Array | BoolArray | slice) -> Refs:
         """Returns some of them."""
         return Refs(*(column[which] for column in self.columns))
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
@@ -21,8 +20,6 @@ from energon_lite.stages.measuring import MeasureCursor
 from energon_lite.stages.overlong import name_of
 from energon_lite.stages.planned.order import PlannableDataset
 from energon_lite.stages.planned.window import AGAIN, PlannedWindow
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

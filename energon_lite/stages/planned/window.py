@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import RestoreKey
@@ -24,9 +24,6 @@ from energon_lite.core.user_function import SKIPPED
 from energon_lite.packing.packs import Packs
 from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
 from energon_lite.stages.planned.order import OrderReader, Refs, joined, keys_of
-
-Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 
 # In place of the first token: the unit is a whole sample; or one that is given again, and then the
 # number of the repetition stands in place of the last token.
