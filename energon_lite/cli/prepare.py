@@ -139,7 +139,7 @@ def prepare(
 
 
 def _hint(request: Any, has_config: bool) -> None:
-    """Says what is left to do."""
+    """Prints what is left to do."""
     if request.loader_parts is not None:
         typer.echo(
             "Edit .nv-meta/sample_loader.py: it makes the fields of a sample, and runs with "

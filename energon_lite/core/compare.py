@@ -10,7 +10,7 @@ import torch
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Says where two values first differ, or gives None if they are equal all the way down.
+    """Describes where two values first differ; None if they are equal all the way down.
 
     Types must be the same; NaN equals NaN; tensors and arrays are compared by dtype, shape and
     content; objects without an `==` of their own by their attributes.

@@ -139,7 +139,7 @@ class Worker:
                 close(message.content.files)
 
     def begin(self, job: Pass) -> None:
-        """Tells it to begin a pass."""
+        """Orders the worker to begin a pass."""
         channel.order_with(self._sock, PASS, pickle.dumps(job))
 
     def ask(self) -> None:

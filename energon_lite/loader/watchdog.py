@@ -1,4 +1,4 @@
-"""Says when a batch takes too long, and what the process is doing meanwhile."""
+"""Logs when a batch takes too long, and what the process does meanwhile."""
 
 from __future__ import annotations
 

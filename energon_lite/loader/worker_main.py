@@ -218,7 +218,7 @@ class _Work:
         os._exit(0)
 
     def _report(self, number: int) -> None:
-        """Says what the thread that computes does, and the one that sends."""
+        """Describes what the computing thread and the sending thread do."""
         thread = self._sender if self._is_packing else threading.main_thread()
         task = "pickles a batch" if self._is_packing else f"computes {self._turns}"
         report = f"It {task}. {describe_thread(thread.ident or 0)}"

@@ -232,7 +232,7 @@ NOT_READ = {
 
 
 def _homes() -> dict[str, str]:
-    """Says of each key where it belongs, for the places where it is not allowed."""
+    """Names the place where each misplaced key belongs."""
     homes = {
         "datasets": "to files without '__class__: MetadatasetV2'; write 'blend'",
         "subflavor": "to files without '__class__: MetadatasetV2'; write 'subflavors'",

@@ -128,7 +128,7 @@ _V2_ONLY = {*HOMES, *NODE_SHAPES, *NOT_READ} - _V1_KEYS
 
 
 def _refuse_v2_keys(raw: Any, place: Place, newer: Collection[str]) -> None:
-    """Says of the first key that is of the newer form what the file needs for it."""
+    """Describes what the file needs for the first key of the newer form."""
     for key in raw if isinstance(raw, YamlMap) else ():
         if key in newer:
             raise place.line_of(raw, key).error(

@@ -178,7 +178,7 @@ class LeafOpener:
 
 
 def warn_outdated(root: Path, name: str) -> None:
-    """Says that a length index was measured by an older task encoder."""
+    """Warns that a length index was measured by an older task encoder."""
     logger.warning(
         "%s: the code of the task encoder changed since length index %r was written. Write it anew "
         "with `energon-lite lengths`, unless lengths are the same.",

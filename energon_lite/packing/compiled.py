@@ -66,7 +66,7 @@ def compile_all() -> None:
 
 
 class _Compiling(event.Listener):
-    """Says once in a process that kernels are compiled, which code that was kept is not."""
+    """Logs once per process that kernels are compiled because no cached code fits."""
 
     def on_start(self, event: event.Event) -> None:
         if event.data["dispatcher"].py_func in _functions:

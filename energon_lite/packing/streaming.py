@@ -251,7 +251,7 @@ class StreamingPacker:
             self._refuse(tuple(lengths))
 
     def _refuse(self, lengths: tuple[int, ...]) -> NoReturn:
-        """Says what is wrong with the lengths of a sample."""
+        """Describes what is wrong with the lengths of a sample."""
 
         def shown(values: Sequence[int]) -> str:
             numbers = tuple(map(int, values))

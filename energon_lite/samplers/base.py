@@ -201,7 +201,7 @@ class PlannedBatchSampler(BatchSampler):
         self._plan = None
 
     def _tell_epoch(self) -> None:
-        """Tells the sampler of the user's of the epoch, if it wants to know."""
+        """Passes the epoch to the user's sampler if it has `set_epoch`."""
         if hasattr(self._order, "set_epoch"):
             self._order.set_epoch(self.epoch)
 
@@ -240,7 +240,7 @@ class PlannedBatchSampler(BatchSampler):
             self._first = 0
 
     def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
-        """Says where the epoch stands, as plain JSON. The state of one rank is that of all.
+        """Returns the position in the epoch as JSON. It is identical on all ranks.
 
         A `DataLoader` with workers asks for batches before training wants them; the sampler knows
         of the former only. Count in the loop over the loader, and tell:

@@ -286,7 +286,7 @@ _passing_over = _PassingOver()
 
 @contextmanager
 def passing_over() -> Iterator[None]:
-    """Says for a `with` block that the items of it were given before the run was resumed."""
+    """Marks the items of a `with` block as emitted before the run was resumed."""
     before, _passing_over.is_on = _passing_over.is_on, True
     try:
         yield

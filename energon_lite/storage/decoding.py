@@ -235,7 +235,7 @@ class SampleDecoder:
 
 @functools.cache
 def _warn_of_pickle(extension: str) -> None:
-    """Says once that a part stays bytes; of several workers, the first one does."""
+    """Logs once, in the first worker only, that a part stays bytes."""
     worker = get_worker_info()
     if worker is None or worker.id == 0:
         logger.warning(
@@ -315,7 +315,7 @@ class _Unzipped:
 
 
 def _describe(part: str, what: str, raw: bytes, error: Exception | None) -> str:
-    """Says what is wrong: `part 'jpg' is not a JPEG (starts with 3c 68 74 6d)`."""
+    """Describes the fault: `part 'jpg' is not a JPEG (starts with 3c 68 74 6d)`."""
     if not raw:
         return f"part {part!r} is empty (0 bytes), not {what}"
     text = f"part {part!r} is not {what} (starts with {raw[:4].hex(' ')})"

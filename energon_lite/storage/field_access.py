@@ -47,7 +47,7 @@ class FieldPath:
         return value
 
     def why_missing(self, sample: Mapping[str, Any]) -> str:
-        """Says at which step the path ends, and what there is instead."""
+        """Describes at which step the path ends, and what is there instead."""
         if self.part not in sample:
             return f"{self}: no part {self.part!r}"
         value = sample[self.part]

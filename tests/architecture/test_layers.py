@@ -1,7 +1,10 @@
-"""A module imports only from rows below its own, and within a row only what is listed before it."""
+"""Who imports whom: units by row, folders without cycles, stages known by name in stages/ only."""
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -25,6 +28,11 @@ OPTIONAL: dict[str, str] = {
     "PIL": "energon_lite/storage/images.py",
     "webdataset": "energon_lite/storage/decode_limits.py",  # tenbin only; slow to import
 }
+
+# Folders that import each other still; none may be added.
+FOLDERS_IN_CYCLES = {"stages", "stages.packing", "stages.planned"}
+# Tests of a concrete stage's class outside of stages/ that remain; never more.
+MAX_TESTS_OF_STAGES = 4
 
 MODULES = package_modules()
 KNOWN = frozenset(module.name for module in MODULES)
@@ -76,24 +84,89 @@ def find_cycle(modules: list[Module], known: frozenset[str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("module", INNER, ids=lambda m: m.name)
-def test_module_imports_only_what_is_below_it(module: Module) -> None:
-    assert layer_errors(module, KNOWN) == []
+def folder_of(module: Module) -> str:
+    """The folder that a module lies in, dotted; a module of the root stands for itself."""
+    name = module.name if module.is_package else module.name.rpartition(".")[0]
+    return name if name != PACKAGE else module.name
+
+
+def folders_in_cycles(modules: list[Module]) -> set[str]:
+    """Folders that import each other, at run time or for types, over any number of steps."""
+    folders = {module.name: folder_of(module) for module in modules}
+    known = frozenset(folders)
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        if not module.is_package:  # __init__ is the face of a folder and may import what is in it
+            targets = {i.target for i in module.imports(known)} & known - {PACKAGE}
+            graph[folders[module.name]] |= {folders[t] for t in targets} - {folders[module.name]}
+
+    def reachable(folder: str) -> set[str]:
+        found: set[str] = set()
+        remaining = [folder]
+        while remaining:
+            new = graph.get(remaining.pop(), set()) - found
+            found |= new
+            remaining += new
+        return found
+
+    return {name.removeprefix(f"{PACKAGE}.") for name in list(graph) if name in reachable(name)}
+
+
+def test_modules_import_only_what_is_below_them() -> None:
+    assert [error for module in INNER for error in layer_errors(module, KNOWN)] == []
+
+
+def test_folders_do_not_import_each_other() -> None:
+    assert folders_in_cycles(INNER) - FOLDERS_IN_CYCLES == set()
 
 
 def test_no_import_cycle() -> None:
     assert find_cycle(MODULES, KNOWN) == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
-def test_no_import_inside_a_function(module: Module) -> None:
+def test_no_import_inside_a_function() -> None:
     hidden = [
         f"{module.relative_path}:{imported.line} imports {imported.target} inside a function"
+        for module in MODULES
         for imported in module.imports(KNOWN)
         if imported.inside_function
         and OPTIONAL.get(imported.target.split(".")[0]) != module.relative_path
     ]
     assert hidden == []
+
+
+def stage_tests(modules: Iterable[Module], stages: set[str]) -> Iterator[str]:
+    """Places of `isinstance(x, Stage)`, also where the classes stand in a tuple of the module."""
+    for module in modules:
+        tuples = {
+            target.id: node.value
+            for node in module.tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in ast.walk(module.tree):
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func) == "isinstance"):
+                continue
+            kinds: ast.expr = call.args[1]
+            if isinstance(kinds, ast.Name):
+                kinds = tuples.get(kinds.id, kinds)
+            names = {node.id for node in ast.walk(kinds) if isinstance(node, ast.Name)}
+            for name in sorted(names & stages):
+                yield f"{module.relative_path}:{call.lineno}: {name}"
+
+
+def test_stages_are_known_by_name_in_their_folder_only() -> None:
+    inside = [m for m in MODULES if unit_of(m.name) == "stages"]
+    stages = {
+        node.name
+        for module in inside
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Dataset")
+    }
+    assert "BatchDataset" in stages
+    found = list(stage_tests([m for m in MODULES if m not in inside], stages))
+    assert len(found) <= MAX_TESTS_OF_STAGES, "\n".join(found)
 
 
 def test_every_allowed_optional_import_is_still_there() -> None:
@@ -120,6 +193,9 @@ def broken_package(tmp_path):
         "order/slices.py": "import energon_lite.storage.tar\nfrom energon_lite import cut\n",
         "storage/__init__.py": "",
         "storage/tar.py": "def f():\n    from energon_lite.core import errors\n",
+        "storage/deep/__init__.py": "from energon_lite.storage.deep import part",
+        "storage/deep/part.py": "from energon_lite.core import state\nB = (Blend, int)\n"
+        "isinstance(x, B) or isinstance(x, str) or isinstance(x, Blend | Mix)\n",
     }
     root = tmp_path / PACKAGE
     for name, text in files.items():
@@ -149,3 +225,8 @@ def test_checks_find_what_they_look_for(broken_package, monkeypatch) -> None:
     assert cycle == {"energon_lite.core.errors", "energon_lite.core.state"}
     tar_imports = list(broken_package["energon_lite.storage.tar"].imports(known))
     assert [i.inside_function for i in tar_imports] == [True]
+    modules = list(broken_package.values())
+    assert folders_in_cycles(modules) == {"core", "order", "storage"}
+    assert list(stage_tests(modules, {"Blend", "Mix"})) == [
+        f"energon_lite.storage.deep.part:3: {name}" for name in ("Blend", "Blend", "Mix")
+    ]
