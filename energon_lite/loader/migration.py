@@ -93,7 +93,7 @@ class _Comparer:
             )
 
     def _compare_stages(self, saved: Config, here: Config) -> None:
-        """Reports the stages of both, and resumes at the first common one."""
+        """Reports both chains of stages, and compares them from the first stage that both have."""
         old, new = list(_chain(saved)), list(_chain(here))
         names = [" of ".join(str(stage.get("stage")) for stage in chain) for chain in (old, new)]
         self.others.append(f"Checkpoint has {names[0]} where this pipeline has {names[1]}")
