@@ -19,7 +19,7 @@ from energon_lite.core.stream_context import SkipRecord, StreamContext, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
-from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.reading import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
@@ -131,7 +131,7 @@ def measure_lengths(
     reports = []
     for leaf in _parts(path, split_parts, trust):
         opener = LeafOpener(
-            hooks.cooked, num_leaves=1, decoder=task_encoder.decoder, block=_SAMPLES_PER_TASK,
+            node=leaf, cook=hooks.cooked, decoder=task_encoder.decoder, block=_SAMPLES_PER_TASK,
             settings={"trust": trust}, training=False, worker_config=config,
         )  # fmt: skip
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -10,7 +10,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Node, leaves
-from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.flow import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder
@@ -64,22 +64,19 @@ def get_train_dataset(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    sizes = {
-        "batch_size": batch_size,
-        "packing_buffer_size": packing_buffer_size,
-        "shuffle_buffer_size": shuffle_buffer_size,
-        "virtual_epoch_length": virtual_epoch_length,
-    }
-    hooks, node, opener = _open(
-        path, split_part, task_encoder, worker_config, kwargs, True, shuffle_over_epochs_multiplier,
-        max_samples_per_sequence=max_samples_per_sequence, **sizes,
+    batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
+    hooks, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs, True, batching,
+        shuffle_over_epochs_multiplier, shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        virtual_epoch_length=virtual_epoch_length,
     )  # fmt: skip
     if hooks.encoder.overrides("build_train_datasets"):
         return own_training(
-            hooks, node, opener, repeat, {**sizes, "batch_drop_last": batch_drop_last}
-        )
-    dataset = build_training(node, opener, opener.lengths, repeat)
-    dataset = hooks.build(dataset, Batching(batch_size, batch_drop_last, packing_buffer_size))
+            hooks, opener, repeat, **batching._asdict(), shuffle_buffer_size=shuffle_buffer_size,
+            virtual_epoch_length=virtual_epoch_length,
+        )  # fmt: skip
+    dataset = hooks.build(build_training(opener, repeat), batching)
     return virtual_epochs(dataset, virtual_epoch_length)
 
 
@@ -114,15 +111,11 @@ def get_val_dataset(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: The folder is missing, or not prepared.
     """
-    hooks, node, opener = _open(
-        path, split_part, task_encoder, worker_config, kwargs,
-        batch_size=batch_size, packing_buffer_size=packing_buffer_size, limit=limit,
-    )  # fmt: skip
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-    if hooks.encoder.overrides("build_val_datasets"):
-        return own_validation(hooks, node, opener, limit=limit, **batching._asdict())
-    dataset = build_validation(leaves(node), opener)
-    return limited(hooks.build(dataset, batching), limit)
+    opener, build = _validation(
+        path, split_part, task_encoder, worker_config, kwargs, batching, limit
+    )
+    return build(opener.node)
 
 
 def get_val_datasets(
@@ -138,19 +131,33 @@ def get_val_datasets(
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
     """Makes one validation dataset for each leaf; see `get_val_dataset`."""
-    hooks, node, opener = _open(
-        path, split_part, task_encoder, worker_config, kwargs,
-        batch_size=batch_size, packing_buffer_size=packing_buffer_size, limit=limit,
-    )  # fmt: skip
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
-    found: list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]] = []
-    for leaf in leaves(node):
+    opener, build = _validation(
+        path, split_part, task_encoder, worker_config, kwargs, batching, limit
+    )
+    return [(build(leaf), opener.factories[-1]) for leaf in leaves(opener.node)]
+
+
+def _validation(
+    path: AnyPath,
+    split_part: str,
+    task_encoder: AnyTaskEncoder | None,
+    worker_config: WorkerConfig | None,
+    kwargs: dict[str, Any],
+    batching: Batching,
+    limit: int | None,
+) -> tuple[LeafOpener, Callable[[Node], SavableDataset[Any]]]:
+    """Reads the path; returns what opens its leaves, and what makes a dataset of some of them."""
+    hooks, opener = _open(
+        path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
+    )
+
+    def build(node: Node) -> SavableDataset[Any]:
         if hooks.encoder.overrides("build_val_datasets"):
-            dataset = own_validation(hooks, leaf, opener, limit=limit, **batching._asdict())
-        else:
-            dataset = limited(hooks.build(opener(leaf, repeat=False), batching), limit)
-        found.append((dataset, opener.factories[-1]))
-    return found
+            return own_validation(hooks, node, opener, limit=limit, **batching._asdict())
+        return limited(hooks.build(build_validation(node, opener), batching), limit)
+
+    return opener, build
 
 
 def _open(
@@ -159,24 +166,26 @@ def _open(
     task_encoder: AnyTaskEncoder | None,
     worker_config: WorkerConfig | None,
     kwargs: dict[str, Any],
-    training: bool = False,
+    training: bool,
+    batching: Batching,
     multiplier: int | None = 1,
     **sizes: int | None,
-) -> tuple[Hooks, Node, LeafOpener]:
+) -> tuple[Hooks, LeafOpener]:
     """Checks the arguments and reads the path; returns what puts a pipeline together."""
     hooks = Hooks(checked_encoder(task_encoder), checked_config(worker_config))
-    check_sizes(**sizes)
-    node = open_node(path, split_part, kwargs)
+    check_sizes(
+        batch_size=batching.batch_size, packing_buffer_size=batching.packing_buffer_size, **sizes
+    )
     opener = LeafOpener(
-        hooks.cooked,
-        num_leaves=len(leaves(node)),
+        node=open_node(path, split_part, kwargs),
+        cook=hooks.cooked,
         decoder=hooks.decoder(kwargs),
-        shuffle_buffer_size=sizes.get("shuffle_buffer_size") or 0,
-        block=sizes["batch_size"] or 1,
+        shuffle_buffer_size=sizes.get("shuffle_buffer_size"),
+        block=batching.batch_size,
         settings={"max_samples_per_sequence": sizes.get("max_samples_per_sequence"), **kwargs},
         training=training,
         worker_config=worker_config,
         multiplier=multiplier,
-        is_outdated=hooks.is_outdated if training else None,
+        is_outdated=hooks.is_outdated if training else lambda _measured_by: False,
     )
-    return hooks, node, opener
+    return hooks, opener

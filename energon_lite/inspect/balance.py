@@ -17,7 +17,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.inspect.plan_draws import StreamDraws
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.nodes import leaves
-from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.packing.packs import Packs
 from energon_lite.sources.order_only import order_only
 
@@ -168,15 +168,14 @@ def _opened(
     """Returns the run over sources that read nothing, and the lengths of each source."""
     node = open_node(path, split_part, {"trust": trust})
     opener = LeafOpener(
-        order_only,
-        num_leaves=len(leaves(node)),
-        decoder=None,
+        node=node,
+        cook=order_only,
         shuffle_buffer_size=1000,
         settings={"trust": trust},
         training=True,
         worker_config=config,
     )
-    dataset = build_training(node, opener, opener.lengths, repeat=True)
+    dataset = build_training(opener, repeat=True)
     # The second use of source "a" has the id "a#2", and the same lengths.
     stored = {leaf.source_id: opener.lengths(leaf, name) for leaf in leaves(node)}
     names = [facts.name for facts in dataset.sources()]

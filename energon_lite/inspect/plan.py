@@ -26,8 +26,7 @@ from energon_lite.inspect.plan_draws import (
 )
 from energon_lite.inspect.plan_packs import PackPlan, exact_packs
 from energon_lite.metadataset.build import build_training
-from energon_lite.metadataset.nodes import leaves
-from energon_lite.metadataset.opening import Cook, LeafOpener, open_node
+from energon_lite.metadataset.open import Cook, LeafOpener, open_node
 from energon_lite.packing.settings import Packing
 from energon_lite.sources.order_only import order_only
 from energon_lite.stages.measuring import MeasureDataset
@@ -209,19 +208,17 @@ def _opened(
     window = settings.pop("shuffle_buffer_size", None)
     multiplier = settings.pop("shuffle_over_epochs_multiplier", 1)
     slice_length = settings.pop("max_samples_per_sequence", None)
-    node = open_node(path, split_part, settings)
     opener = LeafOpener(
-        cook,
-        num_leaves=len(leaves(node)),
-        decoder=None,
-        shuffle_buffer_size=window or 0,
+        node=open_node(path, split_part, settings),
+        cook=cook,
+        shuffle_buffer_size=window,
         block=batch_size,
         settings={"max_samples_per_sequence": slice_length, **settings},
         training=True,
         worker_config=config,
         multiplier=multiplier,
     )
-    return build_training(node, opener, opener.lengths, repeat)
+    return build_training(opener, repeat)
 
 
 def _as_it_is(source: SavableDataset[Any], _factory: object) -> SavableDataset[Any]:

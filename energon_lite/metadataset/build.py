@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Protocol
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset
@@ -14,8 +13,9 @@ from energon_lite.metadataset.nodes import (
     BlendEpochized,
     Leaf,
     Node,
+    leaves,
 )
-from energon_lite.metadataset.opening import located
+from energon_lite.metadataset.open import LeafOpener, located
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blending import BlendDataset
 from energon_lite.stages.combining import with_unique_sources
@@ -24,123 +24,110 @@ from energon_lite.stages.token_blending import TokenBlendDataset
 
 # More than any run, and so few that their numbers fit 64 bits.
 _LARGEST_EPOCH = 10**15
-Lengths = Callable[[Leaf, str], Int64Array]
 
 
-class MakeLeaf(Protocol):
-    """Makes the dataset of a leaf."""
-
-    def __call__(
-        self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
-    ) -> AnyDataset:
-        """Makes it endless, or with passes of all samples `repetitions` times."""
-
-
-def build_training(node: Node, make_leaf: MakeLeaf, lengths: Lengths, repeat: bool) -> AnyDataset:
+def build_training(opener: LeafOpener, repeat: bool) -> AnyDataset:
     """Makes the dataset of a training split.
 
     Args:
-        node: the split.
-        make_leaf: makes the datasets of the leaves.
-        lengths: gives the tokens of a leaf's samples from the index with a name.
-        repeat: whether it goes on for ever, where its blend does not say `until`.
+        opener: the split, and what opens its leaves.
+        repeat: whether passes follow each other without end, unless the blend sets `until`.
 
     Raises:
         ValueError: `repeat=False`, and a blend does not say when it ends.
     """
+    node = opener.node
     is_open = not (isinstance(node, Blend) and node.until in ("first", "all_once"))
-    return _Builder(make_leaf, lengths).build(node, endless=repeat and is_open)
+    return _build(node, opener, endless=repeat and is_open)
 
 
-def build_validation(leaves: list[Leaf], make_leaf: MakeLeaf) -> AnyDataset:
+def build_validation(node: Node, opener: LeafOpener) -> AnyDataset:
     """Makes the dataset of a validation split: each leaf once, in the order of the file."""
-    datasets = [make_leaf(leaf, repeat=False) for leaf in leaves]
+    datasets = [opener(leaf, repeat=False) for leaf in leaves(node)]
     return datasets[0] if len(datasets) == 1 else ConcatDataset(*datasets)
 
 
-class _Builder:
-    def __init__(self, make_leaf: MakeLeaf, lengths: Lengths) -> None:
-        self.make_leaf = make_leaf
-        self.lengths = lengths
+def _build(node: Node, opener: LeafOpener, endless: bool) -> AnyDataset:
+    if isinstance(node, Leaf):
+        return opener(node, repeat=endless)
+    if isinstance(node, Blend):
+        return _blend(node, opener, endless)
+    if isinstance(node, BlendEpochized):
+        dataset = _blend_epochized(node, opener)
+    else:
+        dataset = ConcatDataset(*(_build(member, opener, False) for member in node.members))
+    return RepeatDataset(dataset) if endless else dataset
 
-    def build(self, node: Node, endless: bool) -> AnyDataset:
-        if isinstance(node, Leaf):
-            return self.make_leaf(node, repeat=endless)
-        if isinstance(node, Blend):
-            return self.blend(node, endless)
-        if isinstance(node, BlendEpochized):
-            dataset = self.blend_epochized(node)
+
+def _blend(node: Blend, opener: LeafOpener, endless: bool) -> AnyDataset:
+    until = node.until or ("forever" if endless else None)
+    if until is None:
+        raise ValueError(
+            f"{node.place}: a blend goes on for ever, and here it must end (repeat=False, or a "
+            "node around it that has an end). Say when: `until: first` or `until: all_once`, "
+            "or use blend_epochized"
+        )
+    if until == "forever" and not endless:
+        raise ValueError(
+            f"{node.place}: `until: forever` where the data must end (repeat=False, or a node "
+            "around it that has an end); leave it out, or say `until: all_once`"
+        )
+    flat = list(_flattened(node, node))
+    members = [_build(member, opener, until == "forever") for member in flat]
+    pairs = [(member, 1.0) for member in members]
+    dataset: AnyDataset
+    with located(node.place):
+        weights = _weights(node, node)
+        if node.unit == "tokens":
+            dataset = TokenBlendDataset(
+                *pairs, until=until, weights=weights, lengths=_indexed(opener, node, flat, members)
+            )
         else:
-            dataset = ConcatDataset(*(self.build(member, False) for member in node.members))
-        return RepeatDataset(dataset) if endless else dataset
+            dataset = BlendDataset(*pairs, until=until, weights=weights, blend_mode=node.mode)
+    return RepeatDataset(dataset) if endless and not dataset.endless else dataset
 
-    def blend(self, node: Blend, endless: bool) -> AnyDataset:
-        until = node.until or ("forever" if endless else None)
-        if until is None:
-            raise ValueError(
-                f"{node.place}: a blend goes on for ever, and here it must end (repeat=False, or a "
-                "node around it that has an end). Say when: `until: first` or `until: all_once`, "
-                "or use blend_epochized"
-            )
-        if until == "forever" and not endless:
-            raise ValueError(
-                f"{node.place}: `until: forever` where the data must end (repeat=False, or a node "
-                "around it that has an end); leave it out, or say `until: all_once`"
-            )
-        flat = list(_flattened(node, node))
-        members = [self.build(member, until == "forever") for member in flat]
-        pairs = [(member, 1.0) for member in members]
-        dataset: AnyDataset
-        with located(node.place):
-            weights = _weights(node, node)
-            if node.unit == "tokens":
-                dataset = TokenBlendDataset(
-                    *pairs, until=until, weights=weights, lengths=self.indexed(node, flat, members)
-                )
-            else:
-                dataset = BlendDataset(*pairs, until=until, weights=weights, blend_mode=node.mode)
-        return RepeatDataset(dataset) if endless and not dataset.endless else dataset
 
-    def indexed(
-        self, blend: Blend, nodes: list[Node], members: list[AnyDataset]
-    ) -> dict[str, Int64Array] | None:
-        """Returns the stored lengths of all sources, if the blend names an index of them."""
-        if blend.lengths is None:
-            return None
-        found = {}
-        for node, member in zip(nodes, with_unique_sources(members), strict=True):
-            if not isinstance(node, Leaf):
-                raise DatasetFormatError(
-                    f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "
-                    "leave it out to have the lengths measured"
-                )
-            try:
-                found[member.sources()[0].name] = self.lengths(node, blend.lengths)
-            except FileNotFoundError as error:
-                raise FileNotFoundError(
-                    f"{error}, or leave `lengths` out of the blend to have lengths measured"
-                ) from error
-        return found
-
-    def blend_epochized(self, node: BlendEpochized) -> AnyDataset:
-        members = []
-        for repetitions, member in _repeated(node, Fraction(1)):
-            if isinstance(member, Leaf):
-                times = None if repetitions == 1 else repetitions
-                members.append(self.make_leaf(member, repeat=False, repetitions=times))
-            else:
-                dataset = self.build(member, False)
-                if repetitions != 1:
-                    dataset = RepeatDataset(dataset, repeats=repetitions)
-                members.append(dataset)
-        # By its share of the epoch each member comes to its end with the others.
-        sizes = [total_items(dataset) for dataset in members]
-        if sum(sizes) > _LARGEST_EPOCH:
+def _indexed(
+    opener: LeafOpener, blend: Blend, nodes: list[Node], members: list[AnyDataset]
+) -> dict[str, Int64Array] | None:
+    """Returns the stored lengths of all sources, if the blend names an index of them."""
+    if blend.lengths is None:
+        return None
+    found = {}
+    for node, member in zip(nodes, with_unique_sources(members), strict=True):
+        if not isinstance(node, Leaf):
             raise DatasetFormatError(
-                f"{node.place}: the repetitions make an epoch of more than {_LARGEST_EPOCH:,} "
-                "samples; lower them"
+                f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "
+                "leave it out to have the lengths measured"
             )
-        return BlendDataset(*zip(members, map(float, sizes), strict=True))
+        try:
+            found[member.sources()[0].name] = opener.lengths(node, blend.lengths)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{error}, or leave `lengths` out of the blend to have lengths measured"
+            ) from error
+    return found
+
+
+def _blend_epochized(node: BlendEpochized, opener: LeafOpener) -> AnyDataset:
+    members = []
+    for repetitions, member in _repeated(node, Fraction(1)):
+        if isinstance(member, Leaf):
+            times = None if repetitions == 1 else repetitions
+            members.append(opener(member, repeat=False, repetitions=times))
+        else:
+            dataset = _build(member, opener, False)
+            if repetitions != 1:
+                dataset = RepeatDataset(dataset, repeats=repetitions)
+            members.append(dataset)
+    # By its share of the epoch each member comes to its end with the others.
+    sizes = [total_items(dataset) for dataset in members]
+    if sum(sizes) > _LARGEST_EPOCH:
+        raise DatasetFormatError(
+            f"{node.place}: the repetitions make an epoch of more than {_LARGEST_EPOCH:,} "
+            "samples; lower them"
+        )
+    return BlendDataset(*zip(members, map(float, sizes), strict=True))
 
 
 def _is_one_with(inner: Node, outer: Blend) -> bool:

@@ -8,12 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
 from energon_lite.metadataset.nodes import Leaf, Node, leaves
-from energon_lite.metadataset.opening import LeafOpener, open_node
+from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset, split_names
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
@@ -78,8 +77,7 @@ class DatasetLoaderInterface(ABC):
         """
         node = self.node(split_part)
         opener = LeafOpener(
-            _uncooked,
-            num_leaves=len(leaves(node)),
+            node=node,
             decoder=kwargs.pop("decoder", None),
             settings={**kwargs, "subflavors": dict(subflavors or {})},
             training=training,
@@ -197,11 +195,6 @@ def prepare_metadataset(path: str | PathLike[str]) -> None:
         DatasetFormatError: A file is wrong.
     """
     load_dataset(path)
-
-
-def _uncooked(source: SavableDataset[Any], factory: Any) -> SavableDataset[Any]:
-    del factory
-    return source
 
 
 def _source(path: AnyPath) -> Path | Mapping[str, Any]:

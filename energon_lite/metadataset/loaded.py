@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.metadataset.nodes import Blend, BlendEpochized, Concat, Leaf, Node, children
-from energon_lite.metadataset.opening import LeafOpener
+from energon_lite.metadataset.open import LeafOpener
 from energon_lite.order.schedules import Schedule, weight_at
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 

@@ -13,7 +13,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.metadataset.opening import warn_outdated
+from energon_lite.metadataset.open import warn_outdated
 from energon_lite.packing.settings import Packing
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset

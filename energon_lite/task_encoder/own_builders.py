@@ -8,21 +8,18 @@ from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import LoadedDataset, check_is_list, loaded_datasets
 from energon_lite.metadataset.nodes import Node
-from energon_lite.metadataset.opening import LeafOpener
+from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.task_encoder.hook_checks import is_older
 from energon_lite.task_encoder.hooks import Hooks
 
 
-def own_training(
-    hooks: Hooks, node: Node, opener: LeafOpener, repeat: bool, settings: dict[str, Any]
-) -> AnyDataset:
+def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any) -> AnyDataset:
     """Makes the training dataset by the user's `build_train_datasets`.
 
     Args:
         hooks: the hooks of the task encoder.
-        node: what is to be opened.
-        opener: opens it.
+        opener: the tree, and what opens its leaves.
         repeat: whether epoch follows epoch.
         settings: the other arguments of `build_train_datasets`.
 
@@ -31,8 +28,8 @@ def own_training(
         TypeError: It returned no dataset.
     """
     build = hooks.encoder.build_train_datasets
-    check_is_list(node, build.__qualname__)
-    loaded = loaded_datasets(node, opener)
+    check_is_list(opener.node, build.__qualname__)
+    loaded = loaded_datasets(opener.node, opener)
     if not is_older(build):
         settings = {**settings, "blend_mode": loaded.blend_mode, "repeat": repeat}
         return _finished(hooks, build, loaded.datasets, settings)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier
+from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier, leaves
 from energon_lite.metadataset.reading import is_metadataset, read_metadataset
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
@@ -84,49 +86,35 @@ def open_node(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class LeafOpener:
-    """Makes the datasets of leaves, cooked.
+    """Makes the datasets of the leaves of a tree, cooked.
 
-    Args:
-        cook: puts the cooker of a crude source over it.
-        num_leaves: how many leaves there are, who share the open files.
-        decoder: how parts become values.
-        shuffle_buffer_size: samples of a stream's shuffle window, in each source.
-        block: samples that file order deals to a stream at a time.
+    Attributes:
+        node: the tree, whose leaves share the open files.
+        cook: puts the cooker of a crude source over it; by default sources stay as they are.
         settings: further arguments of the factories; subflavors go over those of the leaves.
         training: whether the order is shuffled.
         worker_config: seed and error handlers.
+        decoder: how parts become values.
+        shuffle_buffer_size: samples of a stream's shuffle window, in each source; None for none.
+        block: consecutive samples that file order assigns to a stream; None for one.
         multiplier: `shuffle_over_epochs_multiplier` of the caller.
-        is_outdated: tells, by who measured a length index, whether it has to be measured anew.
-
-    Attributes:
+        is_outdated: returns, by who measured a length index, whether it must be measured again.
         factories: what was opened, in that order.
     """
 
-    def __init__(
-        self,
-        cook: Cook,
-        *,
-        num_leaves: int,
-        decoder: SampleDecoder | None,
-        shuffle_buffer_size: int = 0,
-        block: int = 1,
-        settings: Mapping[str, Any],
-        training: bool,
-        worker_config: WorkerConfig | None,
-        multiplier: int | None = 1,
-        is_outdated: Callable[[str], bool] | None = None,
-    ) -> None:
-        self.factories: list[BaseWebdatasetFactory[Any]] = []
-        self._cook = cook
-        self._max_open = min(MAX_OPEN, _OPEN_OF_ALL // max(1, num_leaves))
-        self._decoder = decoder
-        self._window = shuffle_buffer_size
-        self._block = block
-        self._settings = {**settings, "training": training, "worker_config": worker_config}
-        self._subflavors = self._settings.pop("subflavors", None) or {}
-        self._multiplier = multiplier
-        self._is_outdated = is_outdated
+    node: Node
+    cook: Cook = lambda source, _factory: source
+    settings: Mapping[str, Any]
+    training: bool
+    worker_config: WorkerConfig | None
+    decoder: SampleDecoder | None = None
+    shuffle_buffer_size: int | None = None
+    block: int | None = None
+    multiplier: int | None = 1
+    is_outdated: Callable[[str], bool] = lambda _measured_by: False
+    factories: list[BaseWebdatasetFactory[Any]] = field(default_factory=list)
 
     def __call__(
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
@@ -135,33 +123,40 @@ class LeafOpener:
         with located(leaf.place):
             factory = self.open(leaf)
             source = factory.build(
-                shuffle_buffer_size=self._window,
+                shuffle_buffer_size=self.shuffle_buffer_size or 0,
                 repeat=repeat,
-                block=self._block,
+                block=self.block or 1,
                 repetitions=repetitions,
             )
-            return self._cook(source, factory)
+            return self.cook(source, factory)
 
     def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
         """Opens the folder of a leaf."""
+        settings = dict(self.settings)
         factory = load_factory(
             leaf.path,
             dataset_config=leaf.dataset_config,
             split_config=leaf.split_config,
             split_part=leaf.split_part,
             name=leaf.source_id,
-            subflavors={**leaf.subflavors, **self._subflavors},
+            subflavors={**leaf.subflavors, **(settings.pop("subflavors", None) or {})},
+            training=self.training,
+            worker_config=self.worker_config,
             loss_weight=leaf.loss_weight,
             subset=(lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
-            max_open=self._max_open,
-            decoder=self._decoder,
+            max_open=min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves),
+            decoder=self.decoder,
             shuffle_over_epochs=combined_multiplier(
-                self._multiplier, leaf.shuffle_over_epochs_multiplier
+                self.multiplier, leaf.shuffle_over_epochs_multiplier
             ),
-            **self._settings,
+            **settings,
         )
         self.factories.append(factory)
         return factory
+
+    @cached_property
+    def _num_leaves(self) -> int:
+        return len(leaves(self.node))
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
         """Returns the tokens of a leaf's samples from the stored index `name`."""
@@ -169,7 +164,7 @@ class LeafOpener:
         place = (leaf.path, leaf.split_part, leaf.source_id)
         factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
         facts = read_facts(factory.path, factory.split_part, name) or {}
-        if self._is_outdated is not None and self._is_outdated(str(facts.get("encoder"))):
+        if self.is_outdated(str(facts.get("encoder"))):
             warn_outdated(factory.path, name)
         with located(leaf.place):
             return read_lengths(
