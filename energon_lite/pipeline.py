@@ -67,9 +67,8 @@ def get_train_dataset(
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, True, batching,
-        shuffle_over_epochs_multiplier, shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        virtual_epoch_length=virtual_epoch_length,
+        shuffle_over_epochs_multiplier, max_samples_per_sequence=max_samples_per_sequence,
+        shuffle_buffer_size=shuffle_buffer_size, virtual_epoch_length=virtual_epoch_length,
     )  # fmt: skip
     if hooks.encoder.overrides("build_train_datasets"):
         return own_training(
@@ -173,19 +172,17 @@ def _open(
 ) -> tuple[Hooks, LeafOpener]:
     """Checks the arguments and reads the path; returns what puts a pipeline together."""
     hooks = Hooks(checked_encoder(task_encoder), checked_config(worker_config))
-    check_sizes(
-        batch_size=batching.batch_size, packing_buffer_size=batching.packing_buffer_size, **sizes
-    )
-    opener = LeafOpener(
+    batch_size, _, packing_buffer_size = batching
+    check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)
+    return hooks, LeafOpener(
         node=open_node(path, split_part, kwargs),
         cook=hooks.cooked,
         decoder=hooks.decoder(kwargs),
         shuffle_buffer_size=sizes.get("shuffle_buffer_size"),
-        block=batching.batch_size,
+        block=batch_size,
         settings={"max_samples_per_sequence": sizes.get("max_samples_per_sequence"), **kwargs},
         training=training,
         worker_config=worker_config,
         multiplier=multiplier,
-        is_outdated=hooks.is_outdated if training else lambda _measured_by: False,
+        is_outdated=hooks.is_outdated,
     )
-    return hooks, opener
