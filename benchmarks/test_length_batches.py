@@ -39,7 +39,7 @@ from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSam
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.planned import PlannedBatches
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 DATA = REPO.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the folder shared/data is not here")

@@ -25,7 +25,7 @@ from energon_lite.core.dataset import StreamRun, context_of
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 GROUP = "Planned packs (documents, median 1,500 tokens, packs of 32,768, 8 streams)"
 NUM_SAMPLES, CAPACITY, STREAMS = 200_000, 32_768, 8

@@ -60,7 +60,7 @@ from energon_lite.names.alias import as_energon
 from energon_lite.order.schedules import Schedule
 from energon_lite.packing.settings import Packing
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
-from energon_lite.prepare.dataset import prepare_dataset
+from energon_lite.prepare.run import prepare_dataset
 from energon_lite.samplers.modality_indices import SplitModalitySampler
 from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.samplers.packed_rows import PackedCollator, PackedRows

@@ -24,9 +24,14 @@ from energon_lite.metadataset.reading import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
-from energon_lite.storage.lengths import TOKENS, lengths_path, read_facts, read_lengths
+from energon_lite.storage.length_files import (
+    TOKENS,
+    PartialLengths,
+    lengths_path,
+    read_facts,
+    read_lengths,
+)
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.partial_lengths import PartialLengths
 from energon_lite.storage.split_file import split_part_names
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
 from energon_lite.task_encoder.fingerprint import fingerprint

@@ -70,7 +70,7 @@ def write_texts(folder: Path, num_shards: int = 4, samples_per_shard: int = 25) 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for before it is read again; worker processes that are forked neither."""
-    monkeypatch.setattr("energon_lite.storage.retry.sleep", lambda seconds: None)
+    monkeypatch.setattr("energon_lite.storage.files.sleep", lambda seconds: None)
 
 
 @pytest.fixture(scope="session")

@@ -13,16 +13,18 @@ import typer
 
 from energon_lite.cli.answers import Answers, NoAnswerError
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare.config import (
+from energon_lite.prepare.choose_shards import Shard, find_shards
+from energon_lite.prepare.decisions import (
     CRUDE,
     FieldSpec,
+    Request,
+    decide_splits,
     fields_of,
+    prepared_already,
     sample_type_names,
     sample_type_of,
 )
 from energon_lite.prepare.indexing import first_parts
-from energon_lite.prepare.plan import Request, decide_splits, prepared_already
-from energon_lite.prepare.shards import Shard, find_shards
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META, is_prepared
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from energon_lite.inspect.balance import BalanceReport
     from energon_lite.inspect.lint import LintReport
     from energon_lite.length_index import LengthReport
-    from energon_lite.prepare.dataset import PrepareReport, Progress
+    from energon_lite.prepare.run import PrepareReport, Progress
 
 
 def counted(count: int, what: str) -> str:

@@ -21,9 +21,9 @@ from energon_lite.metadataset.reading import is_metadataset, read_metadataset
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.lengths import read_facts, read_lengths
+from energon_lite.storage.length_files import read_facts, read_lengths
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.open_shards import MAX_OPEN
+from energon_lite.storage.shards import MAX_OPEN
 
 Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDataset[Any]]
 

@@ -197,7 +197,7 @@ _HOMES = {
         "core.system_rng": "SystemRng SystemRngState",
         "metadataset.energon_api": "TraversedDatasetReference",
         "metadataset.loaded": "DatasetBlendMode LoadedDataset LoadedDatasetList",
-        "storage.epath": "EPath",
+        "storage.local_paths": "EPath",
         "transforms": "CustomTransform MergeTransform",
         "task_encoder.base": "T_batch T_encoded_sample T_raw_batch T_sample",
     }.items()
@@ -209,7 +209,7 @@ _HOMES = {
     "INFO_JSON_FILENAME": f"{ROOT}.storage.nvmeta:INFO_JSON",
     "INFO_YAML_FILENAME": f"{ROOT}.storage.nvmeta:INFO_YAML",
     "SPLIT_YAML_FILENAME": f"{ROOT}.storage.nvmeta:DEFAULT_SPLIT",
-    "MAIN_FOLDER_NAME": f"{ROOT}.storage.tar_index:META",
+    "MAIN_FOLDER_NAME": f"{ROOT}.storage.nvmeta:META",
     "SYSTEM_EXCEPTIONS": f"{ROOT}.core.errors:FATAL_EXCEPTIONS",
     "SavableDataLoaderState": "builtins:dict",
     "State": f"{ROOT}.core.edataclass:ExtendableDataclassMixin",

@@ -9,6 +9,6 @@
 - `dataset`: puts it together and writes `.nv-meta`, all or nothing.
 """
 
-from energon_lite.prepare.dataset import PrepareReport, Progress, SplitCount, prepare_dataset
+from energon_lite.prepare.run import PrepareReport, Progress, SplitCount, prepare_dataset
 
 __all__ = ["PrepareReport", "Progress", "SplitCount", "prepare_dataset"]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare.shards import Shard
-from energon_lite.storage.files import open_regular
-from energon_lite.storage.retry import retried
+from energon_lite.prepare.choose_shards import Shard
+from energon_lite.storage.files import open_regular, retried
 from energon_lite.storage.sqlite import ShardRows, read_offsets, read_record
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 

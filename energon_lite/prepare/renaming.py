@@ -8,8 +8,8 @@ import tarfile
 from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare.choose_shards import Shard
 from energon_lite.prepare.indexing import scan_shard
-from energon_lite.prepare.shards import Shard
 from energon_lite.storage.files import replacing
 from energon_lite.storage.tar import split_name
 

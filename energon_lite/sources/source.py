@@ -23,9 +23,9 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.storage.lengths import TOKENS, read_facts, read_lengths
+from energon_lite.storage.files import retried
+from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
 from energon_lite.storage.nvmeta import check_index_size
-from energon_lite.storage.retry import retried
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 from energon_lite.storage.tar import key_of_members
 

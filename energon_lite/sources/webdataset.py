@@ -22,7 +22,7 @@ from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.prepare.energon_api import (
+from energon_lite.prepare.energon_prepare import (
     add_media_metadata,
     iter_dataset_content,
     prepare_like_energon,
@@ -33,8 +33,7 @@ from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.open_shards import MAX_OPEN
-from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.shards import MAX_OPEN, ShardReader
 from energon_lite.storage.split_file import read_split_part
 
 T_sample = TypeVar("T_sample")

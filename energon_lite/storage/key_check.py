@@ -23,10 +23,10 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.retry import retried
+from energon_lite.storage.files import retried
+from energon_lite.storage.nvmeta import META, index_path, reindex
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.storage.tar import first_keys, key_of_members
-from energon_lite.storage.tar_index import META, index_path, reindex
 
 logger = logging.getLogger(__name__)
 

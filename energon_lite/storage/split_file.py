@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.storage.braces import MAX_CHARACTERS, MAX_NAMES, compress, expand
-from energon_lite.storage.files import is_there, write_atomically
+from energon_lite.storage.files import is_there
 from energon_lite.storage.nvmeta import (
     DEFAULT_SPLIT,
     INFO_JSON,
@@ -226,21 +226,3 @@ def split_text(
     if (config or DEFAULT_SPLIT).endswith(".json"):
         return json.dumps(content, indent=2, ensure_ascii=False)
     return dump_yaml(content)
-
-
-def write_split(
-    root: Path,
-    parts: Mapping[str, Sequence[str]],
-    exclude: Sequence[str] = (),
-    config: str | None = None,
-) -> None:
-    """Writes a split config.
-
-    Args:
-        root: the dataset's folder.
-        parts: shard names by split part.
-        exclude: shard names, or `<shard name>/<sample key>`.
-        config: file name inside `.nv-meta`, by default `split.yaml`.
-    """
-    path = config_path(root, config or DEFAULT_SPLIT)
-    write_atomically(path, split_text(parts, exclude, config).encode())

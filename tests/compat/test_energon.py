@@ -21,7 +21,7 @@ from PIL import Image
 from energon_lite import CaptioningSample, WorkerConfig, get_val_dataset
 from energon_lite.inspect import dataset_info, lint_dataset
 from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.split_file import write_split
+from energon_lite.storage.split_file import split_text
 from energon_lite.storage.yaml import dump_yaml, parse_yaml
 
 ENERGON_PYTHON = os.environ.get("ENERGON_PYTHON")
@@ -147,7 +147,8 @@ def test_excludes_mean_the_same_to_both(root):
     prepare_dataset(root, split_ratio="1,0,0", **TYPED)
     shards = [f"parts/data-{i:02d}.tar" for i in range(4)]
     exclude = [shards[0], f"{shards[1]}/a/b.c/00006", f"{shards[1]}/a/b.c/00008"]
-    write_split(root, {"train": shards[:3]}, exclude)
+    split = split_text({"train": shards[:3]}, exclude)
+    (root / ".nv-meta" / "split.yaml").write_text(split)
     ours = read_all(root, "train")
     assert ours == energon(READ_ALL, root, "train")
     assert len(ours["train"]) == 8

@@ -42,7 +42,7 @@ from energon_lite.core.errors import (
 )
 from energon_lite.inspect import lint_dataset
 from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.lengths import read_lengths, write_lengths
+from energon_lite.storage.length_files import read_lengths, write_lengths
 from energon_lite.storage.nvmeta import read_info, write_info
 
 from ..helpers import prepared, text_of

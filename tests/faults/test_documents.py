@@ -25,7 +25,7 @@ from energon_lite.metadataset import reading
 from energon_lite.metadataset.energon_api import load_dataset
 from energon_lite.metadataset.reading import read_metadataset
 from energon_lite.storage.braces import MAX_NAMES, expand
-from energon_lite.storage.lengths import read_lengths
+from energon_lite.storage.length_files import read_lengths
 from energon_lite.storage.nvmeta import read_dataset_config, read_info
 from energon_lite.storage.split_file import read_split_part
 from energon_lite.storage.yaml import dump_yaml, load_yaml, parse_yaml

@@ -25,7 +25,7 @@ from energon_lite.core.state import STATE_KEY, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.loader.factories import get_savable_loader
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 from ..conftest import examples
 from ..helpers import Ranks, signed, text_set, through_json, train, validation

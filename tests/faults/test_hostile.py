@@ -37,7 +37,7 @@ from energon_lite.inspect.lint import lint_dataset
 from energon_lite.inspect.plan import plan
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.metadataset.energon_api import prepare_metadataset
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 from ..helpers import text_set
 from .hostile_sets import CASES, EVIL, EXECUTED

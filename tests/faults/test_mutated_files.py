@@ -20,7 +20,7 @@ _made: dict[Path, Scenes] = {}
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_lite.storage.retry.sleep", lambda seconds: None)
+    monkeypatch.setattr("energon_lite.storage.files.sleep", lambda seconds: None)
 
 
 def test_damaged_files_are_told_or_change_nothing(tmp_path: Path, no_pause: Any) -> None:
@@ -36,9 +36,9 @@ def test_damaged_files_are_told_or_change_nothing(tmp_path: Path, no_pause: Any)
 
 def try_many(folder: Path, number: int, seeds: list[str]) -> list[tuple[str, str]]:
     """What a process of the long form does."""
-    from energon_lite.storage import retry
+    from energon_lite.storage import files
 
-    retry.sleep = lambda seconds: None
+    files.sleep = lambda seconds: None
     scenes = _made.setdefault(folder, Scenes(folder / f"made-{os.getpid()}"))
     work = folder / f"work-{os.getpid()}"
     return [scenes.try_one(number, seed, work) for seed in seeds]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare import prepare_dataset
-from energon_lite.storage.tar import MAX_EXTENSION_BYTES, TarError, iter_tar
-from energon_lite.storage.tar_blocks import block_members
+from energon_lite.storage.tar import MAX_EXTENSION_BYTES, TarError, block_members, iter_tar
 
 from ..conftest import examples
 

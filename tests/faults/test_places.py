@@ -18,9 +18,14 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage import files
-from energon_lite.storage.lengths import lengths_path, read_facts, read_lengths, write_lengths
+from energon_lite.storage.length_files import (
+    PartialLengths,
+    lengths_path,
+    read_facts,
+    read_lengths,
+    write_lengths,
+)
 from energon_lite.storage.nvmeta import META, read_info
-from energon_lite.storage.partial_lengths import PartialLengths
 from energon_lite.storage.tar import iter_tar
 
 from ..helpers import text_set

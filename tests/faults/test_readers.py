@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.lengths import read_facts, read_lengths, write_lengths
+from energon_lite.storage.length_files import read_facts, read_lengths, write_lengths
 from energon_lite.storage.nvmeta import META
 
 from ..conftest import examples

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from energon_lite import prepare_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.inspect.lint import lint_dataset
+from energon_lite.prepare.choose_shards import Shard
 from energon_lite.prepare.indexing import index_shard, rows_path
-from energon_lite.prepare.shards import Shard
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.nvmeta import META, read_info
 from energon_lite.storage.split_file import SplitFile
@@ -50,7 +50,7 @@ def use(root: Path) -> list[Any]:
     with IndexDatabase(root) as index:
         found: list[Any] = [index.sample_indices(["00003", "00040", "no such"])]
         found += [index.shard_counts(), index.has_unique_keys(), index.part_sizes()]
-        found += [index.sample_parts(0, 1), index.shard_rows(1)]
+        found.append(index.shard_rows(1))
     found.append(has_sample_with(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
     return found
 
@@ -209,7 +209,7 @@ def test_a_full_disk_is_one_error_and_a_second_run_works(
 
     shutil.rmtree(root / META)
     options: Any = {"split_parts": {"train": ".*"}, "num_workers": 0}
-    monkeypatch.setattr("energon_lite.storage.sqlite_files.sqlite3.connect", small)
+    monkeypatch.setattr("energon_lite.storage.sqlite.sqlite3.connect", small)
     with pytest.raises(OSError, match=r"free some space.*: '.*sqlite'") as caught:
         prepare_dataset(root, **options)
     assert caught.value.errno == errno.ENOSPC

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
 from energon_lite.core import failures
+from energon_lite.storage.nvmeta import META, index_path
 from energon_lite.storage.tar import _Window
-from energon_lite.storage.tar_index import META, index_path
 
 from ..conftest import examples, write_tar
 from ..helpers import last_slot, prepared, text_set, through_json, train
@@ -74,7 +74,7 @@ class Storage:
         self._open, self._preadv = os.open, os.preadv
         patch.setattr(os, "open", self._opened)
         patch.setattr(os, "preadv", self._read)
-        patch.setattr("energon_lite.storage.retry.sleep", self._wait)
+        patch.setattr("energon_lite.storage.files.sleep", self._wait)
 
     def _wait(self, seconds: float) -> None:
         self.waited_sec += seconds
@@ -399,7 +399,7 @@ HEALING = [
 @pytest.mark.parametrize("cause", HEALING)
 def test_what_heals_costs_nothing(sound, copied, storage, cause) -> None:
     expected = keys_in(loader_of(sound))
-    storage.patch.setattr("energon_lite.storage.open_shards.MAX_OPEN", 2)
+    storage.patch.setattr("energon_lite.storage.shards.MAX_OPEN", 2)
     loader = loader_of(copied)
     cause(storage, copied)
     assert keys_in(loader) == expected

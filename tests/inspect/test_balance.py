@@ -14,7 +14,7 @@ from energon_lite.balance import CostModel
 from energon_lite.cli import app
 from energon_lite.inspect.balance import balance_report
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 from ..helpers import text_set
 

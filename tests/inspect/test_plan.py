@@ -19,7 +19,7 @@ from energon_lite.inspect.plan_draws import stretch_edges
 from energon_lite.inspect.plan_text import plan_text
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import order_only
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
 from ..conftest import examples

@@ -66,7 +66,7 @@ from energon_lite.stages.packing.planned import PlannedPacks
 from energon_lite.stages.packing.selected import SelectedPacks
 from energon_lite.stages.token_blending import TokenBlendDataset
 from energon_lite.stages.weighing import LossWeightDataset
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
 
 from ..helpers import ENCODERS, caption_set, ignore, number_of, text_set, train, validation

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import energon_lite
 from energon_lite import BaseWebdatasetFactory, prepare_dataset
-from energon_lite.prepare.shards import find_shards
+from energon_lite.prepare.choose_shards import find_shards
 from energon_lite.storage.braces import compress
 from energon_lite.storage.nvmeta import is_prepared, read_info
 from energon_lite.storage.split_file import read_split_part, split_part_names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.lengths import lengths_path, read_lengths, write_lengths
+from energon_lite.storage.length_files import lengths_path, read_lengths, write_lengths
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_lengths_are_read_as_they_were_written(root) -> None:
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_a_short_index_is_in_memory_and_a_long_one_mapped(root, monkeypatch, most) -> None:
     """An index that is cut short after it was opened kills the process if it is mapped."""
-    monkeypatch.setattr("energon_lite.storage.lengths._MAPPED_BYTES", most)
+    monkeypatch.setattr("energon_lite.storage.length_files._MAPPED_BYTES", most)
     found = read_lengths(root, "train", "tok", 3, "abc")
     assert isinstance(found, np.memmap) == (most == 0)
     assert found.tolist() == [3, 1, 4]
@@ -57,7 +57,7 @@ def test_index_is_replaced_as_a_whole(root, monkeypatch) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("energon_lite.storage.lengths.write_atomically", fails)
+    monkeypatch.setattr("energon_lite.storage.length_files.write_atomically", fails)
     with pytest.raises(OSError, match="disk full"):
         write_lengths(root, "train", "tok", np.array([1, 2, 3]), "abc")
     with pytest.raises(FileNotFoundError):  # rather than lengths of nobody knows what

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, NoReturn
 
-from energon_lite.prepare.dataset import prepare_as
-from energon_lite.prepare.plan import Request
+from energon_lite.prepare.decisions import Request
+from energon_lite.prepare.run import prepare_as
 from energon_lite.storage.files import open_regular
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.tar import iter_tar, split_name

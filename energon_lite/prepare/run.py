@@ -7,8 +7,11 @@ a folder a dataset, comes last. So a run that fails or is killed leaves no half-
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import logging
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,21 +20,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare.config import check_parts, check_samples
-from energon_lite.prepare.indexing import ShardResult, index_shard
-from energon_lite.prepare.places import check_places, partial_folder
-from energon_lite.prepare.plan import (
+from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
+from energon_lite.prepare.decisions import (
     Plan,
     Request,
     SplitParts,
+    check_parts,
+    check_samples,
     make_plan,
     plan_again,
 )
+from energon_lite.prepare.indexing import ShardResult, index_shard
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.prepare.renaming import rename_samples
-from energon_lite.prepare.shards import Shard, local_root, size_of
-from energon_lite.prepare.splits import Ratio
-from energon_lite.storage.files import errors_of, is_there
+from energon_lite.storage.files import (
+    errors_of,
+    explained,
+    is_there,
+    leads_out,
+    open_own,
+    remove_leftovers,
+    write_atomically,
+)
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
     DEFAULT_SPLIT,
@@ -40,11 +50,72 @@ from energon_lite.storage.nvmeta import (
     INFO_YAML,
     META,
     DatasetInfo,
-    write_atomically,
+    index_path,
     write_index,
     write_info,
 )
 from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWriter, read_offsets
+
+PARTIAL = "prepare.partial"
+
+
+@contextmanager
+def partial_folder(plan: Plan) -> Iterator[Path]:
+    """Yields the folder for the rows, locked against a second run; removed after success."""
+    folder = plan.root / META / PARTIAL
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.fdopen(open_own(folder / "lock"), "w")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise explained(error, folder) from None
+        raise PermissionError(
+            f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
+            f"has a folder {META} and an index next to each tar"
+        ) from None
+    with lock:
+        try:
+            # Not flock: worker processes would inherit it, and hold it after a kill.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
+        except OSError:
+            pass  # no locks on this file system
+        for parent in {shard.path.parent for shard in plan.shards}:
+            if not os.access(parent, os.W_OK):
+                raise PermissionError(f"{parent} cannot be written to; the indexes go there")
+        _remove_leftovers(plan)
+        yield folder
+        shutil.rmtree(folder)
+
+
+def check_places(plan: Plan) -> None:
+    """Refuses to write where links lead out of the dataset.
+
+    Raises:
+        DatasetFormatError: Names the folder, where the link leads, and how to allow it.
+    """
+    partial = plan.root / META / PARTIAL
+    for folder in sorted({partial, *(shard.path.parent for shard in plan.shards)}):
+        if folder == partial and partial.is_symlink():
+            raise DatasetFormatError(f"{partial} is a link; remove it")
+        if leads_out(folder, plan.root):
+            raise DatasetFormatError(
+                f"{folder}: a link leads out of the dataset, to {os.path.realpath(folder)}, where "
+                "nothing is written unasked. If that is meant, let follow_links=True "
+                "(--follow-links) write there; or link the tars themselves, not their folder"
+            )
+
+
+def _remove_leftovers(plan: Plan) -> None:
+    """Removes the temporary files of runs that were killed."""
+    own = {plan.root / META: {INFO_JSON, INFO_YAML, INDEX_UUID, *plan.texts}}
+    for shard in plan.shards:
+        names = own.setdefault(shard.path.parent, set())
+        names.update((shard.path.name, index_path(shard.path).name))
+    for folder, names in own.items():
+        remove_leftovers(folder, names)
+
 
 # The version of Energon whose formats these are.
 FORMAT_VERSION = "7.4.1"
