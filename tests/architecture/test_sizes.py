@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 2000,
     "balance": 655,
     "buckets": 505,
-    "cli": 740,
+    "cli": 742,
     "core": 2215,
     "inspect": 1510,
     "loader": 3405,
@@ -34,7 +34,7 @@ BUDGET = {
     "storage": 3090,
     "task_encoder": 810,
     "testing": 353,
-    "": 375,
+    "": 380,
 }
 # File names that are used twice still; none may be added.
 USED_TWICE = {
