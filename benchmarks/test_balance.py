@@ -21,10 +21,10 @@ from energon_lite.balance import (
     quantile_sync,
     search_capacities,
 )
-from energon_lite.packing.bounds import lower_bound
-from energon_lite.packing.fit_first import first_fit_decreasing
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.streaming import pack_stream
+from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.fit_first import first_fit_decreasing
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.stream import pack_stream
 
 RANKS = 8
 ISF = "OmniBal's ISF, rebuilt"
@@ -74,9 +74,9 @@ def sample_and_filter(
     return kept
 
 
-def as_packs(groups: list[list[int]]) -> Packs:
+def as_packs(groups: list[list[int]]) -> Lists:
     offsets = np.cumsum([0, *map(len, groups)])
-    return Packs(np.array([i for group in groups for i in group]), offsets.astype(np.int64))
+    return Lists(np.array([i for group in groups for i in group]), offsets.astype(np.int64))
 
 
 def in_random_order(costs_P: Any) -> Any:

@@ -29,12 +29,12 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.batching.stream import pack_stream
 from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun, context_of
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
-from energon_lite.packing.streaming import pack_stream
 from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.measuring import MeasureDataset

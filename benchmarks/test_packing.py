@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.data import needs_omnibal, omnibal_rows
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
-from energon_lite.packing.bounds import lower_bound
-from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.portfolio import pack_best
+from energon_lite.batching.best import pack_best
+from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.lists import Lists
 
 GROUP = "Packing 1,000,000 lengths (lognormal, median 400, sigma 1, cut at the capacity)"
 AXOLOTL = "axolotl's algorithm, rebuilt"
@@ -64,7 +64,7 @@ def test_first_fit_decreasing(
     benchmark: Any, entries: list[Entry], capacity: int, goal: int
 ) -> None:
     lengths = text_lengths(1_000_000, capacity)
-    packs: list[Packs] = []
+    packs: list[Lists] = []
 
     def decreasing() -> None:
         packs[:] = [first_fit_decreasing(lengths, capacity)]
@@ -107,7 +107,7 @@ def test_pack_best_of_image_lengths(
 ) -> None:
     rows = omnibal_rows()
     lengths, capacity = (rows[:, 0], tokens) if tiles is None else (rows, (tokens, tiles))
-    packs: list[Packs] = []
+    packs: list[Lists] = []
     found = in_turn(
         benchmark,
         {
@@ -134,8 +134,8 @@ def test_pack_best_of_image_lengths(
 def test_compiling(benchmark: Any, entries: list[Entry], folder: Path) -> None:
     code = (
         "import time, numba, energon_lite; start = time.perf_counter()\n"
-        "import energon_lite.packing.portfolio, energon_lite.packing.fit_next\n"
-        "from energon_lite.packing.compiled import compile_all\n"
+        "import energon_lite.batching.best, energon_lite.batching.fit_next\n"
+        "from energon_lite.batching.compiled import compile_all\n"
         "compile_all(); print(time.perf_counter() - start)"
     )
     seconds: dict[bool, list[float]] = {True: [], False: []}

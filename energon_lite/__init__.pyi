@@ -1,7 +1,6 @@
 # What is public, and where it is: read by type checkers, and by `__init__.py` when it runs.
 
-from energon_lite.buckets.modality import ModalitySplit
-from energon_lite.buckets.settings import Buckets
+from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import (
@@ -58,7 +57,6 @@ from energon_lite.metadataset.energon_api import (
 )
 from energon_lite.names.alias import as_energon
 from energon_lite.order.schedules import Schedule
-from energon_lite.packing.settings import Packing
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.run import prepare_dataset
 from energon_lite.samplers.modality_indices import SplitModalitySampler

@@ -37,7 +37,7 @@ def plan(
     with errors_as_text():
         packing = None
         if capacity is not None:
-            make = late("packing.settings.Packing")
+            make = late("batching.rules.Packing")
             packing = make(capacity, lengths=lengths, overlong=overlong)
         report = late("inspect.plan.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,

@@ -11,6 +11,7 @@ import numpy as np
 
 from energon_lite import packing as packers
 from energon_lite.balance import CostModel, global_window, idle_share, imbalance, quantile_sync
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -18,7 +19,6 @@ from energon_lite.inspect.plan_draws import StreamDraws
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.nodes import leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.packing.packs import Packs
 from energon_lite.sources.order_only import order_only
 
 # Linear work and attention cost the same for a sample of this many tokens; for most models it is
@@ -92,7 +92,7 @@ def balance_report(
     trust: bool | None = None,
     seed_offset: int = 0,
 ) -> BalanceReport:
-    """Packs what each rank would draw, by a stored length index, and compares orders of the packs.
+    """Lists what each rank would draw, by a stored length index, and compares orders of the packs.
 
     Args:
         path: a folder, a metadataset file, or what such a file holds as a dict.
@@ -139,7 +139,7 @@ def balance_report(
 
 
 def _rows(
-    packed: list[tuple[Packs, Int64Array]], steps: int, capacity: int, window: int, cost: CostModel
+    packed: list[tuple[Lists, Int64Array]], steps: int, capacity: int, window: int, cost: CostModel
 ) -> tuple[BalanceRow, ...]:
     num_packs = steps * len(packed)
     costs = np.stack([cost.costs(packs, tokens)[:steps] for packs, tokens in packed], axis=1)
@@ -198,7 +198,7 @@ class _Stream:
         self._draws = StreamDraws(dataset, stream, names, lengths)
         self.overlong = self.skipped = 0
 
-    def packed(self, num_packs: int, capacity: int, buffer_size: int) -> tuple[Packs, Int64Array]:
+    def packed(self, num_packs: int, capacity: int, buffer_size: int) -> tuple[Lists, Int64Array]:
         """Returns at least so many packs, and the tokens of the samples in them."""
         wanted = 2 * buffer_size
         while True:
@@ -206,7 +206,7 @@ class _Stream:
             drawn = self._draws.tokens
             tokens = np.minimum(drawn[drawn > 0], capacity)
             if len(tokens):
-                packs: Packs = packers.pack_stream(tokens, capacity, buffer_size=buffer_size)
+                packs: Lists = packers.pack_stream(tokens, capacity, buffer_size=buffer_size)
                 # The last ones are made of what is left in the buffer.
                 if len(packs) >= num_packs + buffer_size or self._draws.has_ended:
                     break
@@ -225,7 +225,7 @@ class _Stream:
 
 
 def _padded(
-    packed: list[tuple[Packs, Int64Array]], batch_size: int, steps: int, cost: CostModel
+    packed: list[tuple[Lists, Int64Array]], batch_size: int, steps: int, cost: CostModel
 ) -> tuple[float, Float64Array]:
     """Returns the share of tokens and the costs (steps, ranks) of batches padded to the longest."""
     used = size = 0

@@ -12,6 +12,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any
 
+from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.topology import WorkerConfig
@@ -27,7 +28,6 @@ from energon_lite.inspect.plan_draws import (
 from energon_lite.inspect.plan_packs import PackPlan, exact_packs
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import Cook, LeafOpener, open_node
-from energon_lite.packing.settings import Packing
 from energon_lite.sources.order_only import order_only
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.packing.planned import PlannedPacks

@@ -14,12 +14,12 @@ ROOT = __name__.split(".")[0]
 
 
 @cache
-def public_homes() -> Mapping[str, str]:
-    """Returns the module of every public name, from `from module import name` in the stub.
+def public_homes(file: str = "__init__.pyi") -> Mapping[str, str]:
+    """Returns the module of every public name, from `from module import name` in a stub.
 
     Type checkers and editors read the same lines, so there is one list of what is public.
     """
-    stub = get_data(ROOT, "__init__.pyi")  # also where the package lies in a zip file
+    stub = get_data(ROOT, file)  # also where the package lies in a zip file
     assert stub is not None
     return {
         alias.asname or alias.name: node.module or ""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
-from energon_lite.buckets.windows import padded_share, useful_share
+from energon_lite.batching.length_windows import padded_share, useful_share
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import config_differences

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from energon_lite.buckets.steps import deal
+from energon_lite.batching.steps import deal
 from energon_lite.samplers.split_modality import SplitModalityBatchSampler, plan_steps
 
 

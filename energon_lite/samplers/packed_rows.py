@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils.data import Dataset
 
-from energon_lite.packing.settings import Packing
+from energon_lite.batching.rules import Packing
 from energon_lite.samplers.plan import check_choice
 from energon_lite.stages.packing.pack_samples import pack_samples
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample

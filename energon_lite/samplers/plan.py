@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import check_sizes
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
-from energon_lite.packing.lengths import check_sizes
-from energon_lite.packing.packs import Packs
 
 Algorithm = Literal[
     "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
@@ -81,11 +81,11 @@ class PackSettings:
             )
         return array.astype(np.int64)
 
-    def pack(self, lengths_N: Int64Array) -> Packs:
-        """Packs lengths that `check` gave; those above the limit alone."""
+    def pack(self, lengths_N: Int64Array) -> Lists:
+        """Lists lengths that `check` gave; those above the limit alone."""
         # As long as a whole pack, a sample shares it with none, whatever the algorithm.
         lengths_N = np.minimum(lengths_N, self.limit)
-        pack: Callable[..., Packs] = packing.pack_best
+        pack: Callable[..., Lists] = packing.pack_best
         settings: dict[str, Any] = {"max_samples": self.max_samples, "align": self.align}
         if self.algorithm == "best":
             settings["tolerance"] = _TOLERANCE
@@ -104,7 +104,7 @@ class EpochPlan:
         order_digest: of the order that a sampler gave; None without.
     """
 
-    packs: Packs
+    packs: Lists
     num_overlong: int
     order_digest: str | None
 
@@ -116,7 +116,7 @@ def plan_epoch(
     epoch: int,
     multiple: int = 1,
 ) -> EpochPlan:
-    """Packs the samples of an epoch.
+    """Lists the samples of an epoch.
 
     Args:
         lengths_N: shape (N,), from `PackSettings.check`.
@@ -145,20 +145,20 @@ def plan_epoch(
             f"are above the capacity of {settings.capacity}. Truncate or split them, or raise it."
         )
     packs = settings.pack(lengths_N[order])
-    packs = cut_packs(Packs(order[packs.indices], packs.offsets), multiple)
+    packs = cut_packs(Lists(order[packs.indices], packs.offsets), multiple)
     if settings.shuffle:
         places = np.arange(len(packs))
         packs = packs.reordered(Permutation(len(packs), key, epoch, 1)(places))
     return EpochPlan(packs, num_overlong, order_digest)
 
 
-def cut_packs(packs: Packs, multiple: int) -> Packs:
+def cut_packs(packs: Lists, multiple: int) -> Lists:
     """Cuts the packs of most samples into parts, so that there are a multiple of so many packs.
 
     As few as will do are cut. With fewer samples than packs that are needed, all stay as they are.
 
     Example:
-        >>> cut_packs(Packs.from_lists([[0, 1, 2], [3], [4, 5]]), 4).tolist()
+        >>> cut_packs(Lists.from_lists([[0, 1, 2], [3], [4, 5]]), 4).tolist()
         [[0], [1, 2], [3], [4, 5]]
     """
     num_missing = -len(packs) % multiple
@@ -177,7 +177,7 @@ def cut_packs(packs: Packs, multiple: int) -> Packs:
         for place, number in parts.items()
         for part in range(1, number)
     ]
-    return Packs(packs.indices, np.sort(np.concatenate([packs.offsets, cuts])).astype(np.int64))
+    return Lists(packs.indices, np.sort(np.concatenate([packs.offsets, cuts])).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Deal:
 
     @property
     def step_size(self) -> int:
-        """Packs in a whole step."""
+        """Lists in a whole step."""
         return self.batch_size * self.world_size
 
     @property

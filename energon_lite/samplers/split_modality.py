@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
-from energon_lite.buckets.steps import GroupSteps, deal, step_groups
-from energon_lite.buckets.windows import End, number_groups
+from energon_lite.batching.length_windows import End, number_groups
+from energon_lite.batching.steps import GroupSteps, deal, step_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of

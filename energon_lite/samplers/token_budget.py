@@ -14,16 +14,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.buckets.windows import (
+from energon_lite.batching.length_windows import (
     aligned,
     limits_of_budget,
     limits_of_function,
     number_groups,
 )
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
-from energon_lite.packing.packs import Packs
 from energon_lite.samplers.base import (
     PaddedBatchSampler,
     as_integer,
@@ -229,7 +229,7 @@ class BudgetPlan:
         num_dropped: samples that are left out because they make no full batch.
     """
 
-    batches: Packs
+    batches: Lists
     num_dropped: int
 
 

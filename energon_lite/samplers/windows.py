@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.buckets.windows import cut_window
+from energon_lite.batching.length_windows import cut_window
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
-from energon_lite.packing.packs import Packs
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class EpochCut:
         num_dropped: samples that are left out because they make no full batch.
     """
 
-    batches: Packs
+    batches: Lists
     windows: Int64Array
     num_dropped: int
 
@@ -65,7 +65,7 @@ def cut_epoch(
         sizes.append(np.diff(cut.batches.offsets))
         windows.append(np.full(len(cut.batches), number))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    batches = Packs(np.concatenate(indices), offsets)
+    batches = Lists(np.concatenate(indices), offsets)
     return EpochCut(batches, np.concatenate(windows), len(carried))
 
 

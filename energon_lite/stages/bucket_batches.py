@@ -7,9 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from energon_lite.buckets.held import KEY_COLUMNS, HeldFields, KeyTable, Window, compact
-from energon_lite.buckets.settings import Buckets
-from energon_lite.buckets.windows import aligned, cut_window
+from energon_lite.batching.key_rows import KEY_COLUMNS, HeldFields, KeyTable, Window, compact
+from energon_lite.batching.length_windows import aligned, cut_window
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import Buckets
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of, random_words
@@ -22,7 +23,6 @@ from energon_lite.core.user_function import (
     SKIPPED,
     UserFunction,
 )
-from energon_lite.packing.packs import Packs
 from energon_lite.stages.batching import Collected, check_batch_size
 from energon_lite.stages.grouping import Grouping
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
@@ -245,7 +245,7 @@ class _BucketCursor(Cursor[list[Any]]):
                 left_out(key, sample, "makes no full batch at the end of the data", "batch")
             self._window = Window()
 
-    def _order(self, batches: Packs, lengths: Any) -> Any:
+    def _order(self, batches: Lists, lengths: Any) -> Any:
         """Returns an order of batches that is drawn anew for each window."""
         num = len(batches)
         words = random_words(self._seed, self._num_windows, size=num)

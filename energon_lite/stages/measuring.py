@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeVar
 
-from energon_lite.buckets.settings import Buckets
+from energon_lite.batching.rules import Buckets, Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, leaves
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 T = TypeVar("T")

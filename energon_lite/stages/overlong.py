@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from energon_lite.batching.rules import TOKENS, Packing
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, current_context, leaves
 from energon_lite.core.user_function import SKIPPED, describe_input, name_of_key
-from energon_lite.packing.settings import TOKENS, Packing
 
 # A restore key and lengths: of each resource, or a number where there is but one.
 Piece = tuple[RestoreKey, "int | tuple[int, ...]"]

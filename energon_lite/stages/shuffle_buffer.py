@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from energon_lite.buckets.held import KeyArray
+from energon_lite.batching.key_rows import KeyArray
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of, random_words

@@ -7,15 +7,13 @@ import inspect
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from energon_lite.buckets.modality import ModalitySplit
-from energon_lite.buckets.settings import Buckets
+from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.hidden_fields import constructor_names
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, generic_batch
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.packing.pack_samples import pack_samples, slice_sample
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 from energon_lite.stages.packing.selected import PackedSamplesOutput

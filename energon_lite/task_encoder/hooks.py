@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_lite.buckets.modality import ModalitySplit
-from energon_lite.buckets.settings import Buckets
+from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.metadataset.open import warn_outdated
-from energon_lite.packing.settings import Packing
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset

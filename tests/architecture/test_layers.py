@@ -14,8 +14,8 @@ from .source_tree import PACKAGE, Module, package_modules
 # Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
 ROWS: list[list[str | frozenset[str]]] = [
     ["names", "as_energon", "transforms", "core"],
-    [frozenset({"order", "storage", "packing", "loss"})],
-    ["batching", "buckets", "balance", "prepare", "sources", "stages", "samplers"],
+    [frozenset({"order", "storage", "loss"})],
+    ["batching", frozenset({"packing", "balance"}), "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "length_index", "inspect", "testing"],
     ["cli"],

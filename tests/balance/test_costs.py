@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from energon_lite.balance import CostModel, fit_cost_model
-from energon_lite.packing.packs import Packs
+from energon_lite.batching.lists import Lists
 
-PACKS = Packs(np.array([0, 2, 1]), np.array([0, 2, 3]))
+PACKS = Lists(np.array([0, 2, 1]), np.array([0, 2, 3]))
 
 
 @pytest.mark.parametrize(
     "name", ["costs", "metrics", "quantile_sync", "global_window", "epoch", "capacities"]
 )
 def test_examples_of_docstrings_are_true(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"energon_lite.balance.{name}"))
+    found = doctest.testmod(importlib.import_module(f"energon_lite.batching.{name}"))
     assert found.attempted > 0
     assert found.failed == 0
 
@@ -38,7 +38,7 @@ def test_a_sum_above_53_bits_is_rounded_once() -> None:
 
 
 def test_without_packs_there_are_no_costs() -> None:
-    nothing = Packs(np.empty(0, np.int64), np.zeros(1, np.int64))
+    nothing = Lists(np.empty(0, np.int64), np.zeros(1, np.int64))
     assert CostModel().costs(nothing, []).shape == (0,)
     assert CostModel(tile=1).costs(nothing, np.empty((0, 2), np.int64)).shape == (0,)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_lite.balance import efficiency, idle_share, imbalance, pad_ratio
-from energon_lite.packing.packs import Packs
+from energon_lite.batching.lists import Lists
 
 STEPS = [[10, 10], [0, 4], [3, 3]]
 
@@ -39,9 +39,9 @@ def test_without_steps_nothing_is_wasted() -> None:
 
 
 def test_pad_ratio_is_the_mean_over_batches() -> None:
-    batches = Packs(np.array([0, 1, 2, 3, 4]), np.array([0, 3, 4, 5]))
+    batches = Lists(np.array([0, 1, 2, 3, 4]), np.array([0, 3, 4, 5]))
     assert pad_ratio(batches, [4, 2, 0, 7, 0]) == pytest.approx((6 / 12 + 0 + 0) / 3)
-    assert pad_ratio(Packs(np.empty(0, np.int64), np.zeros(1, np.int64)), [1]) == 0
+    assert pad_ratio(Lists(np.empty(0, np.int64), np.zeros(1, np.int64)), [1]) == 0
 
 
 @pytest.mark.parametrize("metric", [imbalance, idle_share, lambda costs: efficiency(costs, 9)])
@@ -73,6 +73,6 @@ def test_efficiency_names_who_has_more_than_fits() -> None:
 
 def test_pad_ratio_refuses_what_is_no_batch() -> None:
     with pytest.raises(ValueError, match="Batch 1 has no sample"):
-        pad_ratio(Packs(np.array([0]), np.array([0, 1, 1])), [4])
+        pad_ratio(Lists(np.array([0]), np.array([0, 1, 1])), [4])
     with pytest.raises(ValueError, match=r"must have shape \(N,\)"):
-        pad_ratio(Packs(np.array([0]), np.array([0, 1])), [[4, 1]])
+        pad_ratio(Lists(np.array([0]), np.array([0, 1])), [[4, 1]])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.buckets.held import KEY_COLUMNS, KeyTable, Window, compact
+from energon_lite.batching.key_rows import KEY_COLUMNS, KeyTable, Window, compact
 
 LEAF = st.tuples(
     st.text(max_size=3), st.integers(0, 9), st.integers(0, 1 << 40), st.integers(0, 1 << 61)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import ModalitySplit
-from energon_lite.buckets.modality import GroupSchedule
+from energon_lite.batching.group_schedule import GroupSchedule
 from energon_lite.order.schedules import Schedule
 
 BOTH = {"images": 15, "text": 1}

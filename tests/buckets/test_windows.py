@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.buckets.windows import cut_window, limits_of_budget, sort_places
+from energon_lite.batching.length_windows import cut_window, limits_of_budget, sort_places
 
 
 @given(

@@ -13,8 +13,8 @@ from energon_lite import packing
 REPO = Path(__file__).parents[2]
 
 COMPILE = """
-import energon_lite.packing.portfolio, energon_lite.packing.fit_next
-from energon_lite.packing import compiled
+import energon_lite.batching.best, energon_lite.batching.fit_next
+from energon_lite.batching import compiled
 
 compiled.compile_all()
 kept = [kernel.stats for kernel, _ in compiled._kernels]
@@ -22,10 +22,10 @@ print(sum(sum(s.cache_hits.values()) for s in kept),
       sum(sum(s.cache_misses.values()) for s in kept))
 before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
 
-from energon_lite.packing.fit_best import best_fit_decreasing
-from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
-from energon_lite.packing.fit_next import sequential
-from energon_lite.packing.portfolio import pack_best
+from energon_lite.batching.fit_best import best_fit_decreasing
+from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.best import pack_best
 for pack in (best_fit_decreasing, first_fit, first_fit_decreasing, sequential, pack_best):
     pack([4, 3, 3, 2] * 50 + [5] * 20, 7, max_samples=2)
 pack_best([[4, 1], [3, 3]] * 50, [7, 4])
@@ -39,7 +39,7 @@ from numba.core import caching
 
 logging.basicConfig(format="%(name)s: %(message)s")
 (getattr(caching, "CacheImpl", None) or caching._CacheImpl)._locator_classes = []
-from energon_lite.packing.fit_first import first_fit_decreasing
+from energon_lite.batching.fit_first import first_fit_decreasing
 
 print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
 """
@@ -87,7 +87,7 @@ def test_without_a_place_for_the_code_it_works_and_says_so_once() -> None:
 
 
 def test_kernels_also_run_as_plain_python() -> None:
-    code = NO_CACHE + "from energon_lite.packing.compiled import compile_all\ncompile_all()\n"
+    code = NO_CACHE + "from energon_lite.batching.compiled import compile_all\ncompile_all()\n"
     assert run(code, NUMBA_DISABLE_JIT="1").stdout == "[[0, 3], [1, 2]]\n"
 
 
@@ -99,7 +99,7 @@ def test_importing_the_package_imports_no_numba() -> None:
 def test_names_of_the_package_are_functions_whatever_was_imported_before() -> None:
     code = (
         "import sys, energon_lite.packing as packing; assert 'numba' not in sys.modules;"
-        "import energon_lite.packing.fit_first, energon_lite.packing.window;"
+        "import energon_lite.batching.fit_first, energon_lite.batching.fit_window;"
         "assert all(callable(getattr(packing, name)) for name in packing.__all__)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -109,7 +109,7 @@ def test_names_of_the_package_are_functions_whatever_was_imported_before() -> No
 
 def test_first_call_finds_what_was_compiled_before(cache: Path) -> None:
     code = (
-        "from energon_lite.packing import compiled, first_fit_decreasing\n"
+        "from energon_lite.batching import compiled, first_fit_decreasing\n"
         "first_fit_decreasing([4, 3, 3, 2], 6)\n"
         "print(sum(sum(k.stats.cache_misses.values()) for k, _ in compiled._kernels))"
     )

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.packing.bounds import lower_bound
-from energon_lite.packing.fit_best import best_fit_decreasing
-from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
-from energon_lite.packing.fit_next import sequential
-from energon_lite.packing.portfolio import pack_best
+from energon_lite.batching.best import pack_best
+from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.fit_best import best_fit_decreasing
+from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.fit_next import sequential
 
 PACKERS = [first_fit_decreasing, best_fit_decreasing, first_fit, sequential, pack_best]
 

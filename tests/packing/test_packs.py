@@ -5,12 +5,12 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from energon_lite.packing.packs import Packs
+from energon_lite.batching.lists import Lists
 
 
-def packs_of(*rows: list[int]) -> Packs:
+def packs_of(*rows: list[int]) -> Lists:
     offsets = np.cumsum([0, *map(len, rows)])
-    return Packs(np.array([i for row in rows for i in row], np.int64), offsets)
+    return Lists(np.array([i for row in rows for i in row], np.int64), offsets)
 
 
 def test_packs_are_rows_of_indices() -> None:
@@ -18,7 +18,7 @@ def test_packs_are_rows_of_indices() -> None:
     assert len(packs) == 3
     assert [pack.tolist() for pack in packs] == packs.tolist() == [[0, 3], [1], [2, 4, 5]]
     assert packs[-1].tolist() == [2, 4, 5]
-    assert repr(packs) == "Packs(3 packs of 6 samples)"
+    assert repr(packs) == "Lists(3 packs of 6 samples)"
 
 
 def test_a_pack_is_a_view() -> None:
@@ -81,4 +81,4 @@ def test_arrays_that_do_not_fit_are_refused(
     indices: np.ndarray, offsets: np.ndarray, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Packs(indices, offsets)
+        Lists(indices, offsets)

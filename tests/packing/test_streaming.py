@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.streaming import StreamingPacker, pack_stream
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.stream import StreamingPacker, pack_stream
 
 from ..conftest import examples
 
@@ -70,7 +70,7 @@ class Case:
     def packer(self) -> StreamingPacker:
         return StreamingPacker(self.capacity, **self.arguments)
 
-    def packs(self) -> Packs:
+    def packs(self) -> Lists:
         return pack_stream(self.lengths, self.capacity, **self.arguments)
 
     def aligned(self) -> np.ndarray:

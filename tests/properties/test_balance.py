@@ -22,7 +22,7 @@ from energon_lite.balance import (
     imbalance,
     quantile_sync,
 )
-from energon_lite.packing.packs import Packs
+from energon_lite.batching.lists import Lists
 
 REMAINDERS = ["pad", "drop", "ragged"]
 
@@ -34,8 +34,8 @@ weights = st.sampled_from([0.0, 0.5, 1.0, 3.0])
 
 
 @st.composite
-def packed(draw: st.DrawFn) -> tuple[Packs, Any]:
-    """Packs and lengths, of one resource or two; some samples are in no pack."""
+def packed(draw: st.DrawFn) -> tuple[Lists, Any]:
+    """Lists and lengths, of one resource or two; some samples are in no pack."""
     num = draw(st.integers(1, 12))
     one, two = st.integers(0, 5000), st.tuples(st.integers(0, 5000), st.integers(0, 9))
     lengths = np.array(
@@ -44,12 +44,12 @@ def packed(draw: st.DrawFn) -> tuple[Packs, Any]:
     indices = np.array(draw(st.permutations(range(num))), np.int64)[: draw(st.integers(0, num))]
     cuts = draw(st.lists(st.integers(0, len(indices)), max_size=5))
     offsets = np.array(sorted([0, *cuts, len(indices)]), np.int64)
-    return Packs(indices, offsets), lengths
+    return Lists(indices, offsets), lengths
 
 
 @given(packed(), weights, weights, weights)
 def test_cost_of_a_pack_is_the_sum_over_its_samples(
-    case: tuple[Packs, Any], token: float, token_squared: float, tile: float
+    case: tuple[Lists, Any], token: float, token_squared: float, tile: float
 ) -> None:
     packs, lengths = case
     assume(tile == 0 or lengths.ndim == 2)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.packing.bounds import lower_bound
-from energon_lite.packing.fit_best import best_fit_decreasing
-from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
-from energon_lite.packing.fit_next import sequential
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.portfolio import pack_best
+from energon_lite.batching.best import pack_best
+from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.fit_best import best_fit_decreasing
+from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.lists import Lists
 
 from ..conftest import examples
 
-Pack = Callable[..., Packs]
+Pack = Callable[..., Lists]
 
 ONE_RESOURCE: list[Pack] = [
     first_fit_decreasing, best_fit_decreasing, first_fit, sequential, pack_best
@@ -80,7 +80,7 @@ def longest_first(lengths: Any, capacity: Any) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: (-keys[i], i))
 
 
-def check_packs(packs: Packs, lengths: Any, capacity: Any, max_samples: int | None) -> None:
+def check_packs(packs: Lists, lengths: Any, capacity: Any, max_samples: int | None) -> None:
     assert sorted(packs.indices.tolist()) == list(range(len(lengths)))
     assert (packs.sizes(lengths) <= capacity).all()
     counts = np.diff(packs.offsets)

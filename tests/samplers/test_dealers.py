@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
-from energon_lite.packing.packs import Packs
+from energon_lite.batching.lists import Lists
 from energon_lite.samplers import (
     MultipackBatchSampler,
     SplitModalityBatchSampler,
@@ -114,7 +114,7 @@ def test_packs_are_cut_to_a_multiple_and_no_further(
 ) -> None:
     sizes = [size + 1 for size in sizes] + [1] * extra
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    packs = Packs(np.arange(offsets[-1]) * 7, offsets)
+    packs = Lists(np.arange(offsets[-1]) * 7, offsets)
     cut = cut_packs(packs, multiple)
     assert cut.indices.tolist() == packs.indices.tolist()
     needed = -(-len(packs) // multiple) * multiple

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
+from energon_lite.batching.bounds import lower_bound
 from energon_lite.core.errors import StateError
-from energon_lite.packing.bounds import lower_bound
 from energon_lite.samplers import MultipackBatchSampler
 
 from .shared import check_loader, distributed, steps_of, text_lengths

@@ -32,7 +32,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
-from energon_lite.buckets.modality import GroupSchedule
+from energon_lite.batching.group_schedule import GroupSchedule
 from energon_lite.core.dataset import Cursor, StreamRun
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream

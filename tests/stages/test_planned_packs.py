@@ -25,13 +25,13 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
+from energon_lite.batching.planned_packs import pack_planned
 from energon_lite.core.dataset import SavableDataset, StreamRun, context_of
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
-from energon_lite.packing.planned import pack_planned
 
 from ..conftest import examples
 from ..helpers import ignore, number_of, text_set, through_json

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.buckets.modality import GroupSchedule, ModalitySplit, plain
+from energon_lite.batching.group_schedule import GroupSchedule
+from energon_lite.batching.rules import ModalitySplit, plain
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of

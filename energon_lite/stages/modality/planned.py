@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import Self
 
-from energon_lite.buckets.modality import ModalitySplit, plain
-from energon_lite.buckets.steps import deal, step_groups
-from energon_lite.buckets.windows import number_groups, sort_places
+from energon_lite.batching.length_windows import number_groups, sort_places
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import TOKENS, ModalitySplit, plain
+from energon_lite.batching.steps import deal, step_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.topology import Stream
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.settings import TOKENS
 from energon_lite.stages.batching import check_batch_size
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.shares import group_of_source
@@ -184,7 +183,7 @@ class BatchPlanner(Planner):
             waiting = waiting[:0]
         lists = list(self._dealt(rows))
         offsets = np.cumsum([0, *map(len, lists)]).astype(np.int64)
-        packs = Packs(np.concatenate([waiting[:0], *lists]), offsets)
+        packs = Lists(np.concatenate([waiting[:0], *lists]), offsets)
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
         num_lists = (sizes[:, None] > np.arange(self._stream.num_streams)).sum(axis=0)
         return Arranged(units, packs, np.zeros(len(packs)), waiting, num_lists)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from energon_lite.buckets.modality import ModalitySplit, is_group
+from energon_lite.batching.rules import ModalitySplit, is_group
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.stages.blending import BlendDataset
 

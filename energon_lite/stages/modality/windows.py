@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.balance.quantile_sync import quantile_sync
-from energon_lite.buckets.held import KEY_COLUMNS, IntArray, KeyRows, KeyTable, compact
+from energon_lite.batching.key_rows import KEY_COLUMNS, IntArray, KeyRows, KeyTable, compact
+from energon_lite.batching.quantile_sync import quantile_sync
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.user_function import SKIPPED

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from energon_lite.balance.quantile_sync import QuantileSync
+from energon_lite.batching.quantile_sync import QuantileSync
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of

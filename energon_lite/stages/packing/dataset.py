@@ -7,6 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import Sample
@@ -19,7 +20,6 @@ from energon_lite.core.user_function import (
     FunctionRun,
     UserFunction,
 )
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite import packing as packers
+from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
@@ -16,7 +17,6 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.grouping import Grouping, GroupKey
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset

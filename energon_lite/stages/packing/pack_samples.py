@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.loss.modes import token_weight
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.packing.packed_sample import PackedSample
 
 # The first of these that a sample has gives its images.

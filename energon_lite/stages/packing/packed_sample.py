@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from energon_lite.batching.rules import Packing
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.samples import Batch, Sample
-from energon_lite.packing.settings import Packing
 
 
 @edataclass

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from energon_lite import packing as packers
+from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import Stream
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.packing.planner import PackPlanner
 from energon_lite.stages.planned.lists import PlannedLists

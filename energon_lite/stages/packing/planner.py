@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from energon_lite import packing as packers
-from energon_lite.balance.global_window import NO_PACK, global_window
+from energon_lite.batching.global_window import NO_PACK, global_window
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.seeds import key_of, random_words
@@ -16,8 +18,6 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.settings import Packing
 from energon_lite.stages.overlong import Measure, is_piece
 from energon_lite.stages.planned.order import Refs
 from energon_lite.stages.planned.window import WHOLE, Arranged, LengthsOf, Notes, Planner, Units
@@ -131,7 +131,7 @@ class PackPlanner(Planner):
         found: Int64Array = groups
         return found
 
-    def _costs(self, packs: Packs, lengths: Int64Array) -> Float64Array:
+    def _costs(self, packs: Lists, lengths: Int64Array) -> Float64Array:
         if self._packing.cost is None:
             return np.zeros(len(packs))
         costs: Float64Array = self._packing.cost.costs(packs, lengths)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.rules import TOKENS
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, context_of
 from energon_lite.core.errors import StateError
@@ -18,7 +19,6 @@ from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.packing.settings import TOKENS
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.measuring import MeasureDataset

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.rules import TOKENS
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.packing.settings import TOKENS
 from energon_lite.sources.given_order import GivenRows
 from energon_lite.stages.measuring import MeasureCursor
 from energon_lite.stages.overlong import name_of

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import StateError
@@ -21,7 +22,6 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.packing.packs import Packs
 from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
 from energon_lite.stages.planned.order import OrderReader, Refs, joined, keys_of
 
@@ -90,7 +90,7 @@ class PlannedWindow:
     refs: Refs
     lengths: Int64Array
     units: Units
-    packs: Packs
+    packs: Lists
     costs: Float64Array
     carried: tuple[RestoreKey, ...]
     is_last: bool
@@ -118,7 +118,7 @@ class Arranged(NamedTuple):
     """
 
     units: Units
-    packs: Packs
+    packs: Lists
     costs: Float64Array
     waiting: Int64Array
     num_lists: Int64Array | None = None

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing.packs import Packs
 
 End = Literal["pad", "drop"]
 
@@ -100,7 +100,7 @@ class WindowCut:
         carried: positions of samples that make no full batch; fewer than one batch of each group.
     """
 
-    batches: Packs
+    batches: Lists
     carried: Int64Array
 
 
@@ -155,7 +155,7 @@ def cut_window(
         # What is carried over takes no room in the batches.
         shift = ends[-1]
         ends += [shift + end for end in found]
-    batches = Packs(order_N[~is_carried], np.array(ends, np.int64))
+    batches = Lists(order_N[~is_carried], np.array(ends, np.int64))
     return WindowCut(batches, order_N[is_carried])
 
 

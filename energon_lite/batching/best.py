@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.bounds import bound_of
+from energon_lite.batching.fill import fill_packs
+from energon_lite.batching.fit_best import MAX_BEST_FIT_CAPACITY, fit_best
+from energon_lite.batching.fit_first import fit_in_order, largest_share_first
+from energon_lite.batching.fit_window import pack_from_window
+from energon_lite.batching.length_classes import sort_into_classes
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.packing.bounds import bound_of
-from energon_lite.packing.classes import sort_into_classes
-from energon_lite.packing.filling import fill_packs
-from energon_lite.packing.fit_best import MAX_BEST_FIT_CAPACITY, fit_best
-from energon_lite.packing.fit_first import fit_in_order, largest_share_first
-from energon_lite.packing.lengths import Sizes, check_sizes
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.window import pack_from_window
 
 # Steps and exponent; see `fill_packs`. The first is first-fit decreasing. Where two or three
 # samples fill a pack, an exponent well above 1 is best, and which one depends on the lengths. These
@@ -35,7 +35,7 @@ def pack_best(
     align: int | npt.ArrayLike = 1,
     max_steps: int = 5000,
     tolerance: float = 0.0,
-) -> Packs:
+) -> Lists:
     """Packs with each of several methods, cheap ones first, and gives the fewest packs.
 
     First-fit and best-fit decreasing; packs built one by one with a search for what fills them [1],
@@ -75,7 +75,7 @@ def pack_best(
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
     bound = bound_of(sizes)
     enough = int(bound * (1 + tolerance))
-    best: Packs | None = None
+    best: Lists | None = None
     for packs in _attempts(sizes, bound, max_steps):
         if best is None or len(packs) < len(best):
             best = packs
@@ -85,7 +85,7 @@ def pack_best(
     return best
 
 
-def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Packs]:
+def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
     """Packs with one method after the other, when asked for the next."""
     if len(sizes.capacities) == 1:
         classes = sort_into_classes(sizes)

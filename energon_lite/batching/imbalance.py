@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.balance.costs import as_costs
+from energon_lite.batching.costs import as_costs
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array
-from energon_lite.packing.packs import Packs
 
 
 def imbalance(costs_SK: npt.ArrayLike) -> float:
@@ -97,7 +97,7 @@ def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
     return float(costs_SK.sum()) / (capacity * costs_SK.size) if costs_SK.size else 1.0
 
 
-def pad_ratio(batches: Packs, lengths: npt.ArrayLike) -> float:
+def pad_ratio(batches: Lists, lengths: npt.ArrayLike) -> float:
     """Returns the mean over batches of the share that is padding, if padded to the longest.
 
     Args:
@@ -112,7 +112,7 @@ def pad_ratio(batches: Packs, lengths: npt.ArrayLike) -> float:
         ValueError: `lengths` has another shape, or a batch has no sample.
 
     Example:
-        >>> pad_ratio(Packs(np.array([0, 1, 2]), np.array([0, 2, 3])), [10, 5, 7])  # 5 of 20; 0
+        >>> pad_ratio(Lists(np.array([0, 1, 2]), np.array([0, 2, 3])), [10, 5, 7])  # 5 of 20; 0
         0.125
 
     Source: Y. Yao et al., "OmniBal", ICML 2025.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import Packing
+from energon_lite.batching.stream import pack_stream
+from energon_lite.batching.windowed import ALGORITHMS
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.settings import Packing
-from energon_lite.packing.streaming import pack_stream
-from energon_lite.packing.windowed import ALGORITHMS
 
 # Packs less full than this may wait for the next window, but no more than one in so many.
 _FULL_ENOUGH, _ONE_IN = 0.97, 50
@@ -27,7 +27,7 @@ class PackedWindow:
         carried: shape (C,); samples that wait, or are left out in the last window, ascending.
     """
 
-    packs: Packs
+    packs: Lists
     groups: Int64Array
     carried: Int64Array
 
@@ -62,20 +62,20 @@ def pack_planned(
         found = _packed(lengths_NR[own], packing)
         waits = _waiting(found, lengths_NR[own], was_carried_N[own], packing, multiple, is_last)
         given = found.reordered(np.flatnonzero(~waits))
-        packs.append(Packs(own[given.indices], given.offsets))
+        packs.append(Lists(own[given.indices], given.offsets))
         groups.append(np.full(len(given), group))
         left.append(own[found.reordered(np.flatnonzero(waits)).indices])
     return _joined(packs, groups, left)
 
 
-def _packed(lengths_NR: Int64Array, packing: Packing) -> Packs:
+def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
     """Packs one group; what is longer than a pack has one of its own."""
     is_long = (lengths_NR > np.array(packing.limits)).any(axis=1)
     if is_long.any():
         alone, rest = np.flatnonzero(is_long), np.flatnonzero(~is_long)
         found = _packed(lengths_NR[rest], packing)
         offsets = np.append(found.offsets, found.offsets[-1] + 1 + np.arange(len(alone)))
-        return Packs(np.append(rest[found.indices], alone), offsets)
+        return Lists(np.append(rest[found.indices], alone), offsets)
     is_single = len(packing.resources) == 1
     lengths = lengths_NR[:, 0] if is_single else lengths_NR
     limits: dict[str, Any] = {
@@ -86,12 +86,12 @@ def _packed(lengths_NR: Int64Array, packing: Packing) -> Packs:
     if packing.algorithm == "streaming":
         return pack_stream(lengths, capacity, buffer_size=packing.buffer_size, **limits)
     packer: Any = ALGORITHMS[packing.algorithm]
-    packed: Packs = packer(lengths, capacity, **limits)
+    packed: Lists = packer(lengths, capacity, **limits)
     return packed
 
 
 def _waiting(
-    packs: Packs,
+    packs: Lists,
     lengths_NR: Int64Array,
     was_carried_N: BoolArray,
     packing: Packing,
@@ -117,13 +117,13 @@ def _waiting(
     return waits
 
 
-def _joined(packs: list[Packs], groups: list[Int64Array], left: list[Int64Array]) -> PackedWindow:
+def _joined(packs: list[Lists], groups: list[Int64Array], left: list[Int64Array]) -> PackedWindow:
     """Puts the packs of all groups into one order: by the oldest sample in each."""
     none = np.empty(0, dtype=np.int64)
     indices = np.concatenate([none, *(p.indices for p in packs)])
     counts = np.concatenate([none, *(np.diff(p.offsets) for p in packs)])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    all_packs = Packs(indices, offsets)
+    all_packs = Lists(indices, offsets)
     oldest = np.minimum.reduceat(indices, offsets[:-1]) if len(all_packs) else none
     order = np.argsort(oldest, kind="stable")
     all_groups = np.concatenate([none, *groups])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_lite.buckets.windows import End, sort_places
+from energon_lite.batching.length_windows import End, sort_places
 from energon_lite.core.arrays import BoolArray, Int64Array
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.fill import fill_packs
+from energon_lite.batching.length_classes import sort_into_classes
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rows import rows_of
+from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing.classes import sort_into_classes
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.filling import fill_packs
-from energon_lite.packing.lengths import Sizes, check_sizes
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.rows import rows_of
 
 
 def first_fit_decreasing(
@@ -20,7 +20,7 @@ def first_fit_decreasing(
     *,
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
-) -> Packs:
+) -> Lists:
     """Puts each sample, longest first, into the first pack that still has room.
 
     Needs at most 11/9 OPT + 6/9 packs [1] for one resource without `max_samples`. O(N + capacity)
@@ -61,7 +61,7 @@ def first_fit(
     *,
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
-) -> Packs:
+) -> Lists:
     """Puts each sample, in the order given, into the first pack that still has room.
 
     Needs at most 1.7 OPT packs [1]; on lengths of texts in random order, some tenths of a per cent
@@ -99,7 +99,7 @@ def largest_share_first(sizes: Sizes) -> Int64Array:
     return np.argsort(-shares_N, kind="stable")
 
 
-def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Packs:
+def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
     """Does first fit in the order `samples_N`, shape (N,), or by index."""
     lengths_NR = sizes.lengths if samples_N is None else sizes.lengths[samples_N]
     pack_of_N, num_packs = _first_fit(lengths_NR.reshape(-1), sizes.capacities, sizes.max_samples)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.packing.fit_best import best_fit_decreasing
-from energon_lite.packing.fit_first import first_fit, first_fit_decreasing
-from energon_lite.packing.fit_next import sequential
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.portfolio import pack_best
+from energon_lite.batching.best import pack_best
+from energon_lite.batching.fit_best import best_fit_decreasing
+from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.lists import Lists
 
 ALGORITHMS = {
     "best": pack_best,
@@ -118,7 +118,7 @@ class WindowPacker:
         for number in (number for pack in found for number in pack):
             self._ready_lengths[number] = self._waiting.pop(number)
 
-    def _packed(self, lengths: Any) -> Packs:
+    def _packed(self, lengths: Any) -> Lists:
         packer: Any = ALGORITHMS[self._algorithm]
         return packer(  # type: ignore[no-any-return]
             lengths, self._capacity, max_samples=self._max_samples, align=self._align

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import Sizes
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.lengths import Sizes
-from energon_lite.packing.packs import Packs
 
 
 def pack_from_window(
@@ -17,7 +17,7 @@ def pack_from_window(
     window: int,
     max_steps: int,
     in_order_share: float = 0.0,
-) -> Packs:
+) -> Lists:
     """Opens each pack with the oldest sample of a window, and searches there for what fills it.
 
     Taking the oldest, in random order, uses up all lengths at the rate at which they occur. A
@@ -59,7 +59,7 @@ def pack_from_window(
         max_steps,
         int(in_order_share * capacity_R[0]),
     )
-    return Packs(samples_N[positions], offsets[: num_packs + 1].copy())
+    return Lists(samples_N[positions], offsets[: num_packs + 1].copy())
 
 
 def _scarcest_first(sizes: Sizes) -> Int64Array:

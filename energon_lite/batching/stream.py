@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching import stream_search as search
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import check_sizes
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing import streaming_search as search
-from energon_lite.packing.lengths import check_sizes
-from energon_lite.packing.packs import Packs
 
 DEFAULT_MAX_STEPS = 2000
 _FIELDS = ("numbers", "lengths", "added", "totals")
@@ -298,7 +298,7 @@ def pack_stream(
     max_samples: int | None = None,
     align: int | Sequence[int] = 1,
     max_steps: int = DEFAULT_MAX_STEPS,
-) -> Packs:
+) -> Lists:
     """Packs as `StreamingPacker` does, fed in order until it is full before each pack.
 
     Args:
@@ -331,7 +331,7 @@ def pack_stream(
     progress = np.zeros(3, np.int64)
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
         table = _with_room(table)
-    return Packs(indices, offsets[: progress[2] + 1].copy())
+    return Lists(indices, offsets[: progress[2] + 1].copy())
 
 
 def _new_table(

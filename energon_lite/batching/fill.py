@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.length_classes import LengthClasses
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int32Array, Int64Array
-from energon_lite.packing.classes import LengthClasses
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.packs import Packs
 
 
 def fill_packs(
@@ -19,7 +19,7 @@ def fill_packs(
     *,
     max_steps: int = 0,
     exponent: float = 1.0,
-) -> Packs:
+) -> Lists:
     """Opens a pack with the longest sample left, and fills it up, until no sample is left.
 
     Args:
@@ -57,7 +57,7 @@ def fill_packs(
         max_samples,
         max_steps,
     )
-    return Packs(packs[0], packs[1][: num_packs + 1].copy())
+    return Lists(packs[0], packs[1][: num_packs + 1].copy())
 
 
 _UNREACHED = 1 << 62  # more than any pack is worth

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.balance.costs import as_costs, at_least
+from energon_lite.batching.costs import as_costs, at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 

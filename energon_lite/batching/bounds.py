@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing.lengths import Sizes, check_sizes
 
 # Lengths that the bounds try as threshold, and divisions that they try.
 _MAX_THRESHOLDS = 256

@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing
-from energon_lite.balance.costs import CostModel, at_least
-from energon_lite.balance.global_window import Remainder, StepPlan, global_window
+from energon_lite.batching.costs import CostModel, at_least
+from energon_lite.batching.global_window import Remainder, StepPlan, global_window
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
-from energon_lite.packing.packs import Packs
 
 Oversize = Literal["error", "drop"]
-Packer = Callable[[Int64Array, tuple[int, int]], Packs]
+Packer = Callable[[Int64Array, tuple[int, int]], Lists]
 
 # Cheap ones first. More held samples are not better: those that fit badly pile up. Where one
 # resource is filled by few large samples, longest first is best.
@@ -54,7 +54,7 @@ class BalancedEpoch:
         tokens: shape (P,), of each pack.
     """
 
-    packs: Packs
+    packs: Lists
     plan: StepPlan
     oversize: Int64Array
     packer: str
@@ -169,7 +169,7 @@ def _refuse_oversize(lengths_NR: Int64Array, limits: tuple[int, int]) -> None:
 
 def _pack(
     lengths_NR: Int64Array, samples: Int64Array, limits: tuple[int, int], seeds: tuple[int, int]
-) -> tuple[Packs, str]:
+) -> tuple[Lists, str]:
     """Packs some samples, and shuffles the packs; names the packer, too."""
     seed, epoch = seeds
     key = key_of("balance.epoch", operator.index(seed))
@@ -178,7 +178,7 @@ def _pack(
     packer = _choose_packer(shuffled, limits)
     packs = _PACKERS[packer](shuffled, limits)
     order = Permutation(len(packs), key, epoch, 1)(np.arange(len(packs)))
-    return Packs(samples[packs.indices], packs.offsets).reordered(order), packer
+    return Lists(samples[packs.indices], packs.offsets).reordered(order), packer
 
 
 def _choose_packer(shuffled_NR: Int64Array, limits: tuple[int, int]) -> str:

@@ -14,7 +14,7 @@ from energon_lite.core.arrays import Float64Array, Int64Array
 
 
 @dataclass(frozen=True, eq=False)
-class Packs:
+class Lists:
     """P packs of N samples, as two arrays: lists of lists would cost more than packing does.
 
     Pack i holds the samples `indices[offsets[i]:offsets[i + 1]]`, in the order in which they were
@@ -29,7 +29,7 @@ class Packs:
         ValueError: The arrays do not fit together.
 
     Example:
-        >>> packs = Packs(np.array([0, 3, 1, 2]), np.array([0, 2, 4]))
+        >>> packs = Lists(np.array([0, 3, 1, 2]), np.array([0, 2, 4]))
         >>> len(packs), packs.tolist()
         (2, [[0, 3], [1, 2]])
     """
@@ -64,16 +64,16 @@ class Packs:
             yield self.indices[start:end]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Packs):
+        if not isinstance(other, Lists):
             return NotImplemented
         return np.array_equal(self.indices, other.indices) and np.array_equal(
             self.offsets, other.offsets
         )
 
     def __repr__(self) -> str:
-        return f"Packs({len(self):,} packs of {len(self.indices):,} samples)"
+        return f"Lists({len(self):,} packs of {len(self.indices):,} samples)"
 
-    def reordered(self, order_P: Int64Array) -> Packs:
+    def reordered(self, order_P: Int64Array) -> Lists:
         """Returns the packs in another order, or some of them.
 
         Args:
@@ -82,7 +82,7 @@ class Packs:
         counts = np.diff(self.offsets)[order_P]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         shifts = np.repeat(self.offsets[order_P] - offsets[:-1], counts)
-        return Packs(self.indices[np.arange(len(shifts)) + shifts], offsets)
+        return Lists(self.indices[np.arange(len(shifts)) + shifts], offsets)
 
     def tolist(self) -> list[list[int]]:
         """Returns the packs as lists of sample indices."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import check_sizes
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.lengths import check_sizes
-from energon_lite.packing.packs import Packs
 
 
 def sequential(
@@ -17,7 +17,7 @@ def sequential(
     *,
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
-) -> Packs:
+) -> Lists:
     """Puts each sample into the last pack, or into a new one if it does not fit.
 
     Samples stay in their order, through all packs: for curricula. That costs room: 67 to 98 % of
@@ -43,7 +43,7 @@ def sequential(
     """
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
     starts, num_packs = _next_fit(sizes.lengths.reshape(-1), sizes.capacities, sizes.max_samples)
-    return Packs(np.arange(len(sizes.lengths), dtype=np.int64), starts[: num_packs + 1].copy())
+    return Lists(np.arange(len(sizes.lengths), dtype=np.int64), starts[: num_packs + 1].copy())
 
 
 @kernel("(int64[::1], int64[::1], int64)")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.sizes import Sizes
 from energon_lite.core.arrays import Int32Array, Int64Array
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.lengths import Sizes
 
 # Up to here, or to this many times the number of samples, every possible length is a class.
 _SMALL_LENGTH = 1 << 16

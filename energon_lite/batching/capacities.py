@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing
-from energon_lite.balance.costs import CostModel, at_least
-from energon_lite.balance.epoch import stacked
-from energon_lite.balance.global_window import global_window
+from energon_lite.batching.costs import CostModel, at_least
+from energon_lite.batching.global_window import global_window
+from energon_lite.batching.prepare_epoch import stacked
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.length_classes import sort_into_classes
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rows import rows_of
+from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import BoolArray, Int32Array, Int64Array
-from energon_lite.packing.classes import sort_into_classes
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.lengths import Sizes, check_sizes
-from energon_lite.packing.packs import Packs
-from energon_lite.packing.rows import rows_of
 
 # There is a list of packs for each room that one may have.
 MAX_BEST_FIT_CAPACITY = 1 << 24
@@ -18,7 +18,7 @@ MAX_BEST_FIT_CAPACITY = 1 << 24
 
 def best_fit_decreasing(
     lengths: npt.ArrayLike, capacity: int, *, max_samples: int | None = None, align: int = 1
-) -> Packs:
+) -> Lists:
     """Puts each sample, longest first, into the pack in which it leaves the least room.
 
     Of several such packs it takes the one that was filled to that level first. O(N log capacity)
@@ -60,7 +60,7 @@ def best_fit_decreasing(
     return fit_best(sizes)
 
 
-def fit_best(sizes: Sizes) -> Packs:
+def fit_best(sizes: Sizes) -> Lists:
     """Does best-fit decreasing with one resource, for lengths that are checked."""
     classes = sort_into_classes(sizes)
     placed_N = classes.samples_longest_first()

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.packing.packs import Packs
 
 Columns = tuple[int, ...]
 
@@ -46,7 +46,7 @@ class CostModel:
         ValueError: A coefficient is negative, infinite or not a number.
 
     Example:
-        >>> packs = Packs(np.array([0, 1, 2]), np.array([0, 2, 3]))
+        >>> packs = Lists(np.array([0, 1, 2]), np.array([0, 2, 3]))
         >>> CostModel(token=1, token_squared=0.01).costs(packs, [30, 20, 50])
         array([63., 75.])
     """
@@ -60,7 +60,7 @@ class CostModel:
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; a cost must be a number of at least 0.")
 
-    def costs(self, packs: Packs, lengths: npt.ArrayLike) -> Float64Array:
+    def costs(self, packs: Lists, lengths: npt.ArrayLike) -> Float64Array:
         """Returns the cost of each pack, the same to the last bit on every machine.
 
         Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon_lite.batching.compiled import kernel
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Int64Array
-from energon_lite.packing.compiled import kernel
-from energon_lite.packing.packs import Packs
 
 
-def rows_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None = None) -> Packs:
+def rows_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None = None) -> Lists:
     """Groups samples by pack.
 
     Args:
@@ -18,7 +18,7 @@ def rows_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None 
         samples_N: shape (N,); which samples these are, if not 0..N-1.
     """
     positions, offsets = _group(pack_of_N, num_packs)
-    return Packs(positions if samples_N is None else samples_N[positions], offsets)
+    return Lists(positions if samples_N is None else samples_N[positions], offsets)
 
 
 @kernel("(int64[::1], int64)")
