@@ -13,9 +13,10 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-# By way of the package, which imports a packer, and with it numba, when it is first used.
-from energon_lite import packing
 from energon_lite.batching.costs import CostModel, at_least
+
+# By way of the package, which imports a packer, and with it numba, when it is first used.
+from energon_lite.batching.fit_first import first_fit_decreasing
 from energon_lite.batching.global_window import global_window
 from energon_lite.batching.prepare_epoch import stacked
 from energon_lite.core.arrays import Float64Array, Int64Array
@@ -165,7 +166,7 @@ def _tried(
 ) -> CapacityPair:
     max_tiles, max_tokens = limits
     capacity = (max_tokens, max_tiles)
-    packs = packing.first_fit_decreasing(lengths_NR, capacity)
+    packs = first_fit_decreasing(lengths_NR, capacity)
     # In random order: packs of a packer that sorts would fill windows with like ones.
     places = Permutation(len(packs), key_of("balance.capacities", seed))
     costs = model.costs(packs, lengths_NR)[places(np.arange(len(packs)))]

@@ -13,11 +13,13 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-# By way of the package, which imports a packer, and with it numba, when it is first used.
-from energon_lite import packing
 from energon_lite.batching.costs import CostModel, at_least
+
+# By way of the package, which imports a packer, and with it numba, when it is first used.
+from energon_lite.batching.fit_first import first_fit_decreasing
 from energon_lite.batching.global_window import Remainder, StepPlan, global_window
 from energon_lite.batching.lists import Lists
+from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of
 from energon_lite.order.permutation import Permutation
@@ -28,10 +30,10 @@ Packer = Callable[[Int64Array, tuple[int, int]], Lists]
 # Cheap ones first. More held samples are not better: those that fit badly pile up. Where one
 # resource is filled by few large samples, longest first is best.
 _PACKERS: dict[str, Packer] = {
-    "first-fit decreasing": lambda lengths, limits: packing.first_fit_decreasing(lengths, limits),
-    "stream of 16": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=16),
-    "stream of 32": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=32),
-    "stream of 64": lambda lengths, limits: packing.pack_stream(lengths, limits, buffer_size=64),
+    "first-fit decreasing": lambda lengths, limits: first_fit_decreasing(lengths, limits),
+    "stream of 16": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=16),
+    "stream of 32": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=32),
+    "stream of 64": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=64),
 }
 _DRY_RUN_SAMPLES = 4096
 # The last packs of so few samples are less full, by chance: what is as good is taken as equal.

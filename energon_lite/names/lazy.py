@@ -22,9 +22,9 @@ def public_homes(file: str = "__init__.pyi") -> Mapping[str, str]:
     stub = get_data(ROOT, file)  # also where the package lies in a zip file
     assert stub is not None
     return {
-        alias.asname or alias.name: node.module or ""
+        alias.asname or alias.name: node.module + f":{alias.name}" * bool(alias.asname)
         for node in ast.parse(stub).body
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
 
