@@ -17,7 +17,7 @@ PACKS = Lists(np.array([0, 2, 1]), np.array([0, 2, 3]))
 
 
 @pytest.mark.parametrize(
-    "name", ["costs", "metrics", "quantile_sync", "global_window", "epoch", "capacities"]
+    "name", ["costs", "imbalance", "quantile_sync", "global_window", "prepare_epoch", "capacities"]
 )
 def test_examples_of_docstrings_are_true(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"energon_lite.batching.{name}"))
