@@ -109,7 +109,8 @@ def test_names_of_the_package_are_functions_whatever_was_imported_before() -> No
 
 def test_first_call_finds_what_was_compiled_before(cache: Path) -> None:
     code = (
-        "from energon_lite.batching import compiled\nfrom energon_lite.packing import first_fit_decreasing\n"
+        "from energon_lite.batching import compiled\n"
+        "from energon_lite.packing import first_fit_decreasing\n"
         "first_fit_decreasing([4, 3, 3, 2], 6)\n"
         "print(sum(sum(k.stats.cache_misses.values()) for k, _ in compiled._kernels))"
     )
