@@ -31,7 +31,7 @@ BUDGET = {
     "storage": 3090,
     "task_encoder": 810,
     "testing": 353,
-    "": 381,
+    "": 390,
 }
 # File names that are used twice still; none may be added.
 USED_TWICE = {
