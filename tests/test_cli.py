@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from energon_lite.balance import CostModel
 from energon_lite.cli import app, options
-from energon_lite.cli.answers import Answers, NoAnswerError
+from energon_lite.cli.wizard import Answers, NoAnswerError
 from energon_lite.inspect.balance import DEFAULT_COST
 from energon_lite.length_index import DEFAULT_NAME
 from energon_lite.storage.nvmeta import (
@@ -339,7 +339,7 @@ def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ra
 
 
 def test_a_script_that_gives_no_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("energon_lite.cli.answers.LIMIT_SEC", 0.05)
+    monkeypatch.setattr("energon_lite.cli.wizard.LIMIT_SEC", 0.05)
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import energon_lite
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.lengths import write_lengths
 
 from .conftest import REPO, write_captions
+from .helpers import text_set
 
 pytestmark = pytest.mark.skipif(
     not hasattr(energon_lite, "prepare_dataset"), reason="nothing to prepare the data with yet"
@@ -73,3 +77,17 @@ def test_picture_of_packing_is_what_the_example_draws(tmp_path: Path) -> None:
     committed = REPO / "docs" / "images" / "packing.svg"
     assert committed.read_bytes() == (tmp_path / "picture.svg").read_bytes()
     assert committed.stat().st_size < 50_000
+
+
+def test_picture_of_balance_is_what_the_example_draws(tmp_path: Path) -> None:
+    documents = text_set(tmp_path / "documents", 3000)
+    # numpy promises for RandomState, not for newer generators, to draw the same in all versions.
+    drawn = np.random.RandomState(1).lognormal(np.log(1500), 1.3, 3000)
+    lengths = np.clip(drawn, 1, 32_768).astype(np.int64)
+    data = load_factory(documents, split_part="train").data
+    write_lengths(documents, "train", "documents", lengths, data)
+    arguments = ["documents", "--lengths", "documents", "--capacity", "32768"]
+    run_example("draw_balance.py", *arguments, "--out", "picture.svg", cwd=tmp_path)
+    committed = REPO / "docs" / "images" / "balance.svg"
+    assert committed.read_bytes() == (tmp_path / "picture.svg").read_bytes()
+    assert committed.stat().st_size < 80_000

@@ -6,6 +6,7 @@ work: `late` does, when the command runs. `--help` needs nothing of it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,15 @@ def late(name: str) -> Any:
     """Imports what does the work of a command: `late("inspect.lint.lint_dataset")`."""
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(f"energon_lite.{module}"), attribute)
+
+
+def print_report(report: Any, text: str, as_json: bool) -> None:
+    """Prints a report, or a list of reports, by a function of `inspect.text`, or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(report, indent=2, default=lambda value: value.to_json()))
+        return
+    write = late(f"inspect.text.{text}")
+    typer.echo("\n".join(map(write, report if isinstance(report, list) else [report])))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from energon_lite.cli.options import (
     ShowProgress,
     errors_as_text,
     late,
+    print_report,
 )
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
@@ -123,7 +123,7 @@ def prepare(
         )  # fmt: skip
         if not tar_index_only:
             root = late("prepare.shards.local_root")(path)
-            answers = late("cli.answers.Answers")(not non_interactive, on_stderr=as_json)
+            answers = late("cli.wizard.Answers")(not non_interactive, on_stderr=as_json)
             request = late("cli.wizard.complete")(
                 root, request, answers, not skip_dataset_yaml, non_interactive
             )
@@ -131,11 +131,21 @@ def prepare(
             report = late("prepare.dataset.prepare_as")(
                 path, request, num_workers=num_workers, tar_index_only=tar_index_only,
                 fix_duplicates=fix_duplicates, dry_run=dry_run,
-                progress=late("inspect.text.indexing_progress")(bar),
+                progress=_indexing(bar),
             )  # fmt: skip
-    text = late("inspect.text.prepared_text")
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
+    print_report(report, "prepared_text", as_json)
     _hint(request, skip_dataset_yaml or tar_index_only)
+
+
+def _indexing(bar: Any) -> Any:
+    """Returns a function that draws the `Progress` of `prepare_dataset`; None without a bar."""
+    size_text = late("inspect.text.size_text")
+
+    def show(at: Any) -> None:
+        size = f"{size_text(at.size_bytes)} of {size_text(at.total_bytes)}"
+        bar("Indexing shards", at.shards, at.num_shards, f"{at.samples:,} samples, {size}")
+
+    return None if bar is None else show
 
 
 def _hint(request: Any, has_config: bool) -> None:

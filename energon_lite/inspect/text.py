@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
@@ -10,8 +10,9 @@ from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 if TYPE_CHECKING:
     from energon_lite.inspect.balance import BalanceReport
     from energon_lite.inspect.lint import LintReport
+    from energon_lite.inspect.plan import Plan, SourcePlan
     from energon_lite.length_index import LengthReport
-    from energon_lite.prepare.run import PrepareReport, Progress
+    from energon_lite.prepare.run import PrepareReport
 
 
 def counted(count: int, what: str) -> str:
@@ -48,20 +49,6 @@ def prepared_text(report: PrepareReport) -> str:
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [] if report.is_dry_run else ["Done"]  # scripts look for this last word of Energon's
     return "\n".join(lines)
-
-
-def indexing_progress(
-    bar: Callable[[str, int, int, str], None] | None,
-) -> Callable[[Progress], None] | None:
-    """Returns what draws the progress of `prepare_dataset` on a bar of shards."""
-    if bar is None:
-        return None
-    return lambda at: bar(
-        "Indexing shards",
-        at.shards,
-        at.num_shards,
-        f"{at.samples:,} samples, {size_text(at.size_bytes)} of {size_text(at.total_bytes)}",
-    )
 
 
 def info_text(report: Mapping[str, Any]) -> str:
@@ -173,3 +160,94 @@ def balance_text(report: BalanceReport) -> str:
             f"{'█' * busy}{'·' * (_BAR - busy)}"
         )
     return "\n".join(lines)
+
+
+_UNKNOWN = "?"
+# Of a thousand sources, a screenful.
+_LISTED_WARNINGS = 20
+
+
+def plan_text(plan: Plan) -> str:
+    """Writes a plan: what comes of each source, shares over time, warnings."""
+    lines = [_headline(plan), *_packs(plan), *_table(_source_rows(plan))]
+    if len(plan.sources) > 1 and len(plan.stretches) > 1:
+        what = "asked" if plan.kind == "shares" else "given"
+        lines.append(f"shares of {plan.unit} {what}, over time:")
+        lines += _table(_stretch_rows(plan))
+    lines += [f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS]]
+    if len(plan.warnings) > _LISTED_WARNINGS:
+        lines.append(f"and {len(plan.warnings) - _LISTED_WARNINGS:,} more warnings")
+    return "\n".join(lines)
+
+
+def _packs(plan: Plan) -> list[str]:
+    packing = plan.packing
+    if packing is None or plan.samples is None:
+        return []
+    mean = plan.samples / packing.packs if packing.packs else 0
+    text = (
+        f"packs of {counted(packing.capacity, 'token')} by index {packing.lengths!r}: "
+        f"{packing.fill:.2%} full, {mean:,.1f} samples each"
+    )
+    if packing.packs_per_pass is not None:
+        text += f"; {counted(packing.packs_per_pass, 'pack')} in a pass"
+    if packing.left_out:
+        text += f"; {counted(packing.left_out, 'sample')} in none"
+    return [text]
+
+
+def _headline(plan: Plan) -> str:
+    done = f"{plan.steps:,} of " if plan.steps < plan.steps_asked else ""
+    what = "sample" if plan.packing is None else "pack"
+    text = (
+        f"{plan.path}, {plan.split_part}: {done}{counted(plan.steps_asked, 'step')} of "
+        f"{counted(plan.world_size, 'rank')} x {counted(plan.batch_size, what)}, from "
+        f"{counted(plan.num_streams, 'stream')}"
+    )
+    if plan.samples is None or plan.read_bytes is None:
+        return f"{text} (only shares can be foreseen)"
+    samples = counted(plan.samples, "sample")
+    return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({plan.kind})"
+
+
+def _source_rows(plan: Plan) -> list[tuple[str, ...]]:
+    has_tokens = any(source.tokens is not None for source in plan.sources)
+
+    def row(source: SourcePlan) -> tuple[str, ...]:
+        cells = [
+            source.name, f"{source.size:,}", _percent(source.asked_share),
+            _percent(source.given_share), _count(source.samples),
+            _UNKNOWN if source.epochs is None else f"{source.epochs:,.2f}",
+            _UNKNOWN if source.read_bytes is None else size_text(source.read_bytes),
+        ]  # fmt: skip
+        return (*cells, _count(source.tokens)) if has_tokens else tuple(cells)
+
+    header = ("source", "size", "asked", "given", "samples", "epochs", "bytes")
+    return [(*header, "tokens") if has_tokens else header, *map(row, plan.sources)]
+
+
+def _stretch_rows(plan: Plan) -> list[tuple[str, ...]]:
+    rows = [("from step", *(f"{stretch.start:,}" for stretch in plan.stretches))]
+    for source in plan.sources:
+        shares = (stretch.given or stretch.asked for stretch in plan.stretches)
+        rows.append((source.name, *(_percent(found[source.name]) for found in shares)))
+    return rows
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _percent(share: float | None) -> str:
+    return _UNKNOWN if share is None else f"{share:.2%}"
+
+
+def _count(number: int | None) -> str:
+    return _UNKNOWN if number is None else f"{number:,}"

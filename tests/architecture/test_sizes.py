@@ -16,9 +16,9 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3300,
-    "cli": 742,
+    "cli": 694,
     "core": 2215,
-    "inspect": 1510,
+    "inspect": 1306,
     "loader": 3405,
     "loss": 210,
     "metadataset": 1615,

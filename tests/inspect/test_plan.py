@@ -16,7 +16,7 @@ from energon_lite.core.stream_context import leaves
 from energon_lite.inspect import plan as module
 from energon_lite.inspect.plan import Plan, plan
 from energon_lite.inspect.plan_draws import stretch_edges
-from energon_lite.inspect.plan_text import plan_text
+from energon_lite.inspect.text import plan_text
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import order_only
 from energon_lite.storage.length_files import write_lengths
