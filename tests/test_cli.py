@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -456,6 +457,15 @@ def test_defaults_that_help_shows_are_those_of_the_library():
     assert options.DATASET_YAML == DEFAULT_DATASET
     assert CostModel(1, 1 / 24_576) == DEFAULT_COST
     assert "4.0690104166666664e-05" in run("balance", "--help").stdout
+
+
+def test_everything_that_commands_load_by_name_exists():
+    code = "".join(path.read_text() for path in (REPO / "energon_lite/cli").glob("*.py"))
+    names = re.findall(r'late\("([\w.]+)"\)', code)
+    names += [f"inspect.text.{text}" for text in re.findall(r'"(\w+_text)", as_json', code)]
+    assert len(names) > 20
+    for name in names:
+        options.late(name)
 
 
 @pytest.mark.processes

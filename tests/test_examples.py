@@ -13,7 +13,7 @@ import pytest
 
 import energon_lite
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.lengths import write_lengths
+from energon_lite.storage.length_files import write_lengths
 
 from .conftest import REPO, write_captions
 from .helpers import text_set

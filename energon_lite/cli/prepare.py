@@ -116,19 +116,19 @@ def prepare(
             late("metadataset.energon_api.prepare_metadataset")(path)
             typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
             return
-        request = late("prepare.plan.Request")(
+        request = late("prepare.decisions.Request")(
             split_ratio, parts or None, sample_type, fields, dataset_config=dataset_yaml_name,
             exclude=exclude, shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None,
             force_overwrite=force_overwrite, paths=tars or None, follow_links=follow_links,
         )  # fmt: skip
         if not tar_index_only:
-            root = late("prepare.shards.local_root")(path)
+            root = late("prepare.choose_shards.local_root")(path)
             answers = late("cli.wizard.Answers")(not non_interactive, on_stderr=as_json)
             request = late("cli.wizard.complete")(
                 root, request, answers, not skip_dataset_yaml, non_interactive
             )
         with late("cli.progress.progress_bar")(progress) as bar:
-            report = late("prepare.dataset.prepare_as")(
+            report = late("prepare.run.prepare_as")(
                 path, request, num_workers=num_workers, tar_index_only=tar_index_only,
                 fix_duplicates=fix_duplicates, dry_run=dry_run,
                 progress=_indexing(bar),
