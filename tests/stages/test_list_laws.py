@@ -1,0 +1,377 @@
+"""Laws of every stage that makes lists of samples: each collector, streamed and planned."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    FatalSampleError,
+    SavableDataset,
+    StateError,
+    WorkerConfig,
+    get_savable_loader,
+)
+from energon_lite.core.state import Snapshot
+
+from ..helpers import Ranks, assert_same
+from .list_laws import (
+    CASES,
+    NUM_SAMPLES,
+    Case,
+    blend_of,
+    corrupt_states,
+    keys_in,
+    length_of,
+    state_of,
+    stream_run,
+    texts,
+)
+
+STREAMED = [case for case in CASES if not case.is_planned]
+PLANNED = [case for case in CASES if case.is_planned]
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return texts(tmp_path_factory.mktemp("lists") / "texts")
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return texts(tmp_path_factory.mktemp("lists") / "other", 20)
+
+
+@pytest.fixture(scope="session")
+def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return texts(tmp_path_factory.mktemp("lists") / "third", 20)
+
+
+def counts_of(lists: list[Any]) -> Counter[int]:
+    return Counter(number for made in lists for number in made["numbers"])
+
+
+def is_of_one_group(made: Any) -> bool:
+    return len({number % 4 == 1 for number in made["numbers"]}) == 1
+
+
+# ---------------------------------------------------------------------------------- conservation
+
+
+@each_case
+@pytest.mark.parametrize(("num_streams", "noisy"), [(1, False), (3, True)])
+def test_each_sample_comes_once_or_is_counted(root, case: Case, num_streams, noisy) -> None:
+    lists, loader = case.one_pass(root, case.made(noisy=noisy), num_streams)
+    counts = counts_of(lists)
+    (stats,) = loader.stats().values()
+    assert len(counts) + stats.skipped == NUM_SAMPLES
+    assert stats.samples == len(counts)
+    if not noisy and case.settings.get("end") != "drop":
+        assert stats.skipped == 0
+    if noisy:
+        assert not any(number % 11 == 4 or number % 17 == 5 for number in counts)
+    if case.settings.get("end") != "pad" and case.settings.get("overlong") != "split":
+        assert max(counts.values()) == 1
+    if case.settings.get("group_by") or case.name == "groups":
+        assert all(map(is_of_one_group, lists))
+    capacity = case.settings.get("capacity", 16)
+    for made in lists:
+        lengths = [min(length_of(number), capacity) for number in made["numbers"]]
+        assert "batch_size" not in case.arguments or len(lengths) <= 3
+        if hasattr(case.made(), "packing") and case.made().packing:
+            assert sum(lengths) <= max(16, capacity) or case.settings.get("overlong") == "split"
+        if case.name == "buckets":
+            assert len(lengths) * max(lengths) <= 32
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.in_step], ids=str)
+def test_all_streams_have_lists_of_one_group_in_each_cycle(root, case: Case) -> None:
+    runs = [stream_run(case.dataset(root), index, 4) for index in range(4)]
+    for _ in range(60):
+        step = [next(run) for run in runs]
+        assert len({number % 4 == 1 for made in step for number in made["numbers"]}) == 1
+
+
+# --------------------------------------------------------------------------------------- resumes
+
+
+@each_case
+@pytest.mark.parametrize("num_streams", [1, 4])
+def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, case: Case, num_streams) -> None:
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return case.dataset(root, case.made(noisy=True), config)
+
+    expected = Ranks(make, 1, num_streams=num_streams).slots(120)
+    found: dict[int, Any] = {}
+    run = Ranks(make, 1, num_streams=num_streams)
+    for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 21), (1, 40)):
+        # Where ranks must be in one cycle, runs stop after whole cycles and on ranks that divide S.
+        whole = num_streams if case.in_step else len(run.loaders)
+        part = run.slots(number - number % whole)
+        assert not part.keys() & found.keys()
+        found.update(part)
+        run = Ranks(make, 1 if case.in_step and num_streams == 1 else world_size, states=run.save())
+    found.update(run.slots(20))
+    assert len(found) > 80
+    assert_same(found, {slot: expected[slot] for slot in found})
+
+
+@each_case
+def test_finite_pass_resumed_anywhere_yields_the_rest(root, case: Case) -> None:
+    dataset = case.dataset(root, case.made(noisy=True), repeat=False)
+    run, expected, states = stream_run(dataset, 1, 2), [], []
+    for made in run:
+        expected.append(made)
+        states.append(state_of(run))
+    states.append(state_of(run))  # after the end
+    for place, state in enumerate(states, start=1):
+        again = stream_run(dataset, 1, 2)
+        again.restore(Snapshot.from_json(state))
+        assert json.dumps(state_of(again)) == json.dumps(state)
+        rest = list(again)
+        assert len(rest) == max(0, len(expected) - place)
+        assert not rest or not assert_same(rest, expected[place:])
+
+
+@each_case
+@pytest.mark.processes
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_worker_processes_yield_the_same_lists(root, case: Case, start_method) -> None:
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return case.dataset(root, case.made(noisy=True), config)
+
+    expected = Ranks(make, 1, num_streams=4).slots(40)
+    run = Ranks(make, 1, 2, num_streams=4, start_method=start_method)
+    found = run.slots(12)
+    again = Ranks(make, 2, 1, states=run.save(), start_method=start_method)
+    found.update(again.slots(24))
+    assert_same(found, {slot: expected[slot] for slot in found})
+
+
+@each_case
+def test_restoring_reads_nothing_and_then_only_what_leaves(root, case: Case) -> None:
+    loader = get_savable_loader(case.dataset(root))
+    assert len(list(islice(loader, 5))) == 5
+    state = json.loads(json.dumps(loader.save_state_rank()))
+    encoder = case.made()
+    again = get_savable_loader(case.dataset(root, encoder))
+    again.restore_state_rank(state)
+    batches = iter(again)
+    assert encoder.calls == []
+    made = next(batches)
+    assert set(encoder.calls) >= set(made["numbers"])
+    if not case.is_planned:  # plans read in blocks
+        num_buffered = len(set(keys_in(state["streams"], {"texts/train"})))
+        assert num_buffered >= 3 or not state["streams"]
+        assert len(encoder.calls) <= 3 * len(made["numbers"]) + 8
+
+
+@each_case
+def test_corrupt_state_is_refused_and_changes_nothing(root, case: Case) -> None:
+    dataset = case.dataset(root)
+    run = stream_run(dataset)
+    first = next(run)
+    for _ in range(6):
+        next(run)
+    state = state_of(run)
+    num_refused = 0
+    for where, broken in corrupt_states(state["inner"]):
+        again = stream_run(dataset)
+        try:
+            again.restore(Snapshot.from_json({**state, "inner": broken}))
+        except StateError:
+            num_refused += 1
+            assert_same(next(again), first)
+            continue
+        try:
+            made = [next(again) for _ in range(4)]
+        except (StateError, FatalSampleError):
+            num_refused += 1
+            continue
+        except StopIteration:
+            assert "ended" in where
+            continue
+        # What stands in no relation to the rest of a state cannot be told from what was saved.
+        assert made or where
+    assert num_refused >= 6
+
+
+@each_case
+def test_checkpoint_of_other_settings_is_refused(root, case: Case) -> None:
+    loader = get_savable_loader(case.dataset(root))
+    assert list(islice(loader, 3))
+    state = loader.save_state_rank()
+    for changed in case.others:
+        again = get_savable_loader(case.dataset(root, case.made(**changed)))
+        with pytest.raises(StateError, match=r"Checkpoint has .* where this pipeline has"):
+            again.restore_state_rank(state)
+
+
+# -------------------------------------------------------------------------------- edited blends
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=str)
+def test_edited_blend_drops_buffered_samples_of_a_removed_source(
+    root, other, third, case: Case
+) -> None:
+    loader = get_savable_loader(case.dataset(blend_of(root, other)))
+    assert len(list(islice(loader, 7))) == 7
+    state = json.loads(json.dumps(loader.save_state_rank()))
+    buffered = set(keys_in(state["streams"], {"texts", "other"}))
+    assert {key[0] for key in buffered} == {"texts", "other"}
+    again = get_savable_loader(case.dataset(blend_of(root, third)))
+    again.restore_state_rank(state, migrate=True)
+    found = [key for made in islice(again, 100) for key in keys_in(made["keys"], _NAMES)]
+    assert {key[0] for key in found} == {"texts", "third"}
+    assert {key for key in buffered if key[0] == "texts"} <= set(found)
+    if case.settings.get("overlong") != "split":
+        assert len(set(found)) == len(found)
+
+
+_NAMES = {"texts", "other", "third"}
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_edited_blend_is_refused_where_lists_are_planned(root, other, case: Case) -> None:
+    loader = get_savable_loader(case.dataset(blend_of(root, other)))
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.save_state_rank()))
+    again = get_savable_loader(case.dataset(blend_of(root, other, weight=2)))
+    with pytest.raises(StateError, match="planned from `lengths`"):
+        again.restore_state_rank(state, migrate=True)
+
+
+@each_case
+def test_samples_keep_the_loss_weight_of_their_source(root, other, case: Case) -> None:
+    loader = get_savable_loader(case.dataset(blend_of(root, other, loss_weight=0.25)))
+    found = set()
+    for made in islice(loader, 30):
+        names = [key[0] for key in keys_in(made["keys"], _NAMES)]
+        assert made["weights"] == [0.25 if name == "other" else 1.0 for name in names]
+        found.update(names)
+    assert found == {"texts", "other"}
+
+
+# --------------------------------------------------------------------------------------- lengths
+
+
+def long(number: int) -> int:
+    """Of each five samples one is longer than all limits."""
+    return 40 if number % 5 == 3 else length_of(number)
+
+
+@pytest.fixture(scope="session")
+def long_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return texts(tmp_path_factory.mktemp("lists") / "texts", length=long)
+
+
+WITH_POLICIES = [case for case in CASES if case.policies]
+
+
+@pytest.mark.parametrize("case", WITH_POLICIES, ids=str)
+def test_overlong_sample_is_an_error_that_names_it_and_the_remedies(long_root, case: Case) -> None:
+    with pytest.raises(FatalSampleError) as caught:
+        case.one_pass(long_root, case.made(length=long))
+    text = str(caught.value)
+    assert "sample '" in text
+    assert "40" in text
+    assert all(f'"{policy}"' in text for policy in case.policies)
+
+
+@pytest.mark.parametrize(
+    ("case", "policy"),
+    [(case, policy) for case in WITH_POLICIES for policy in case.policies],
+    ids=str,
+)
+def test_overlong_samples_follow_their_policy_and_are_counted(
+    long_root, case: Case, policy
+) -> None:
+    lists, loader = case.one_pass(long_root, case.made(length=long, overlong=policy))
+    counts = counts_of(lists)
+    (stats,) = loader.stats().values()
+    num_long = NUM_SAMPLES // 5
+    assert stats.skipped == (num_long if policy == "drop" else 0)
+    assert stats.overlong == (0 if policy == "drop" else num_long)
+    assert len(counts) == stats.samples == NUM_SAMPLES - stats.skipped
+    kept = {"drop": 0, "truncate": 16, "split": 40, "alone": 40}[policy]
+    short = sum(length_of(number) for number in range(NUM_SAMPLES) if number % 5 != 3)
+    assert stats.tokens == short + num_long * kept
+    for made in lists:
+        if policy == "alone" and any(number % 5 == 3 for number in made["numbers"]):
+            assert len(made["numbers"]) == 1
+    assert all(
+        n == 3 if number % 5 == 3 and policy == "split" else n == 1 for number, n in counts.items()
+    )
+
+
+# Those that measure at all, and where no index stands in the way.
+MEASURING = [case for case in STREAMED if case.encoder.__name__ not in ("Grouped", "Selected")]
+
+
+@pytest.mark.parametrize("case", MEASURING, ids=str)
+@pytest.mark.parametrize("length", [0, -3, "4", {"tiles": 3}])
+def test_length_that_is_none_is_an_error(root, case: Case, length) -> None:
+    class Odd(case.encoder):  # type: ignore[name-defined, misc]
+        def sample_length(self, sample: Any) -> Any:
+            return length
+
+    if length == 0 and case.in_step:
+        return  # padded to the longest of its batch, a sample of no tokens is no error
+    with pytest.raises(FatalSampleError, match=r"sample_length|at least 1 token"):
+        case.one_pass(root, Odd(**case.settings))
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_length_that_is_not_that_of_the_index_is_an_error(root, case: Case) -> None:
+    encoder = case.made(length=lambda number: length_of(number) + (number == 7))
+    with pytest.raises(FatalSampleError, match=r"index '\w+' "):
+        case.one_pass(root, encoder)
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in STREAMED if case.settings.get("group_by")], ids=str
+)
+def test_group_that_no_checkpoint_could_keep_is_refused(root, case: Case) -> None:
+    with pytest.raises(FatalSampleError, match="which a checkpoint cannot keep"):
+        case.one_pass(root, case.made(group_by=lambda sample: 0.5))
+
+
+@each_case
+def test_hooks_that_no_list_can_be_made_over_are_refused_when_built(root, case: Case) -> None:
+    class Expanding(case.encoder):  # type: ignore[name-defined, misc]
+        def encode_sample(self, sample: Any) -> Any:
+            yield sample
+
+    class Unrepeatable(case.encoder):  # type: ignore[name-defined, misc]
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+    class Unmeasured(DefaultTaskEncoder):
+        packing = getattr(case.made(), "packing", None)
+        batching = getattr(case.made(), "batching", None)
+
+    if case.is_planned:
+        with pytest.raises(ValueError, match="generator"):
+            case.dataset(root, Expanding(**case.settings))
+    else:
+        with pytest.raises(ValueError, match="Put @stateless on encode_sample"):
+            case.dataset(root, Unrepeatable(**case.settings))
+    if case in MEASURING or case.is_planned:
+        with pytest.raises(ValueError, match="does not say how long a sample is"):
+            case.dataset(root, Unmeasured())
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_index_that_is_missing_is_refused(root, case: Case) -> None:
+    with pytest.raises(FileNotFoundError, match="no length index 'none'"):
+        case.dataset(root, case.made(lengths="none"))
