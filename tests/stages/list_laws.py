@@ -206,7 +206,7 @@ class Case:
 BALANCE = {"balance": "quantile_sync", "balance_window": 4, "cost": COST}
 SHARED = {"balance": "global_window", "balance_window": 2, "cost": COST}
 PACKINGS: tuple[dict[str, Any], ...] = (
-    {"capacity": 20}, {"algorithm": "best"}, {"align": 2}, {"max_samples": 2},
+    {"capacity": 20}, {"algorithm": "best"}, {"align": 2}, {"max_samples": 2}, {"loss": "sample"},
 )  # fmt: skip
 PACK_POLICIES = ("drop", "truncate", "split", "alone")
 PLAN = {"lengths": "tokens", "plan_window": 20}
@@ -214,7 +214,7 @@ PLAN_OF_GROUPS = {"group_by": "modality", "lengths": "both", "plan_window": 20}
 SHARED_PLAN = {**SHARED, **PLAN}
 BUCKETS: tuple[dict[str, Any], ...] = (
     {"window": 15}, {"align": 2}, {"group_by": "source"}, {"overlong": "drop"},
-    {"longest_first": True},
+    {"longest_first": True}, {"max_tokens": 31},
 )  # fmt: skip
 SPLIT: dict[str, Any] = {
     "group_by": group_of, "shares": {"images": 3, "text": 1}, "max_surplus": 1.0,

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,14 +21,11 @@ from energon_lite import (
     FatalSampleError,
     Packing,
     SavableDataset,
-    SkipSample,
-    StateError,
     TextSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    sample_rng,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
@@ -38,7 +34,7 @@ from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, ignore, number_of, text_set
+from ..helpers import Ranks, ignore, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -208,21 +204,6 @@ def test_overlong_sample_is_an_error_that_names_it_and_the_ways_out(root) -> Non
         one_pass(root, Lines(batch_size_fn=lambda length: 8 - length))
 
 
-def test_overlong_sample_is_never_silently_in_a_batch_over_the_budget(root) -> None:
-    lengths = [4, 40, 8, 9]
-    alone, loader = one_pass(root, Lines(lengths, overlong="alone"))
-    over = [batch for batch in alone if area(batch) > 32]
-    assert [batch["lengths"] for batch in over] == [[40]] * 15
-    (stats,) = loader.stats().values()
-    assert (stats.overlong, stats.skipped, stats.samples) == (15, 0, NUM_SAMPLES)
-    dropped, loader = one_pass(root, Lines(lengths, overlong="drop"))
-    assert len(numbers_of(dropped)) == 45
-    assert max(map(area, dropped)) <= 32
-    (stats,) = loader.stats().values()
-    assert (stats.overlong, stats.skipped) == (0, 15)
-    assert stats.tokens == 15 * (4 + 8 + 9)
-
-
 def test_windows_leave_no_short_batches_behind(root) -> None:
     batches, _ = one_pass(root, Fixed(window=10), batch_size=4)
     assert [len(batch["numbers"]) for batch in batches] == [4] * 15
@@ -262,21 +243,6 @@ class Listening(Lines):
     def sample_length(self, sample: Any) -> int:
         self.measured.append(sample.__key__)
         return super().sample_length(sample)
-
-
-def test_restoring_reads_nothing_and_then_only_what_leaves(root) -> None:
-    encoder = Listening(window=40)
-    loader = get_savable_loader(training(root, encoder))
-    assert len(list(islice(loader, 5))) == 5
-    state = loader.save_state_rank()
-    encoder.calls.clear()
-    again = get_savable_loader(training(root, encoder))
-    again.restore_state_rank(state)
-    assert encoder.calls == []
-    batch = next(iter(again))
-    # Those of the batch are made again, and about as many are read for the next window.
-    assert len(encoder.calls) <= 2 * len(batch["numbers"]) + 2
-    assert set(encoder.calls) >= {f"{number:05d}" for number in batch["numbers"]}
 
 
 def test_samples_are_measured_once(root) -> None:
@@ -347,56 +313,6 @@ def test_longest_batch_comes_first_if_asked(root) -> None:
 # ---------------------------------------------------------------------------------------- resumes
 
 
-class Noisy(Lines):
-    """Skips, fails, and draws random numbers."""
-
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample: TextSample) -> TextSample:
-        number = number_of(sample)
-        if number % 11 == 4:
-            raise SkipSample
-        if number % 17 == 5:
-            raise ValueError(f"cannot read {number}")
-        noise = f"{sample_rng().random():.6f} {torch.rand(()).item():.6f}"
-        return TextSample.derive_from(sample, text=f"{sample.text} {noise}")
-
-
-class Twice(Noisy):
-    @stateless
-    def encode_sample(self, sample: TextSample) -> Any:
-        for i in range(number_of(sample) % 3):
-            yield TextSample.derive_from(sample, text=f"{i} {sample_rng().random():.6f}")
-
-
-@pytest.mark.parametrize(
-    ("encoder", "arguments"),
-    [
-        (Lines, {}),
-        (lambda: Fixed(window=10), {"batch_size": 3}),
-        (lambda: Noisy(group_by=by_last_digit), {}),
-        (lambda: Twice(batch_size_fn=lambda length: 40 // length), {"batch_size": 5}),
-        (lambda: Lines([3, 50, 9], overlong="alone", longest_first=True), {}),
-    ],
-    ids=["tokens", "fixed", "noisy groups", "generator", "alone"],
-)
-@pytest.mark.parametrize("num_streams", [1, 4])
-def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, arguments, num_streams) -> None:
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, encoder(), config, **arguments)
-
-    expected = Ranks(make, 1, num_streams=num_streams).slots(120)
-    found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_streams=num_streams)
-    for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 21), (1, 40)):
-        part = run.slots(number - number % len(run.loaders))
-        assert not part.keys() & found.keys()
-        found.update(part)
-        run = Ranks(make, world_size, states=run.save())
-    found.update(run.slots(20))
-    assert len(found) > 80
-    assert_same(found, {slot: expected[slot] for slot in found})
-
-
 @examples(40)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
@@ -431,95 +347,6 @@ def test_pass_of_any_settings_goes_on_from_any_places(
     assert found == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_finite_pass_resumed_at_its_end_gives_the_rest(root, num_workers) -> None:
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, Lines(), config, repeat=False)
-
-    expected = Ranks(make, 1, num_workers, num_streams=4).rest()
-    for number in (0, 1, len(expected) - 2, len(expected) - 1, len(expected)):
-        run = Ranks(make, 1, num_workers, num_streams=4)
-        found = dict(run.next(0) for _ in range(number))
-        again = Ranks(make, 1, num_workers, states=run.save())
-        found.update(again.rest() if number < len(expected) else {})
-        assert_same(found, expected)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
-def test_worker_processes_give_the_same_batches(root, start_method) -> None:
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, Lines(group_by=by_last_digit), config)
-
-    expected = Ranks(make, 1, num_streams=4).slots(40)
-    run = Ranks(make, 1, 2, num_streams=4, start_method=start_method)
-    found = run.slots(15)
-    again = Ranks(make, 2, 1, states=run.save(), start_method=start_method)
-    found.update(again.slots(24))
-    assert_same(found, {slot: expected[slot] for slot in found})
-
-
-def stage_of(state: Any) -> dict[str, Any]:
-    """The snapshot of the stage in the state of the first stream."""
-    found: dict[str, Any] = next(iter(state["streams"].values()))["inner"][0]
-    return found
-
-
-def test_state_has_keys_and_lengths_of_a_window_of_samples(root) -> None:
-    loader = get_savable_loader(training(root, Lines(window=40)))
-    for batch in islice(loader, 30):
-        stage = stage_of(loader.save_state_rank())
-        assert stage["stage"] == "bucket_batch"
-        keys = [key for keys in stage["held"] for key in keys]
-        next_keys = [key for _, keys, _ in stage["groups"] for key in keys]
-        assert 40 - 5 <= len(keys) + len(next_keys) <= 40 + 32
-        assert all(len(key) == 4 for key in [*keys, *next_keys, *batch["keys"]])
-        assert all(len(keys) == len(rows) for _, keys, rows in stage["groups"])
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "text"),
-    [
-        ("windows", -1, "windows=-1"),
-        ("read", "x", "read='x'"),
-        ("size", 0, "samples of lists are held, of 0"),
-        ("held", [[7]], "damaged"),
-        ("held", 5, "damaged"),
-        ("groups", [[None, [["texts", 0, 1, 1]], []]], "damaged"),
-        ("groups", [[None, [["texts", 0, 1, 1]], [[0]]]], "is no length"),
-        ("groups", [[None, [3], [[4]]]], "is no restore key"),
-    ],
-)
-def test_damaged_state_is_refused_and_changes_nothing(root, field, value, text) -> None:
-    loader = get_savable_loader(training(root, Lines()))
-    assert list(islice(loader, 3))
-    state = json.loads(json.dumps(loader.save_state_rank()))
-    stage_of(state)[field] = value
-    snapshot = Snapshot.from_json(next(iter(state["streams"].values())))
-    dataset = training(root, Lines())
-    run = StreamRun(dataset, Stream(0, 1))
-    with pytest.raises(StateError, match=text):
-        run.restore(snapshot)
-    assert_same(next(run), next(StreamRun(dataset, Stream(0, 1))))
-
-
-def test_checkpoint_of_other_settings_is_refused(root) -> None:
-    loader = get_savable_loader(training(root, Lines()))
-    assert list(islice(loader, 3))
-    state = loader.save_state_rank()
-    for changed, text in (
-        ({"max_tokens": 31}, "max_tokens=32 where this pipeline has 31"),
-        ({"window": 15}, "window=16 where this pipeline has 15"),
-        ({"align": 2}, "align=1"),
-        ({"group_by": "source"}, "group_by=None"),
-        ({"overlong": "drop"}, "overlong='error'"),
-        ({"longest_first": True}, "longest_first=False"),
-    ):
-        other = get_savable_loader(training(root, Lines(**changed)))
-        with pytest.raises(StateError, match=text):
-            other.restore_state_rank(state)
-
-
 # --------------------------------------------------------------------------------------- pipeline
 
 
@@ -538,34 +365,6 @@ def test_blend_of_tokens_counts_what_comes_into_batches(root, tmp_path) -> None:
         for key, length in zip(batch["keys"], batch["lengths"], strict=True):
             found[next(leaves(key))[0]] += length
     assert found["texts"] == pytest.approx(sum(found.values()) / 2, rel=0.05)
-
-
-def test_edited_blend_drops_what_is_held_of_a_removed_source(root, tmp_path) -> None:
-    other, third = text_set(tmp_path / "other", 20), text_set(tmp_path / "third", 20)
-    encoder = Lines(window=30, group_by=by_last_digit)
-    loader = get_savable_loader(training(blend_of(root, other), encoder))
-    assert len(list(islice(loader, 7))) == 7
-    state = loader.save_state_rank()
-    stage = stage_of(state)
-    lists = [*stage["held"], *(keys for _, keys, _ in stage["groups"])]
-    held = {tuple(key) for keys in lists for key in keys}
-    assert {key[0] for key in held} == {"texts", "other"}
-    again = get_savable_loader(training(blend_of(root, third), encoder))
-    again.restore_state_rank(json.loads(json.dumps(state)), migrate=True)
-    found = [tuple(key) for batch in islice(again, 60) for key in batch["keys"]]
-    assert {key[0] for key in found} == {"texts", "third"}
-    kept = {key for key in held if key[0] == "texts"}
-    assert kept <= set(found)
-    assert len(set(found)) == len(found)
-
-
-def test_batches_have_the_loss_weights_of_their_samples(root, tmp_path) -> None:
-    other = text_set(tmp_path / "other", 20)
-    blend = blend_of(root, other)
-    blend["splits"]["train"]["blend"][1]["loss_weight"] = 0.25
-    for batch in islice(get_savable_loader(training(blend, Lines())), 20):
-        expected = [0.25 if key[0] == "other" else 1.0 for key in batch["keys"]]
-        assert batch["loss_weight"].tolist() == expected
 
 
 def test_both_encoding_hooks_run_before_samples_share_a_batch(root) -> None:
@@ -596,11 +395,6 @@ class Grouped(Lines):
         return 0, None
 
 
-class Random(Lines):
-    def encode_sample(self, sample: TextSample) -> TextSample:
-        return sample
-
-
 class Wrong(Lines):
     def __init__(self) -> None:
         super().__init__()
@@ -613,7 +407,6 @@ class Wrong(Lines):
         (Unmeasured, ValueError, "Unmeasured has `batching`, but does not say how long"),
         (Packed, ValueError, "Packed has both `batching` and packing"),
         (Grouped, ValueError, "Grouped has both `batching` and batch_group_criterion"),
-        (Random, ValueError, "Batches of like lengths hold samples back"),
         (Wrong, TypeError, "Wrong.batching=8192; make it Buckets"),
         (Fixed, ValueError, "batch_size=None, and Buckets has neither max_tokens nor"),
     ],
@@ -625,16 +418,6 @@ def test_pipeline_that_cannot_batch_by_length_is_refused_when_it_is_built(
         training(root, encoder())
 
 
-@pytest.mark.parametrize("length", [0, -3, "4", {"tiles": 3}])
-def test_length_that_is_none_is_an_error(root, length) -> None:
-    class Odd(Lines):
-        def sample_length(self, sample: Any) -> Any:
-            return length
-
-    with pytest.raises(FatalSampleError, match=r"sample_length.* gave"):
-        one_pass(root, Odd())
-
-
 def test_length_may_be_among_others(root) -> None:
     class Resources(Lines):
         def sample_length(self, sample: Any) -> Any:
@@ -643,11 +426,6 @@ def test_length_may_be_among_others(root) -> None:
     batches, _ = one_pass(root, Resources())
     plain, _ = one_pass(root, Lines())
     assert [b["numbers"] for b in batches] == [b["numbers"] for b in plain]
-
-
-def test_group_that_no_checkpoint_could_keep_is_refused(root) -> None:
-    with pytest.raises(FatalSampleError, match="which a checkpoint cannot keep"):
-        one_pass(root, Lines(group_by=lambda sample: 0.5))
 
 
 def test_stage_works_without_a_task_encoder(root) -> None:

@@ -42,7 +42,7 @@ from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.token_blending import TokenBlendDataset
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, ignore, number_of, text_set
+from ..helpers import Ranks, ignore, number_of, text_set
 
 AGAIN = "given again"
 
@@ -434,11 +434,6 @@ def test_group_without_a_share_is_refused_by_the_name_of_its_sample() -> None:
         passes(batches_of(rows, shares={"images": 3, "text": 1}))
 
 
-def test_group_that_no_checkpoint_can_keep_is_refused() -> None:
-    with pytest.raises(FatalSampleError, match=r"which a checkpoint cannot keep"):
-        passes(batches_of([(1.5, 3)], shares={"images": 1}))
-
-
 # --------------------------------------------------------------------- through the whole pipeline
 
 SIZES = {"pictures": 60, "stories": 40, "chats": 20}
@@ -503,10 +498,6 @@ class Splitting(DefaultTaskEncoder):
         }
 
 
-class ByImages(Splitting):
-    batching = ModalitySplit("modality", {"images": 0.6, "text": 0.4}, window=3, max_surplus=1)
-
-
 class BySource(Splitting):
     batching = ModalitySplit("source", window=2)
 
@@ -536,21 +527,6 @@ def assert_pure(found: dict[int, Any], num_streams: int) -> None:
     assert all(len(kinds) == 1 for kinds in by_cycle.values())
 
 
-@pytest.mark.parametrize("encoder", [Splitting, ByImages])
-def test_run_of_any_topology_gives_the_same_pure_steps(root: Path, encoder: Any) -> None:
-    make = pipeline(root, encoder)
-    expected = Ranks(make, 1, num_streams=4).slots(80)
-    assert_pure(expected, 4)
-    for world_size, num_workers in ((4, 0), (2, 2)):
-        run = Ranks(make, world_size, num_workers, num_streams=4)
-        found = {}
-        for _ in range(80 // world_size):
-            step = run.steps(1)
-            assert len({frozenset(kinds_in(batch)) for batch in step.values()}) == 1
-            found.update(step)
-        assert_same(found, expected)
-
-
 def test_shares_of_the_blend_hold_in_every_stretch(root: Path) -> None:
     (loader,) = Ranks(pipeline(root), 1, num_streams=2).loaders
     num_images = 0
@@ -567,29 +543,6 @@ def test_each_source_has_its_weight_where_groups_are_sources(root: Path) -> None
     found = Counter(batch["sources"][0] for batch in batches)
     for name, share in (("pictures", 0.6), ("stories", 0.3), ("chats", 0.1)):
         assert abs(found[f"{name}/train"] - 300 * share) < 5
-
-
-def test_resumed_at_any_step_on_any_ranks_gives_the_rest(root: Path) -> None:
-    make = pipeline(root)
-    expected = Ranks(make, 1, num_streams=4).slots(72)
-    for before, after in (((2, 0), (4, 0)), ((4, 0), (1, 0)), ((1, 0), (2, 2))):
-        for steps in (4, 8, 12):
-            old = Ranks(make, *before, num_streams=4)
-            found = old.steps(steps)
-            new = Ranks(make, *after, states=old.save())
-            found.update(new.steps((72 - len(found)) // after[0]))
-            assert_same(dict(sorted(found.items())), expected)
-
-
-def test_resumed_at_every_step_of_one_rank_gives_the_rest(root: Path) -> None:
-    make = pipeline(root)
-    run = Ranks(make, 1, num_streams=2)
-    expected = Ranks(make, 1, num_streams=2).slots(40)
-    for step in range(30):
-        assert_same(Ranks(make, 1, states=run.save()).slots(10), {
-            slot: expected[slot] for slot in range(step, step + 10)
-        })  # fmt: skip
-        run.steps(1)
 
 
 def test_loader_refuses_a_world_size_that_does_not_divide_the_streams(root: Path) -> None:
@@ -623,57 +576,11 @@ def test_other_pipelines_run_on_any_world_size(root: Path) -> None:
     Ranks(make, 3, num_streams=4).steps(1)
 
 
-@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
-def test_finite_pass_gives_each_sample_once_or_counts_it(root: Path, end: Any) -> None:
-    class Ending(Splitting):
-        batching = ModalitySplit(KINDS, window=3, end=end)
-
-    make = pipeline(root, Ending, ONCE, batch_size=4, repeat=False)
-    run = Ranks(make, 2, num_streams=2)
-    found = run.rest()
-    keys = Counter(
-        key for batch in found.values() for key in zip(batch["sources"], batch["keys"], strict=True)
-    )
-    skipped = sum(sum(loader.num_skipped.values()) for loader in run.loaders)
-    encodable = sum(sum(i % 13 != 5 for i in range(size)) for size in SIZES.values())
-    all_of_them = sum(SIZES.values())
-    if end != "drop":
-        assert len(keys) == encodable
-        assert skipped == all_of_them - encodable
-    if end == "drop":
-        assert_pure(found, 2)
-    if end != "keep":
-        assert {len(batch["keys"]) for batch in found.values()} == {4}
-    if end != "pad":
-        assert set(keys.values()) == {1}
-        assert len(keys) + skipped == all_of_them
-
-
 def test_batch_drop_last_drops_what_fills_no_batch(root: Path) -> None:
     make = pipeline(root, Splitting, ONCE, batch_size=4, batch_drop_last=True, repeat=False)
     found = Ranks(make, 2, num_streams=2).rest()
     assert {len(batch["keys"]) for batch in found.values()} == {4}
     assert_pure(found, 2)
-
-
-def test_source_taken_out_of_the_run_leaves_pure_batches(root: Path) -> None:
-    make = pipeline(root, ByImages)
-    run = Ranks(make, 2, num_streams=2)
-    run.steps(9)
-    states = run.save()
-    edited = BLEND[: BLEND.index("  - path: ./chats")]
-    less = pipeline(root, ByImages, edited)
-    new = Ranks(less, 2)
-    for loader in new.loaders:
-        loader.restore_state_global(states, migrate=True)
-    new.iterators = [iter(loader) for loader in new.loaders]
-    found = new.steps(40)
-    assert_pure(found, 2)
-    assert {source for b in found.values() for source in b["sources"]} == {
-        "pictures/train",
-        "stories/train",
-    }
-    assert {len(batch["keys"]) for batch in found.values()} == {2}
 
 
 def test_weights_edited_in_the_run_change_the_shares_of_what_follows(root: Path) -> None:
@@ -779,36 +686,6 @@ def test_padding_and_dropping_at_once_are_refused(root: Path) -> None:
         pipeline(root, Padding, batch_drop_last=True)(
             WorkerConfig(rank=0, world_size=1, num_workers=0)
         )
-
-
-def test_samples_that_cannot_be_made_again_are_refused(root: Path) -> None:
-    class Random(Splitting):
-        def encode_sample(self, sample: TextSample) -> TextSample:
-            return sample
-
-    with pytest.raises(ValueError, match="Batches of one group hold samples back"):
-        pipeline(root, Random)(WorkerConfig(rank=0, world_size=1, num_workers=0))
-
-
-def test_damaged_state_is_refused() -> None:
-    dataset = batches_of(mixed(99), endless=True)
-    run = StreamRun(dataset, Stream(0, 1))
-    run.skip(7)
-    state: Any = run.snapshot().to_json()
-    fields = state["inner"][0]
-    counts, keys, rows, given = fields["groups"][0]
-    for group in (
-        [[1, 2], keys, rows, given],
-        [[-1, 9, 0], keys, rows, given],
-        [[1, 2, 3], keys, rows, given],
-        [counts, keys[:-1], rows, given],
-        [counts, keys, [[1, 0]] * len(keys), given],
-        [counts, [[], *keys[1:]], rows, given],
-        [counts, keys, rows],
-    ):
-        broken = {**fields, "groups": [group, *fields["groups"][1:]]}
-        with pytest.raises(StateError, match="'modality_batch' is damaged"):
-            run.restore(Snapshot.from_json({**state, "inner": [broken]}))
 
 
 def test_measured_samples_are_taken_as_they_are() -> None:

@@ -23,7 +23,6 @@ from energon_lite import (
     Packing,
     SavableDataset,
     SkipSample,
-    StateError,
     TextSample,
     WorkerConfig,
     edataclass,
@@ -37,7 +36,7 @@ from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.stream_context import leaves
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, ignore, number_of, signed, text_set
+from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -193,38 +192,6 @@ def test_dict_of_resources_limits_each(root) -> None:
 LONG = [5, 40, 3, 17, 8]
 
 
-def test_overlong_sample_is_an_error_that_names_it_and_the_ways_out(root) -> None:
-    with pytest.raises(FatalSampleError) as caught:
-        one_pass(root, Packs(LONG))
-    text = str(caught.value)
-    assert "sample '000" in text
-    assert "{'tokens': 16}" in text
-    assert all(way in text for way in ('"drop"', '"truncate"', '"split"', '"alone"'))
-
-
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "alone"])
-@pytest.mark.parametrize("align", [1, 8])
-def test_overlong_samples_follow_their_policy_and_are_counted(root, overlong, align) -> None:
-    batches, loader = one_pass(root, Packs(LONG, overlong=overlong, align=align))
-    kept = {
-        "drop": lambda n: n if n <= 16 else 0,
-        "truncate": lambda n: min(n, 16),
-        "split": lambda n: n,
-        "alone": lambda n: n,
-    }[overlong]
-    expected = {i: kept(LONG[i % 5]) for i in range(NUM_SAMPLES)}
-    assert tokens_of(batches) == {i: n for i, n in expected.items() if n}
-    (stats,) = loader.stats().values()
-    assert stats.tokens == sum(expected.values())
-    num_long = NUM_SAMPLES * 2 // 5
-    assert stats.skipped == (num_long if overlong == "drop" else 0)
-    assert stats.overlong == (0 if overlong == "drop" else num_long)
-    assert stats.samples == NUM_SAMPLES - stats.skipped
-    for batch in batches:
-        longest = int(batch.cu_seqlens.max())
-        assert longest <= 16 or (overlong == "alone" and len(batch.__key__) == 1)
-
-
 def test_longest_sample_that_fits_when_aligned_is_not_overlong(root) -> None:
     batches, loader = one_pass(root, Packs([16, 12], capacity=19, align=8, overlong="drop"))
     assert loader.stats()["texts/train"].skipped == 0
@@ -348,11 +315,6 @@ def test_modalities_do_not_share_packs_if_asked(root) -> None:
         assert len(batch.images) in (0, len(batch.__key__))
 
 
-def test_group_that_no_checkpoint_could_keep_is_refused(root) -> None:
-    with pytest.raises(FatalSampleError, match=r"group_by gave \[1\], which a checkpoint cannot"):
-        one_pass(root, Packs(group_by=lambda sample: [1]))
-
-
 # ------------------------------------------------------------------------------ end of the data
 
 
@@ -468,30 +430,21 @@ class Popping(Chosen):
 
 @pytest.mark.parametrize(
     "encoder",
-    [
-        Packs,
-        lambda: Packs(LONG, overlong="split", buffer_size=20),
-        lambda: Packs(algorithm="best"),
-        lambda: Packs(group_by=by_last_digit, layout="thd"),
-        Noisy,
-        Chosen,
-        Popping,
-    ],
-    ids=["packs", "split", "window", "groups", "noisy", "chosen", "popping"],
+    [lambda: Packs(group_by=by_last_digit, layout="thd"), Noisy, Popping],
+    ids=["rows", "noisy", "popping"],
 )
-@pytest.mark.parametrize("num_streams", [1, 4])
-def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, num_streams) -> None:
+def test_resumed_run_of_tensors_is_the_unbroken_one_bit_by_bit(root, encoder) -> None:
     arguments: dict[str, Any] = {"batch_size": 2}
-    if encoder in (Chosen, Popping):
+    if encoder is Popping:
         arguments["packing_buffer_size"] = 10
 
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return training(root, encoder(), config, **arguments)
 
-    whole = Ranks(make, 1, num_streams=num_streams)
+    whole = Ranks(make, 1, num_streams=4)
     expected = whole.slots(120)
     found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_streams=num_streams)
+    run = Ranks(make, 1, num_streams=4)
     for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 21), (1, 40)):
         part = run.slots(number - number % len(run.loaders))
         assert not part.keys() & found.keys()
@@ -500,40 +453,6 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(root, encoder, num_streams) 
     found.update(run.slots(20))
     assert len(found) > 80
     assert_same(found, {slot: expected[slot] for slot in found})
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_finite_pass_resumed_at_its_end_gives_the_rest(root, num_workers) -> None:
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, Packs(), config, repeat=False)
-
-    expected = Ranks(make, 1, num_workers, num_streams=4).rest()
-    for number in (0, 1, len(expected) - 2, len(expected) - 1, len(expected)):
-        run = Ranks(make, 1, num_workers, num_streams=4)
-        found = dict(run.next(0) for _ in range(number))
-        again = Ranks(make, 1, num_workers, states=run.save())
-        found.update(again.rest() if number < len(expected) else {})
-        assert_same(found, expected)
-
-
-def test_restoring_reads_no_sample_until_it_leaves(root) -> None:
-    encoder = Packs(buffer_size=40)
-    loader = get_savable_loader(training(root, encoder))
-    assert list(islice(loader, 5))
-    state = loader.save_state_rank()
-    calls: list[str] = []
-
-    class Listening(Packs):
-        @stateless
-        def encode_sample(self, sample: TextSample) -> dict[str, Any]:
-            calls.append(sample.__key__)
-            return super().encode_sample(sample)
-
-    again = get_savable_loader(training(root, Listening(buffer_size=40)))
-    again.restore_state_rank(state)
-    batch = next(iter(again))
-    # What was read in addition fills the buffer up again.
-    assert len(calls) <= 3 * len(batch.__key__)
 
 
 def test_heavy_part_is_done_for_samples_in_a_pack_only(root) -> None:
@@ -568,28 +487,6 @@ def test_sample_that_fails_after_the_choice_leaves_a_short_pack_and_is_counted(r
     assert (stats.skipped, stats.samples) == (6, NUM_SAMPLES - 6)
     key = batches[3].__restore_key__
     assert_same(training(root, Failing(), repeat=False).restore_sample(key), batches[3])
-
-
-def test_checkpoint_of_other_settings_or_damaged_is_refused(root) -> None:
-    loader = get_savable_loader(training(root, Packs()))
-    assert list(islice(loader, 3))
-    state = loader.save_state_rank()
-    for other in (Packs(capacity=20), Packs(algorithm="best"), Packs(loss="sample")):
-        with pytest.raises(StateError, match="Checkpoint has"):
-            get_savable_loader(training(root, other)).restore_state_rank(state)
-    (_, stream), *_ = state["streams"].items()
-    pack = stream
-    while pack.get("stage") != "pack":
-        (pack,) = pack["inner"]
-    pack["groups"][0][1].pop()
-    with pytest.raises(StateError, match="'pack' is damaged"):
-        next(iter(_restored(training(root, Packs()), signed(state))))
-
-
-def _restored(dataset: Any, state: Any) -> Any:
-    loader = get_savable_loader(dataset)
-    loader.restore_state_rank(state)
-    return loader
 
 
 # ------------------------------------------------------------------------- the user's own function
@@ -708,11 +605,6 @@ class Both(Packs):
         return [samples]
 
 
-class Unrepeatable(Packs):
-    def encode_sample(self, sample: Any) -> Any:
-        return super().encode_sample(sample)
-
-
 class Expanding(Packs):
     def postencode_sample(self, sample: Any) -> Any:
         yield sample
@@ -724,7 +616,6 @@ class Expanding(Packs):
         (Bare, 8, r"Bare has no select_samples_to_pack. Give it one, or `packing = Packing"),
         (NoLength, None, r"NoLength has `packing`, but does not say how long a sample is"),
         (Both, None, "has both `packing` and select_samples_to_pack"),
-        (Unrepeatable, None, "Packs hold samples back.*Put @stateless on encode_sample"),
         (Expanding, None, "is a generator, but works on samples that were chosen"),
         (Pairs, 0, "packing_buffer_size=0 must be at least 1"),
     ],
@@ -770,16 +661,6 @@ def test_buffer_size_of_the_pipeline_goes_before_that_of_the_packing(root) -> No
     configs = [training(root, Packs(), packing_buffer_size=size).config() for size in (None, 33)]
     assert "'packing_buffer_size': 8" in str(configs[0])
     assert "'packing_buffer_size': 33" in str(configs[1])
-
-
-@pytest.mark.parametrize("length", [0, -3, "4", {"tiles": 3}])
-def test_length_that_is_none_is_an_error(root, length) -> None:
-    class Odd(Packs):
-        def sample_length(self, sample: Any) -> Any:
-            return length
-
-    with pytest.raises(FatalSampleError, match=r"sample_length|at least 1 token"):
-        one_pass(root, Odd())
 
 
 # ----------------------------------------------------------------------------------- loss weights
@@ -867,20 +748,6 @@ def test_asked_share_of_a_schedule_is_that_of_the_samples_drawn(root, tmp_path, 
     assert 400 < sum(source.samples for source in stats.values()) < 2000
     for source in stats.values():
         assert source.given_share == pytest.approx(source.asked_share, abs=0.01)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
-def test_worker_processes_give_the_same_packs(root, start_method) -> None:
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, Packs(group_by=by_last_digit), config, batch_size=2)
-
-    expected = Ranks(make, 1, num_streams=4).slots(40)
-    run = Ranks(make, 1, 2, num_streams=4, start_method=start_method)
-    found = run.slots(15)
-    again = Ranks(make, 2, 1, states=run.save(), start_method=start_method)
-    found.update(again.slots(24))
-    assert_same(found, {slot: expected[slot] for slot in found})
 
 
 # ------------------------------------------------------------------------------------ balance

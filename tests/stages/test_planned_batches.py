@@ -21,11 +21,11 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.dataset import SavableDataset, StreamRun
-from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 
-from ..helpers import number_of, text_set, through_json
+from ..helpers import number_of, text_set
 
 NUM_SAMPLES = 700
 STREAMS, BATCH = 4, 3
@@ -153,31 +153,6 @@ def test_any_group_may_be_empty_and_any_size_indivisible(
     assert all(len({n >= num_texts for n in batch}) == 1 for own in streams for batch in own)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_run_goes_on_on_other_ranks_and_workers(root: Path, workers: int) -> None:
-    encoder = Encoder()
-
-    def loader(rank: int, world_size: int) -> Any:
-        where = {"num_workers": workers}
-        return get_savable_loader(
-            batched(root, encoder, rank, world_size, repeat=True, where=where)
-        )
-
-    whole = iter(loader(0, 1))
-    expected = [next(whole) for _ in range(80)]
-    states = []
-    for rank in range(2):
-        own = loader(rank, 2)
-        items = iter(own)
-        assert [next(items) for _ in range(18)] == expected[rank:36:2]
-        states.append(through_json(own.save_state_rank()))
-    for rank in range(4):
-        own = loader(rank, 4)
-        own.restore_state_global(states)
-        items = iter(own)
-        assert [next(items) for _ in range(11)] == expected[36 + rank : 80 : 4]
-
-
 def test_world_size_that_does_not_divide_the_streams_is_refused(root: Path) -> None:
     with pytest.raises(ValueError, match="num_streams"):
         get_savable_loader(batched(root, Encoder(), 0, 3))
@@ -243,12 +218,3 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
 
     with pytest.raises(ValueError, match="generator"):
         batched(root, Expanding())
-
-
-def test_other_window_is_noticed_by_a_checkpoint(root: Path) -> None:
-    loader = get_savable_loader(batched(root, Encoder(), repeat=True))
-    next(iter(loader))
-    state = through_json(loader.save_state_rank())
-    other = get_savable_loader(batched(root, Encoder(window=9), repeat=True))
-    with pytest.raises(StateError, match="window"):
-        other.restore_state_rank(state)
