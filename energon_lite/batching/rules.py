@@ -1,60 +1,213 @@
-"""How samples share lists, as the user asks for it: packs, batches by length, by modality."""
+"""How samples share lists, as the user asks for it: packs, batches by length, by modality.
+
+Axes: N samples, R resources (tokens first), U parts of samples.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from energon_lite.batching.checks import at_least
 from energon_lite.batching.length_windows import aligned, limits_of_budget, limits_of_function
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import BoolArray, Int64Array
 
 # What a pack holds most of, and what a plain number means.
 TOKENS = "tokens"
+# In place of the first token of a part: the part is a whole sample.
+WHOLE = -1
 
 Algorithm = Literal[
     "streaming", "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
 ]
 Overlong = Literal["error", "drop", "truncate", "split", "alone"]
 EndOfData = Literal["pack", "drop"]
-LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "algorithm": (
-        "streaming",
-        "best",
-        "first_fit_decreasing",
-        "best_fit_decreasing",
-        "first_fit",
-        "sequential",
-    ),
-    "overlong": ("error", "drop", "truncate", "split", "alone"),
-    "end_of_data": ("pack", "drop"),
-    "layout": ("padded", "thd"),
-    "loss": ("token", "sample", "sqrt"),
-    "group_by": ("source", "modality"),
-    "balance": ("quantile_sync", "global_window"),
-}
-
-
 EndOfGroup = Literal["keep", "drop", "pad"]
+LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
+GroupBy = Literal["source", "modality"] | Callable[[Any], Any] | None
 
-_ENDS = ("keep", "drop", "pad")
-# Samples that may be held of a group, by those that reading ahead for all groups makes of it.
+# Samples that may be buffered of a group, as a multiple of those that reading ahead brings.
 _PILE = 2
 # When n samples of a group of share p have come, chance makes others sqrt(n / p) too many or too
 # few: room for that up to n = 256 squared.
 _CHANCE = 256
-_BUCKETS_DO = ("error", "drop", "alone")
-_GROUPS = ("source", "modality")
+
+
+class OverlongError(ValueError):
+    """A sample is too long for a list, and the rules do not say what to do with it.
+
+    Attributes:
+        sample: its index.
+    """
+
+    def __init__(self, sample: int, text: str) -> None:
+        super().__init__(text)
+        self.sample = sample
+
+
+class Parts(NamedTuple):
+    """What is put into lists: samples, and parts of samples that are too long for one.
+
+    Attributes:
+        samples: shape (U,); index of the sample of each part, ascending.
+        starts: shape (U,); first token of a part, or `WHOLE`.
+        stops: shape (U,); the token after its last one, or `WHOLE`.
+        lengths: shape (U, R); of the parts.
+        is_overlong: shape (N,); the samples that are too long for a list.
+    """
+
+    samples: Int64Array
+    starts: Int64Array
+    stops: Int64Array
+    lengths: Int64Array
+    is_overlong: BoolArray
+
+
+class LengthRules:
+    """How long the samples of a list may be, and what becomes of those that are too long.
+
+    The fields of a subclass are checked by their annotations, see `check_fields`.
+
+    Attributes:
+        resources: what is limited, tokens first.
+        overlong: what becomes of samples that are too long for any list.
+        group_by: what must be equal in a list.
+        lengths: name of the length index by which lists are planned.
+    """
+
+    resources: tuple[str, ...] = (TOKENS,)
+    overlong: Overlong = "alone"
+    group_by: Any = None
+    lengths: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.lengths is not None and callable(self.group_by):
+            raise ValueError(
+                "group_by is a function of a sample, and lists that are planned by a length index "
+                'are chosen before samples are read; use "source" or "modality", or leave out '
+                "`lengths`"
+            )
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The largest length of each resource up to which a sample is sure to fit a list."""
+        return (sys.maxsize,)
+
+    @property
+    def longest(self) -> int:
+        """Tokens up to which a sample is sure to fit, if tokens are all that is limited."""
+        return self.limits[0]
+
+    def too_long(self, lengths_NR: Int64Array) -> BoolArray:
+        """Returns which samples fit no list; shape (N,)."""
+        return np.asarray((lengths_NR > np.array(self.limits)).any(axis=1))
+
+    def _limit(self, sizes: dict[str, int]) -> str:
+        """Describes the limit that a sample of these lengths is above."""
+        limits = dict(zip(self.resources, self.limits, strict=True))
+        return f"its length is {sizes}, and a pack takes {limits}"
+
+    def parts(self, lengths_NR: Int64Array) -> Parts:
+        """Applies the policy for samples that are too long for a list.
+
+        Dropped samples have no part, truncated ones have one, split ones several. Samples that are
+        to be alone are whole, and longer than a list.
+
+        Raises:
+            OverlongError: The policy is "error", or cannot be applied to a sample.
+        """
+        is_long, num = self.too_long(lengths_NR), len(lengths_NR)
+        starts, counts = np.full(num, WHOLE), np.ones(num, np.int64)
+        parts = Parts(np.arange(num), starts, starts, lengths_NR, is_long)
+        if self.overlong == "alone" or not is_long.any():
+            return parts
+        longest = self.limits[0]
+        if self.overlong == "drop":
+            counts[is_long] = 0
+        else:
+            self._check_cut(lengths_NR, is_long)
+        if self.overlong == "split":
+            counts[is_long] = -(-lengths_NR[is_long, 0] // longest)
+        samples_U = np.repeat(parts.samples, counts)
+        numbers_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(counts) - counts, counts)
+        lengths_UR, is_cut = lengths_NR[samples_U], is_long[samples_U]
+        starts_U = np.where(is_cut, numbers_U * longest, WHOLE)
+        ends_U = np.minimum(starts_U + longest, lengths_UR[:, 0])
+        stops_U = np.where(is_cut, ends_U, WHOLE)
+        lengths_UR[is_cut, 0] = (stops_U - starts_U)[is_cut]
+        return Parts(samples_U, starts_U, stops_U, lengths_UR, is_long)
+
+    def _check_cut(self, lengths_NR: Int64Array, is_long: BoolArray) -> None:
+        """Refuses samples that must not be cut, or cannot be."""
+        no_tokens = lengths_NR.copy()
+        no_tokens[:, 0] = 0
+        what = f"{self.overlong} cuts tokens only"
+        is_bad, remedy = self.too_long(no_tokens), 'Use overlong="drop" or "alone"'
+        if self.overlong == "error":
+            what, is_bad = "", is_long
+            allowed = get_args(get_type_hints(type(self))["overlong"])
+            choices = " or ".join(f'"{choice}"' for choice in allowed if choice != "error")
+            setting = f"{type(self).__name__}(overlong={choices})"
+            remedy = f"Shorten it in encode_sample, or set {setting}"
+        elif self.overlong == "split" and not is_bad.any():
+            what = "split cannot divide what is not tokens"
+            is_bad = is_long & (lengths_NR[:, 1:] > 0).any(axis=1)
+        if is_bad.any():
+            sample = int(is_bad.argmax())
+            sizes = dict(zip(self.resources, lengths_NR[sample].tolist(), strict=True))
+            what = f"{self._limit(sizes)}. {what}{what and '. '}{remedy}, or raise the limit"
+            raise OverlongError(sample, what)
+
+    def kept_tokens(self, length: int | Mapping[str, int]) -> int:
+        """Returns how many tokens of a sample come into lists.
+
+        Args:
+            length: the result of `sample_length`.
+        """
+        lengths = length if isinstance(length, Mapping) else {TOKENS: length}
+        row = [int(lengths.get(name, 0)) for name in self.resources]
+        if self.overlong == "truncate":
+            return min(row[0], self.limits[0])
+        is_dropped = self.overlong == "drop" and bool(self.too_long(np.array([row]))[0])
+        return 0 if is_dropped else row[0]
+
+
+def check_fields(settings: Any) -> None:
+    """Checks the fields of a dataclass against their annotations.
+
+    A `Literal` is one of its values, or what else the annotation names: None, a function. An
+    integer is at least 1, or at least `metadata["least"]`; so are those of a dict.
+
+    Raises:
+        TypeError: A value is no integer.
+        ValueError: A value is out of range, or not among the choices; names it.
+    """
+    hints = get_type_hints(type(settings))
+    for each in fields(settings):
+        name, value, hint = each.name, getattr(settings, each.name), hints[each.name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+        if value is None and type(None) in kinds:
+            continue
+        if choices:
+            is_function = callable(value) and any(get_origin(k) is Callable for k in kinds)
+            is_mapping = isinstance(value, Mapping) and any(get_origin(k) is Mapping for k in kinds)
+            if not (is_function or is_mapping or value in choices):
+                raise ValueError(f"{name}={value!r:.80} is not one of {', '.join(choices)}")
+        elif int in kinds:
+            for number in value.values() if isinstance(value, Mapping) else [value]:
+                at_least(name, number, each.metadata.get("least", 1))
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(LengthRules):
     """How a task encoder's samples are packed.
 
     Args:
@@ -108,7 +261,7 @@ class Packing:
     algorithm: Algorithm = "streaming"
     buffer_size: int = 256
     max_samples: int | None = None
-    group_by: Literal["source", "modality"] | Callable[[Any], Any] | None = None
+    group_by: GroupBy = None
     overlong: Overlong = "error"
     align: int | Mapping[str, int] = 1
     balance: Literal["quantile_sync", "global_window"] | None = None
@@ -122,90 +275,47 @@ class Packing:
     layout: Literal["padded", "thd"] = "padded"
     pad_to_capacity: bool | None = None
     labels_are_shifted: bool = False
-    pad_id: int = 0
-    ignore_index: int = -100
+    pad_id: int = field(default=0, metadata={"least": -sys.maxsize})
+    ignore_index: int = field(default=-100, metadata={"least": -sys.maxsize})
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            is_free = (name in ("group_by", "loss") and callable(value)) or (
-                name in ("group_by", "balance") and value is None
-            )
-            if not is_free and value not in allowed:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size={self.buffer_size} must be at least 1")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples={self.max_samples} must be at least 1, or None")
+        super().__post_init__()
         if self.balance is not None and self.cost is None:
             raise ValueError(
                 f'balance="{self.balance}" orders packs by their cost; say what it is: '
                 "cost=CostModel(token=1, token_squared=...) of energon_lite.balance"
             )
-        if self.balance_window < 1:
-            raise ValueError(f"balance_window={self.balance_window} must be at least 1")
-        self._check_plan()
+        for name in ("balance", "plan_window"):
+            value = getattr(self, name)
+            if self.lengths is None and value not in (None, "quantile_sync"):
+                raise ValueError(
+                    f"{name}={value!r} needs a length index; measure with `energon-lite lengths` "
+                    'and name it: lengths="..."'
+                )
         if isinstance(self.capacity, Mapping) and TOKENS not in self.capacity:
             raise ValueError(f'capacity={dict(self.capacity)} lacks an entry "{TOKENS}"')
-        for name in ("capacity", "align"):
-            value = getattr(self, name)
-            for each in value.values() if isinstance(value, Mapping) else [value]:
-                if isinstance(each, bool) or not isinstance(each, int):
-                    raise TypeError(f"{name}={value!r} must be an integer, or a dict of integers")
-                if each < 1:
-                    raise ValueError(f"{name}={value!r} must be at least 1")
-        unknown = [name for name in self._given("align") if name not in self.resources]
+        unknown = [name for name in _by_resource(self.align) if name not in self.resources]
         if unknown:
             raise ValueError(f"align names {', '.join(unknown)}, which capacity does not have")
-        if self.algorithm == "best_fit_decreasing" and len(self.resources) > 1:
-            raise ValueError(
-                'algorithm="best_fit_decreasing" packs one resource; use "first_fit_decreasing", '
-                f'"best" or "streaming" for {", ".join(self.resources)}'
-            )
         if 0 in self.limits:
             raise ValueError(
                 f"align={self.align} is above capacity={self.capacity}: nothing would fit"
             )
 
-    def _check_plan(self) -> None:
-        """Checks what goes with a length index only."""
-        if self.lengths is None:
-            for name in ("balance", "plan_window"):
-                value = getattr(self, name)
-                if value not in (None, "quantile_sync"):
-                    raise ValueError(
-                        f"{name}={value!r} needs a length index; measure with `energon-lite "
-                        'lengths` and name it: lengths="..."'
-                    )
-        elif callable(self.group_by):
-            raise ValueError(
-                "group_by is a function of a sample, and packs that are planned by a length index "
-                'are chosen before samples are read; use "source" or "modality", or leave out '
-                "`lengths`"
-            )
-        if self.plan_window is not None and self.plan_window < 1:
-            raise ValueError(f"plan_window={self.plan_window} must be at least 1, or None")
-
-    def _given(self, name: str) -> dict[str, int]:
-        value = getattr(self, name)
-        return dict(value) if isinstance(value, Mapping) else {TOKENS: value}
-
     @property
-    def resources(self) -> tuple[str, ...]:
+    def resources(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names of what a pack holds, tokens first."""
-        return (TOKENS, *(name for name in self._given("capacity") if name != TOKENS))
+        return (TOKENS, *(name for name in _by_resource(self.capacity) if name != TOKENS))
 
     @property
     def capacities(self) -> tuple[int, ...]:
         """What a pack can hold of each resource."""
-        capacity = self._given("capacity")
-        return tuple(capacity[name] for name in self.resources)
+        return tuple(_by_resource(self.capacity)[name] for name in self.resources)
 
     @property
     def alignments(self) -> tuple[int, ...]:
         """What each resource is rounded up to a multiple of."""
-        align = self._given("align")
-        return tuple(align.get(name, 1) for name in self.resources)
+        return tuple(_by_resource(self.align).get(name, 1) for name in self.resources)
 
     @property
     def tokens(self) -> int:
@@ -224,35 +334,18 @@ class Packing:
         return tuple(capacity // align * align for capacity, align in pairs)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest sample that fits a pack."""
-        return self.limits[0]
-
-    def kept_tokens(self, length: int | Mapping[str, int]) -> int:
-        """Returns how many tokens of a sample come into packs.
-
-        Args:
-            length: what `sample_length` told.
-        """
-        lengths = length if isinstance(length, Mapping) else {TOKENS: length}
-        tokens = int(lengths[TOKENS])
-        if self.overlong == "truncate":
-            return min(tokens, self.longest)
-        if self.overlong == "drop":
-            pairs = zip(self.resources, self.limits, strict=True)
-            if any(lengths.get(name, 0) > limit for name, limit in pairs):
-                return 0
-        return tokens
-
-    @property
     def pads_to_capacity(self) -> bool:
         """Whether batches have the same size each time."""
         is_padded = self.layout == "padded"
         return is_padded if self.pad_to_capacity is None else self.pad_to_capacity
 
 
+def _by_resource(value: int | Mapping[str, int]) -> dict[str, int]:
+    return dict(value) if isinstance(value, Mapping) else {TOKENS: value}
+
+
 @dataclass(frozen=True)
-class Buckets:
+class Buckets(LengthRules):
     """How a task encoder's samples share batches, by their `sample_length`.
 
     Each stream reads a window of samples, sorts it by length, and cuts it into batches. Give
@@ -285,31 +378,17 @@ class Buckets:
     max_tokens: int | None = None
     batch_size_fn: Callable[[int], int] | None = None
     window: int = 2_000
-    group_by: Literal["source", "modality"] | Callable[[Any], Any] | None = None
+    group_by: GroupBy = None
     align: int = 1
     overlong: Literal["error", "drop", "alone"] = "error"
     longest_first: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_tokens is not None and self.batch_size_fn is not None:
             raise TypeError("max_tokens and batch_size_fn both say how large a batch is; give one.")
         if self.batch_size_fn is not None and not callable(self.batch_size_fn):
             raise TypeError(f"batch_size_fn={self.batch_size_fn!r} is no function of a length")
-        for name in ("max_tokens", "window", "align"):
-            value = getattr(self, name)
-            if value is None and name == "max_tokens":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an integer")
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if self.overlong not in _BUCKETS_DO:
-            raise ValueError(f"overlong={self.overlong!r} is not one of {', '.join(_BUCKETS_DO)}")
-        group_by = self.group_by
-        if not (group_by is None or callable(group_by) or group_by in _GROUPS):
-            raise ValueError(
-                f"group_by={group_by!r} is not one of {', '.join(_GROUPS)}, nor a function"
-            )
         if self.max_tokens is not None and self.align > self.max_tokens:
             raise ValueError(
                 f"align={self.align} is above max_tokens={self.max_tokens}: nothing would fit"
@@ -320,7 +399,7 @@ class Buckets:
         """Whether these settings say how large a batch is, without a `batch_size`."""
         return self.max_tokens is not None or self.batch_size_fn is not None
 
-    def limits(self, lengths_N: Int64Array, batch_size: int | None = None) -> Int64Array:
+    def list_sizes(self, lengths_N: Int64Array, batch_size: int | None = None) -> Int64Array:
         """Returns how many samples a batch can have whose longest has each length.
 
         Args:
@@ -331,48 +410,43 @@ class Buckets:
             Shape (N,); 0 or less where the sample is too long for any batch.
 
         Raises:
-            TypeError: `batch_size_fn` gives something else than an integer; or nothing says how
+            TypeError: `batch_size_fn` returns something else than an integer; or nothing says how
                 large a batch is.
         """
         if self.max_tokens is not None:
-            limits_N = limits_of_budget(aligned(lengths_N, self.align), self.max_tokens)
+            sizes_N = limits_of_budget(aligned(lengths_N, self.align), self.max_tokens)
         elif self.batch_size_fn is not None:
-            limits_N = limits_of_function(aligned(lengths_N, self.align), self.batch_size_fn)
+            sizes_N = limits_of_function(aligned(lengths_N, self.align), self.batch_size_fn)
         elif batch_size is not None:
             return np.full(len(lengths_N), batch_size, np.int64)
         else:
             raise TypeError("nothing says how large a batch is: no max_tokens, no batch_size")
-        return limits_N if batch_size is None else np.minimum(limits_N, batch_size)
+        return sizes_N if batch_size is None else np.minimum(sizes_N, batch_size)
 
-    def is_overlong(self, length: int) -> bool:
-        """Whether a sample is too long for any batch."""
-        if self.batch_size_fn is not None:
-            return int(self.limits(np.array([length]))[0]) < 1
-        return self.max_tokens is not None and -(-length // self.align) * self.align > (
-            self.max_tokens
-        )
+    def too_long(self, lengths_NR: Int64Array) -> BoolArray:
+        """Returns which samples fit no batch; shape (N,)."""
+        if self.batch_size_fn is None:
+            return super().too_long(lengths_NR)
+        is_long: BoolArray = self.list_sizes(np.maximum(lengths_NR[:, 0], 1)) < 1
+        return is_long
 
     @property
-    def longest(self) -> int:
-        """Tokens up to which a sample is sure to fit; 0 where a function says so."""
+    def limits(self) -> tuple[int, ...]:
+        """Tokens up to which a sample is sure to fit; 0 where a function decides."""
         if self.batch_size_fn is not None:
-            return 0
+            return (0,)
         if self.max_tokens is None:
-            return sys.maxsize
-        return self.max_tokens // self.align * self.align
+            return (sys.maxsize,)
+        return (self.max_tokens // self.align * self.align,)
 
-    def kept_tokens(self, length: int | Mapping[str, int]) -> int:
-        """Returns how many tokens of a sample come into batches.
-
-        Args:
-            length: what `sample_length` told.
-        """
-        tokens = int(length["tokens"] if isinstance(length, Mapping) else length)
-        return 0 if self.overlong == "drop" and self.is_overlong(tokens) else tokens
+    def _limit(self, sizes: dict[str, int]) -> str:
+        padded = f", padded to a multiple of {self.align}" if self.align > 1 else ""
+        limit = f"max_tokens={self.max_tokens}" if self.max_tokens else "what batch_size_fn allows"
+        return f"its length of {sizes[TOKENS]}{padded} is above {limit}"
 
 
 @dataclass(frozen=True)
-class ModalitySplit:
+class ModalitySplit(LengthRules):
     """How samples become batches of one group, the same group on all ranks at the same step.
 
     Which group a step has depends on the shares and the seed only. So the shares must be those of
@@ -424,49 +498,23 @@ class ModalitySplit:
     max_surplus: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.end not in _ENDS:
-            raise ValueError(f"end={self.end!r} is not one of {', '.join(_ENDS)}")
+        super().__post_init__()
         if not 0 <= self.max_surplus <= 1:
             raise ValueError(f"max_surplus={self.max_surplus!r} must lie in 0..1")
-        if isinstance(self.window, bool) or not isinstance(self.window, int):
-            raise TypeError(f"window={self.window!r} must be an integer")
-        if self.window < 1:
-            raise ValueError(f"window={self.window} must be at least 1")
-        if not (
-            self.group_by in ("modality", "source")
-            if isinstance(self.group_by, str)
-            else callable(self.group_by) or isinstance(self.group_by, Mapping)
-        ):
-            raise ValueError(
-                f"group_by={self.group_by!r:.80} is not one of modality, source, a dict of source "
-                "names and groups, or a function of the sample"
-            )
         if isinstance(self.group_by, Mapping) and not self.group_by:
             raise ValueError("group_by={} names no source; give the group of each source")
-        if self.lengths is not None:
-            self._check_planned()
-        elif self.shares is None:
-            if not self.follows_from_source:
-                raise ValueError(
-                    "shares=None takes the shares from the weights of a blend, but group_by="
-                    f"{self._group_name!r} does not follow from the source. Give the part of each "
-                    'group in the data, as shares={"images": 0.94, "text": 0.06}'
-                )
-        else:
-            check_shares(self.shares)
-
-    def _check_planned(self) -> None:
-        """Checks what does not go with a length index."""
-        if self.shares is not None:
+        if self.shares is not None and self.lengths is not None:
             raise ValueError(
                 f"shares={dict(self.shares)!r:.200} with lengths={self.lengths!r}: planned batches "
                 "have the shares of the data; leave `shares` out"
             )
-        if callable(self.group_by):
+        if self.shares is not None:
+            check_shares(self.shares)
+        elif self.lengths is None and not self.follows_from_source:
             raise ValueError(
-                "group_by is a function of a sample, and batches that are planned by a length "
-                'index are chosen before samples are read; use "modality", "source" or a dict, or '
-                "leave out `lengths`"
+                "shares=None takes the shares from the weights of a blend, but group_by="
+                f"{self._group_name!r} does not follow from the source. Give the part of each "
+                'group in the data, as shares={"images": 0.94, "text": 0.06}'
             )
 
     @property
@@ -485,8 +533,8 @@ class ModalitySplit:
         """
         return [max(1, round(self.window * share / max(shares))) for share in shares]
 
-    def limits(self, shares: Sequence[float], batch_size: int) -> list[int]:
-        """Returns the samples of each group that may wait before they are too many.
+    def surplus_limits(self, shares: Sequence[float], batch_size: int) -> list[int]:
+        """Returns how many samples of each group may be buffered before they are a surplus.
 
         To fill a group's window, its share of samples of all others is read, too.
         """
@@ -500,7 +548,7 @@ class ModalitySplit:
         return [_PILE * batch_size * (1 + math.ceil(ahead * share)) + chance for share in shares]
 
     def config(self) -> dict[str, Any]:
-        """Returns what decides the content, as plain JSON, but for the shares."""
+        """Returns what decides the content, as JSON, but for the shares."""
         group_by: Any = self._group_name
         if isinstance(self.group_by, Mapping):
             group_by = [[name, plain(group)] for name, group in sorted(self.group_by.items())]

@@ -199,7 +199,8 @@ class _BucketCursor(Cursor[list[Any]]):
         buckets = self._spec.buckets
         is_overlong = self._is_overlong.get(length)
         if is_overlong is None:
-            is_overlong = self._is_overlong[length] = buckets.is_overlong(length)
+            is_overlong = bool(buckets.too_long(np.array([[length]]))[0])
+            self._is_overlong[length] = is_overlong
         if not is_overlong:
             return False
         padded = f", padded to a multiple of {buckets.align}" if buckets.align > 1 else ""
@@ -223,7 +224,7 @@ class _BucketCursor(Cursor[list[Any]]):
         spec, window = self._spec, self._window
         rows = window.rows()
         lengths = rows[:, KEY_COLUMNS]
-        limits = np.maximum(spec.buckets.limits(lengths, spec.batch_size), 1)
+        limits = np.maximum(spec.buckets.list_sizes(lengths, spec.batch_size), 1)
         cut = cut_window(
             lengths,
             limits,

@@ -65,11 +65,11 @@ def test_windows_of_rarer_groups_are_as_much_shorter() -> None:
 
 def test_limits_leave_room_for_what_reading_ahead_brings() -> None:
     split = ModalitySplit("modality", shares=BOTH, window=64)
-    images, text = split.limits([15, 1], batch_size=16)
+    images, text = split.surplus_limits([15, 1], batch_size=16)
     assert images > 2 * 64 * 16
     assert text > 2 * 4 * 16
     # One batch of a group of 1 in 1,000 is only found among 1,000 of the other.
-    assert split.limits([999, 1], batch_size=1)[0] > 999
+    assert split.surplus_limits([999, 1], batch_size=1)[0] > 999
 
 
 def test_config_is_plain_json_and_says_what_decides_the_content() -> None:

@@ -54,14 +54,14 @@ def test_settings_do_not_change() -> None:
 def test_limits_follow_the_longest_sample(settings, batch_size, expected) -> None:
     buckets = Buckets(**settings)
     lengths = np.array([1, 5, 17])
-    assert buckets.limits(lengths, batch_size).tolist() == expected
-    assert [buckets.is_overlong(length) for length in (1, 5, 17)] == [n < 1 for n in expected]
+    assert buckets.list_sizes(lengths, batch_size).tolist() == expected
+    assert buckets.too_long(lengths[:, None]).tolist() == [n < 1 for n in expected]
 
 
 def test_nothing_says_how_large_a_batch_is() -> None:
     assert not Buckets().has_budget
     with pytest.raises(TypeError, match="nothing says how large a batch is"):
-        Buckets().limits(np.array([1]))
+        Buckets().list_sizes(np.array([1]))
 
 
 def test_tokens_that_are_dropped_are_not_kept() -> None:

@@ -127,7 +127,7 @@ class _SplitCursor(Cursor[list[Any]]):
         self._inner = inner
         self._stream = stream
         self._schedule = GroupSchedule(spec.shares, spec.seed, stream.pass_index)
-        self._limits = spec.split.limits(spec.shares, spec.batch_size)
+        self._limits = spec.split.surplus_limits(spec.shares, spec.batch_size)
         self._numbers = {group: number for number, group in enumerate(spec.groups)}
         self._group_of = spec.grouping.run()
         self._fills_up = spec.split.end == "pad" and not spec.endless
