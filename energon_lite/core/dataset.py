@@ -7,10 +7,11 @@ tested by `energon_lite.testing.check_dataset`.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -85,6 +86,56 @@ class SourceFacts(NamedTuple):
     loss_weight: float = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What is known of a dataset before anything is read.
+
+    Attributes:
+        training: whether the next `iter` of a loader continues (training) or starts again
+            (validation).
+        endless: whether a pass has no end.
+        replayable: whether `restore_sample` returns equal items: every function is stateless.
+        lockstep: whether all ranks must be in the same cycle at the same step.
+        pass_length: items of each rank before a loader ends a pass early; None for all.
+        unit: what the shares of the sources are of: "samples" or "tokens".
+        measures: whether the order depends on lengths that are measured while samples are read.
+        each_once: whether a finite pass has each sample of its sources exactly once.
+        drops: whether samples may be dropped without being counted as skipped.
+        per_item: whether each item is made of one item below, or of none, in the same order.
+            This trait and the next two are those of the dataset itself, not of what is below.
+        ordering: whether it only decides which item below comes next.
+        obstacle: why its items cannot be planned without reading, where it is neither.
+    """
+
+    training: bool = False
+    endless: bool = False
+    replayable: bool = True
+    lockstep: bool = False
+    pass_length: int | None = None
+    unit: str = "samples"
+    measures: bool = False
+    each_once: bool = True
+    drops: bool = False
+    per_item: bool = False
+    ordering: bool = False
+    obstacle: str = ""
+
+    @classmethod
+    def merged(cls, children: Sequence[Traits]) -> Traits:
+        """Returns what holds for datasets together; ends of passes only for a single one."""
+        return cls(
+            training=any(child.training for child in children),
+            endless=any(child.endless for child in children),
+            replayable=all(child.replayable for child in children),
+            lockstep=any(child.lockstep for child in children),
+            pass_length=children[0].pass_length if len(children) == 1 else None,
+            unit=children[0].unit if children else "samples",
+            measures=any(child.measures for child in children),
+            each_once=all(child.each_once for child in children),
+            drops=any(child.drops for child in children),
+        )
+
+
 class SavableDataset(IterableDataset[T_co], ABC):
     """What the samples are; iterating changes nothing in it.
 
@@ -117,19 +168,41 @@ class SavableDataset(IterableDataset[T_co], ABC):
         Samples that are skipped or expanded while reading are not foreseen.
         """
 
-    @property
-    @abstractmethod
-    def training(self) -> bool:
-        """Whether a new `iter` of a loader goes on (training) or starts afresh (validation)."""
+    def own_traits(self, below: Traits) -> Traits:
+        """Returns what is known of this dataset before anything is read.
+
+        Args:
+            below: what is known of the datasets right below, together; of a leaf the defaults.
+        """
+        return below
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What is known of this dataset before anything is read."""
+        return self.own_traits(Traits.merged([child.traits for child in self.children]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the traits behind: a changed copy has others."""
+        return {name: value for name, value in vars(self).items() if name != "traits"}
 
     @property
-    @abstractmethod
+    def training(self) -> bool:
+        """Whether the next `iter` of a loader continues (training) or starts again (validation)."""
+        return self.traits.training
+
+    @property
     def endless(self) -> bool:
         """Whether a pass has no end."""
+        return self.traits.endless
+
+    @property
+    def pass_length(self) -> int | None:
+        """How many items each rank returns before a loader ends a pass early; None for all."""
+        return self.traits.pass_length
 
     def can_restore_sample(self) -> bool:
-        """Whether `restore_sample` gives equal items: every stage is replayable."""
-        return True
+        """Whether `restore_sample` returns equal items: every stage is replayable."""
+        return self.traits.replayable
 
     def assert_can_restore(self) -> None:
         """Raises a ValueError if `restore_sample` does not work."""
@@ -139,11 +212,6 @@ class SavableDataset(IterableDataset[T_co], ABC):
     def len_rank(self) -> int:
         """Counts the items of this rank in a pass, as `len()`."""
         return len(self)
-
-    @property
-    def pass_length(self) -> int | None:
-        """How many items each rank gives before a loader ends a pass early; None for all."""
-        return None
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
@@ -192,16 +260,6 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """Whether it is known how many samples an item is made of; it is not of packs."""
         return all(child.samples_are_known for child in self.children)
 
-    @property
-    def requires_lockstep(self) -> bool:
-        """Whether ranks must be in the same cycle at the same step, as items follow from it."""
-        return any(child.requires_lockstep for child in self.children)
-
-    @property
-    def share_unit(self) -> str:
-        """What the shares of the sources are of: "samples" or "tokens"."""
-        return next((child.share_unit for child in self.children), "samples")
-
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
         return count_rank_items(self, self.worker_config)
@@ -232,60 +290,6 @@ class SavableDataset(IterableDataset[T_co], ABC):
                 return
             given += 1
             yield item
-
-
-class WrapperDataset(SavableDataset[T_co]):
-    """A dataset over one other; by default everything is as in that."""
-
-    dataset: SavableDataset[Any]
-
-    def __init__(self, dataset: SavableDataset[Any]) -> None:
-        self.dataset = dataset
-        self.worker_config = dataset.worker_config
-
-    @property
-    def training(self) -> bool:
-        """As the dataset below."""
-        return self.dataset.training
-
-    @property
-    def endless(self) -> bool:
-        """As the dataset below."""
-        return self.dataset.endless
-
-    @property
-    def pass_length(self) -> int | None:
-        """As the dataset below."""
-        return self.dataset.pass_length
-
-    @property
-    def children(self) -> tuple[SavableDataset[Any], ...]:
-        """The one dataset below."""
-        return (self.dataset,)
-
-    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Returns this dataset over another one."""
-        (dataset,) = children
-        other = copy.copy(self)
-        other.dataset = dataset
-        return other
-
-    def nested(self) -> SavableDataset[Any]:
-        """Returns this dataset over that below as it behaves inside another one."""
-        below = self.dataset.nested()
-        return self if below is self.dataset else self.with_children((below,))
-
-    def expected(self, num_items: float) -> dict[str, float]:
-        """As the dataset below."""
-        return self.dataset.expected(num_items)
-
-    def can_restore_sample(self) -> bool:
-        """As the dataset below."""
-        return self.dataset.can_restore_sample()
-
-    def num_items(self, stream: Stream) -> int:
-        """As the dataset below."""
-        return self.dataset.num_items(stream)
 
 
 AnyDataset = SavableDataset[Any]

@@ -43,7 +43,7 @@ def exact_packs(dataset: PlannedPacks, run: Run) -> tuple[Foreseen, PackPlan]:
         _PackDraws(dataset, Stream(index, run.num_streams), places)
         for index in range(run.num_streams)
     ]
-    by_tokens = dataset.share_unit == "tokens"
+    by_tokens = dataset.traits.unit == "tokens"
     foreseen = count_draws(dataset.dataset, streams, run, has_tokens=True, by_tokens=by_tokens)
     assert foreseen.tokens is not None
     room = foreseen.items * dataset.packing.tokens

@@ -55,7 +55,7 @@ class PassEnds:
                 f"end={end!r}, but the data never end: ranks always have a batch. Leave `end` out, "
                 "or make the dataset with repeat=False"
             )
-        if end == "pad" and dataset.requires_lockstep:
+        if end == "pad" and dataset.traits.lockstep:
             raise ValueError(
                 'end="pad", but batches of one modality must be the same on all ranks at each '
                 'step, and a batch that is repeated is of another. Use end="drop", or '
@@ -76,7 +76,7 @@ class PassEnds:
         if self._dataset.endless or (self._config.world_size == 1 and self._end != "pad"):
             return "uneven"
         if self._end is None and group_store(self._config) is not None:
-            return "drop" if self._dataset.requires_lockstep else "pad"
+            return "drop" if self._dataset.traits.lockstep else "pad"
         return self._end or "uneven"
 
     def begin(self, place: Place) -> EvenPass | None:
@@ -147,7 +147,7 @@ class PassEnds:
             for index in range(num_streams)
         ]
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
-        if dataset.requires_lockstep:
+        if dataset.traits.lockstep:
             turns = [rank_turns(Place(start), slots, counts) for slots in ranks]
             last = min(max(own, default=-1) for own in turns)
             steps = sum(turn <= last for turn in set.intersection(*map(set, turns)))
@@ -190,7 +190,7 @@ class PassEnds:
             rank_turns(place, slots._replace(rank=rank, first=0), counts)
             for rank in range(slots.world_size)
         ]
-        is_aligned = self._dataset.requires_lockstep
+        is_aligned = self._dataset.traits.lockstep
         return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
 
 
@@ -225,7 +225,7 @@ class EvenPass:
         self._slots, self._pass_index = place.start.slots, place.start.pass_index
         self.end = end
         self._is_default = is_default
-        self._is_aligned = dataset.requires_lockstep
+        self._is_aligned = dataset.traits.lockstep
         # In step with the other ranks, which is to say: steps of this pass, or turns.
         self._step = place.count if self._is_aligned else place.num_steps
         self._own: Delivery | None = None

@@ -27,7 +27,7 @@ def check_steps(
         ValueError: The world size does not divide the number of streams.
         StateError: The run stands inside a step of this world size.
     """
-    if not dataset.requires_lockstep:
+    if not dataset.traits.lockstep:
         return
     num_streams, world_size = slots.num_streams, slots.world_size
     why = "but batches of one modality must be the same on all ranks at each step"

@@ -303,7 +303,7 @@ class Counter:
         for name, number in skipped.items():
             counted.setdefault(name, SourceStats()).skipped = number
         facts = {facts.name: facts for facts in self._dataset.sources()}
-        return Stats(counted, self.asked(num_items), facts, self._dataset.share_unit)
+        return Stats(counted, self.asked(num_items), facts, self._dataset.traits.unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
         """Returns all counts as plain JSON."""

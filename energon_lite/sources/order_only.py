@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
@@ -65,7 +66,7 @@ def interleaved(parts: Sequence[OrderColumns], turns: Int64Array) -> OrderColumn
     return OrderColumns(tuple(name for part in parts for name in part.names), *merged)
 
 
-class OrderOnlySource(WrapperDataset[RestoreKey]):
+class OrderOnlySource(Stage[RestoreKey]):
     """The restore keys of a source's samples in place of the samples; no byte is read.
 
     State: one integer, the position in the stream.

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts
+from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.seeds import key_of
@@ -96,22 +96,16 @@ class WebdatasetSource(SavableDataset[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the lengths behind: another process reads them when it needs them."""
-        return {**self.__dict__, "_lengths": {}}
+        return {**super().__getstate__(), "_lengths": {}}
 
     @property
     def name(self) -> str:
         """The source's id."""
         return self.order.source
 
-    @property
-    def training(self) -> bool:
-        """Whether this is training data."""
-        return self._training
-
-    @property
-    def endless(self) -> bool:
-        """Whether epoch follows epoch."""
-        return self.order.endless
+    def own_traits(self, below: Traits) -> Traits:
+        """Returns whether this is training data, and whether epoch follows epoch."""
+        return dataclasses.replace(below, training=self._training, endless=self.order.endless)
 
     def sources(self) -> list[SourceFacts]:
         """Returns what is known of it."""

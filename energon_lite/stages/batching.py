@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.siblings import Again
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -35,7 +37,7 @@ def check_batch_size(batch_size: int) -> int:
     return batch_size
 
 
-class Collected(WrapperDataset[list[Any]]):
+class Collected(Stage[list[Any]]):
     """Lists of samples; what makes one item of each is a `MapDataset` above.
 
     Args:
@@ -50,6 +52,7 @@ class Collected(WrapperDataset[list[Any]]):
     """
 
     kind: ClassVar[str] = "batch"
+    drop_last = False
 
     def __init__(self, dataset: SavableDataset[Any], holding_back: str = "") -> None:
         super().__init__(dataset.nested())
@@ -61,6 +64,10 @@ class Collected(WrapperDataset[list[Any]]):
                 "preencode_sample / postencode_sample (with restore_seeds=True, or sample_rng(), "
                 "if it is random)."
             )
+
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds whether the samples of a last list are dropped."""
+        return dataclasses.replace(below, drops=below.drops or self.drop_last)
 
     def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
         """Makes the samples of a list again."""

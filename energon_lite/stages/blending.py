@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -89,12 +89,16 @@ class BlendDataset(CombinedDataset[T]):
     def _labelled(self) -> Iterator[tuple[SavableDataset[T], str]]:
         return zip(self.datasets, self.labels, strict=True)
 
-    @property
-    def endless(self) -> bool:
-        """Whether a pass has no end."""
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds which end of the datasets ends a pass."""
+        endless = self.until != "all_once" and below.endless
         if self.until == "first":
-            return all(dataset.endless for dataset in self.datasets)
-        return self.until != "all_once" and super().endless
+            endless = all(dataset.endless for dataset in self.datasets)
+        return dataclasses.replace(
+            super().own_traits(below),
+            endless=endless,
+            each_once=below.each_once and self.until not in ("first", "all_once"),
+        )
 
     def order(self, stream: Stream) -> BlendOrder:
         """Returns which dataset each draw of a stream takes."""
@@ -139,7 +143,7 @@ class _BlendCursor(Cursor[T]):
         self._is_plain = spec.until != "all_once"
         self._order = spec.order(stream)
         self._cursors: list[Cursor[T]] = [
-            dataset.cursor(replace(stream, share=stream.share * share))
+            dataset.cursor(dataclasses.replace(stream, share=stream.share * share))
             for dataset, share in zip(spec.datasets, shares, strict=True)
         ]
         self._begin(0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import WorkerConfig
@@ -95,24 +96,9 @@ class CombinedDataset(SavableDataset[T]):
         other._set_datasets(children)
         return other
 
-    @property
-    def training(self) -> bool:
-        """Whether any of the datasets is."""
-        return any(dataset.training for dataset in self.datasets)
-
-    @property
-    def endless(self) -> bool:
-        """Whether any of the datasets is."""
-        return any(dataset.endless for dataset in self.datasets)
-
-    @property
-    def requires_lockstep(self) -> bool:
-        """They are not: streams draw from the datasets at different places."""
-        return False
-
-    def can_restore_sample(self) -> bool:
-        """Whether all of the datasets can."""
-        return all(dataset.can_restore_sample() for dataset in self.datasets)
+    def own_traits(self, below: Traits) -> Traits:
+        """Returns what holds of all; streams draw from the datasets at different places."""
+        return dataclasses.replace(below, lockstep=False, pass_length=None, ordering=True)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again, in the dataset whose source the key names."""

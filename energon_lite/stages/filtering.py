@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.errors import SkipSample
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import WorkerConfig
@@ -69,9 +70,9 @@ class FilterDataset(MapDataset[T]):
         super().__init__(dataset, function, worker_config=worker_config)
         self.function_config = plain_config(filter_fn_config, self.config_name)
 
-    def can_restore_sample(self) -> bool:
-        """As the dataset below: what was kept needs no second question."""
-        return self.dataset.can_restore_sample()
+    def own_traits(self, below: Traits) -> Traits:
+        """Replays as the dataset below: what was kept needs no second question."""
+        return dataclasses.replace(below, per_item=True)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again."""

@@ -8,11 +8,13 @@ items, and the world size of the `WorkerConfig` they were built with counts.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -21,7 +23,7 @@ from energon_lite.stages.sequence import RepeatDataset
 T = TypeVar("T")
 
 
-class _PassEnd(WrapperDataset[T]):
+class _PassEnd(Stage[T]):
     goes_on = True
 
     def __init__(
@@ -35,10 +37,9 @@ class _PassEnd(WrapperDataset[T]):
             raise ValueError("The pass is ended below already; give one virtual epoch or limit.")
         self.length = length
 
-    @property
-    def pass_length(self) -> int | None:
-        """Items of a rank in a pass."""
-        return self.length
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds the end of passes."""
+        return dataclasses.replace(below, pass_length=self.length, ordering=True)
 
     def nested(self) -> SavableDataset[T]:
         """Returns the stretches of the dataset below that each stream gives in its passes."""
@@ -73,10 +74,9 @@ class EpochizeDataset(_PassEnd[T]):
         worker_config: by default that of the dataset.
     """
 
-    @property
-    def training(self) -> bool:
-        """Always: the next pass goes on."""
-        return True
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds that the next pass continues."""
+        return dataclasses.replace(super().own_traits(below), training=True)
 
 
 class LimitDataset(_PassEnd[T]):
@@ -107,7 +107,7 @@ class LimitDataset(_PassEnd[T]):
         super().__init__(dataset, length, worker_config=worker_config)
 
 
-class StretchDataset(WrapperDataset[T]):
+class StretchDataset(Stage[T]):
     """Passes of so many items over all streams.
 
     Each is the start of a pass below, or the next stretch of what never ends.
@@ -128,10 +128,9 @@ class StretchDataset(WrapperDataset[T]):
         super().__init__(dataset)
         self.total = total
 
-    @property
-    def endless(self) -> bool:
-        """Never: that is the point of it."""
-        return False
+    def own_traits(self, below: Traits) -> Traits:
+        """Never endless: that is the point of it."""
+        return dataclasses.replace(below, endless=False, each_once=False, ordering=True)
 
     def first(self, stream: Stream) -> int:
         """Counts a stream's items of earlier passes; what does not go up in streams moves on."""

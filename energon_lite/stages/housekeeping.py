@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.stage import PerItemStage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -17,7 +18,7 @@ from energon_lite.stages.mapping import is_passed_over
 T = TypeVar("T")
 
 
-class _Passing(WrapperDataset[T]):
+class _Passing(PerItemStage[T]):
     """A stage that gives the items of the dataset below as they are."""
 
     def restore_sample(self, restore_key: RestoreKey) -> T:

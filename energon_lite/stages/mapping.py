@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,8 +10,9 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -82,7 +84,7 @@ def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
     return {name: plain}
 
 
-class MapDataset(WrapperDataset[T]):
+class MapDataset(Stage[T]):
     """Calls a function on each item; a generator function may give any number of items for one.
 
     Items for which it raises `SkipSample`, or fails within its tolerance, are left out and counted.
@@ -133,9 +135,16 @@ class MapDataset(WrapperDataset[T]):
             return _ExpandCursor(inner, self.function, self.dataset)
         return _MapCursor(inner, self.function)
 
-    def can_restore_sample(self) -> bool:
-        """Whether the function is stateless and the items below can be made again."""
-        return self.function.is_stateless and self.dataset.can_restore_sample()
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds whether the function is stateless, and how many items it makes of one."""
+        return dataclasses.replace(
+            below,
+            replayable=below.replayable and self.function.is_stateless,
+            drops=below.drops or self.function.is_generator,
+            per_item=not self.function.is_generator,
+            obstacle=f"{self.function.where} is a generator, which makes any number of samples of "
+            "one; packs that are planned by a length index need one of each",
+        )
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the input again and calls the function on it."""

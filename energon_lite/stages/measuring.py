@@ -6,8 +6,9 @@ import sys
 from typing import Any, TypeVar
 
 from energon_lite.batching.rules import Buckets, Packing
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.stage import PerItemStage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, leaves
 from energon_lite.core.topology import Stream
@@ -17,7 +18,7 @@ from energon_lite.stages.token_blending import TokenBlendDataset
 T = TypeVar("T")
 
 
-class MeasureDataset(WrapperDataset[T]):
+class MeasureDataset(PerItemStage[T]):
     """Counts the tokens of each sample that comes by; the samples stay as they are.
 
     State: none of its own; but below it may be a blend by tokens, which looks at what is measured,
@@ -41,7 +42,7 @@ class MeasureDataset(WrapperDataset[T]):
         super().__init__(_uncounted(dataset))
         self.function = length_fn
         self.packing = packing
-        self.has_state = _is_listened_to(dataset)
+        self.has_state = dataset.traits.measures
 
     def cursor(self, stream: Stream) -> MeasureCursor[T]:
         """Returns a fresh cursor."""
@@ -63,12 +64,6 @@ def _uncounted(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
     if any(new is not old for new, old in zip(children, dataset.children, strict=True)):
         dataset = dataset.with_children(children)
     return dataset.uncounted() if isinstance(dataset, TokenBlendDataset) else dataset
-
-
-def _is_listened_to(dataset: SavableDataset[Any]) -> bool:
-    if isinstance(dataset, TokenBlendDataset) and dataset.lengths is None:
-        return True
-    return any(_is_listened_to(child) for child in dataset.children)
 
 
 class MeasureCursor(Cursor[T]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.combining import CombinedDataset
@@ -99,7 +101,7 @@ class _ConcatCursor(Cursor[T]):
         self._at = at
 
 
-class RepeatDataset(WrapperDataset[T]):
+class RepeatDataset(Stage[T]):
     """A finite dataset again and again, each time as another pass.
 
     Of the last round, where `repeats` is not whole, that share of the items is given; over all
@@ -137,15 +139,11 @@ class RepeatDataset(WrapperDataset[T]):
         # Through its text: 0.1 means one tenth, not the nearest binary number.
         self.repeats = None if repeats is None else Fraction(str(repeats))
 
-    @property
-    def training(self) -> bool:
-        """As the dataset below."""
-        return self.dataset.training
-
-    @property
-    def endless(self) -> bool:
-        """Whether it repeats for ever."""
-        return self.repeats is None
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds whether it repeats for ever."""
+        return dataclasses.replace(
+            below, endless=self.repeats is None, each_once=False, ordering=True
+        )
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from energon_lite.batching.key_rows import KeyArray
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.siblings import Again
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 _WORDS = 256
 
 
-class ShuffleBufferDataset(WrapperDataset[T]):
+class ShuffleBufferDataset(Stage[T]):
     """Holds `size` items of a stream, and gives one of them at random for each that it reads.
 
     Prefer the sources' own shuffling (`shuffle_buffer_size`): it costs no memory, reads nothing

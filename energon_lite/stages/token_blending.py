@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, leaves
@@ -88,10 +88,16 @@ class TokenBlendDataset(BlendDataset[T]):
         other.counts_tokens = False
         return other
 
-    @property
-    def share_unit(self) -> str:
-        """What shares are of."""
-        return "tokens"
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds what shares are of, and whether lengths are measured."""
+        return dataclasses.replace(
+            super().own_traits(below),
+            unit="tokens",
+            measures=self.lengths is None,
+            ordering=self.lengths is not None,
+            obstacle="a blend has `unit: tokens` and measures lengths while it reads, so that its "
+            "order is not known before; name a stored index with `lengths` in the blend, too",
+        )
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
@@ -128,7 +134,7 @@ class _TokenBlendCursor(Cursor[T]):
         self._stream = stream
         self._order = BudgetOrder(spec.weights, spec.key, stream)
         self._cursors: list[Cursor[T]] = [
-            dataset.cursor(replace(stream, share=stream.share * share))
+            dataset.cursor(dataclasses.replace(stream, share=stream.share * share))
             for dataset, share in zip(spec.datasets, typical_shares(spec.weights), strict=True)
         ]
         self._lengths = None if spec.lengths is None else spec.lengths_by_source()

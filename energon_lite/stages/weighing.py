@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.samples import Batch, Sample
+from energon_lite.core.stage import PerItemStage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
@@ -16,7 +17,7 @@ from energon_lite.core.topology import Stream
 T = TypeVar("T")
 
 
-class LossWeightDataset(WrapperDataset[T]):
+class LossWeightDataset(PerItemStage[T]):
     """Returns each item a `loss_weight`: a float32 tensor, (n,) for a batch of n samples.
 
     Samples and batches of our own types have it already, by their `__loss_weight__`; a batch that

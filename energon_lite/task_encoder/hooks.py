@@ -152,11 +152,7 @@ class Hooks:
         is_measured = encoder.packing is not None or encoder.batching is not None
         if encoder.overrides("sample_length") and not is_measured:
             dataset = MeasureDataset(dataset, self.hook("sample_length"))
-        elif (
-            not encoder.overrides("sample_length")
-            and dataset.share_unit == "tokens"
-            and not _has_index(dataset)
-        ):
+        elif not encoder.overrides("sample_length") and dataset.traits.measures:
             raise ValueError(
                 f"a blend has `unit: tokens`, but {type(encoder).__name__} does not say how long a "
                 "sample is: give it a method sample_length(self, sample) -> int, or name a stored "
@@ -343,9 +339,3 @@ class CookFunction:
 
 def _no_file_store() -> Any:
     raise NotImplementedError("this version has no file stores: there is no primary one")
-
-
-def _has_index(dataset: Any) -> bool:
-    """Whether all blends by tokens know their lengths from an index."""
-    own = getattr(dataset, "lengths", True) is not None
-    return own and all(_has_index(child) for child in dataset.children)

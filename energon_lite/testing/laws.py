@@ -22,8 +22,6 @@ _BYTES_PER_KEY = 256
 _LONGEST_KEY = 16
 # A finite pass is run to its end up to here, to count its samples.
 _LONGEST_PASS = 100_000
-# Stages that give the samples below them another number of times than once.
-_OTHER_COUNTS = ('"repeat"', '"stretch"', '"until": "first"', '"until": "all_once"')
 
 
 def check_dataset(
@@ -176,12 +174,10 @@ def _check_partition(trials: list[Trial]) -> None:
                     raise trial.error(
                         law, f"key {i}", f"{leaf} was drawn as {owner[1]} in stream {owner[0]} too"
                     )
-    config = json.dumps(first.dataset.config())
-    if is_complete and not any(stage in config for stage in _OTHER_COUNTS):
+    if is_complete and first.dataset.traits.each_once:
         sources = list(_leaves_below(first.dataset))
         expected = sum(s.num_items(trial.stream) for trial in trials for s in sources)
-        # A generator function may give nothing for a sample.
-        may_drop = '"batch_drop_last": true' in config or '"expands": true' in config
+        may_drop = first.dataset.traits.drops
         if len(owners) > expected or (len(owners) < expected and not may_drop):
             raise first.error(
                 law, "all streams",

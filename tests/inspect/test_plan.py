@@ -376,7 +376,7 @@ def test_tokens_without_an_index_have_only_the_shares_asked_for(root):
     assert json.loads(json.dumps(found.to_json()))["samples"] is None
     # The run itself knows them, from the encoder.
     dataset = get_train_dataset(path, batch_size=2, task_encoder=Words())
-    assert dataset.share_unit == "tokens"
+    assert dataset.traits.unit == "tokens"
 
 
 def test_a_long_blend_by_tokens_is_refused(root, monkeypatch):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,8 +44,9 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel
-from energon_lite.core.dataset import Cursor, WrapperDataset
+from energon_lite.core.dataset import Cursor, StreamRun, Traits
 from energon_lite.core.errors import StateError
+from energon_lite.core.stage import COUNT, Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.topology import Stream
@@ -738,13 +740,8 @@ class Numbers(SavableDataset[Any]):
     def num_items(self, stream: Stream) -> int:
         return len(range(stream.index, self.stop, stream.num_streams))
 
-    @property
-    def training(self) -> bool:
-        return True
-
-    @property
-    def endless(self) -> bool:
-        return False
+    def own_traits(self, below: Traits) -> Traits:
+        return dataclasses.replace(below, training=True)
 
 
 class NumbersCursor(Cursor[Any]):
@@ -964,7 +961,7 @@ def test_dataset_without_items_is_no_vacuous_pass() -> None:
         check_dataset(Numbers(0))
 
 
-class Doubling(WrapperDataset[Any]):
+class Doubling(Stage[Any]):
     """Returns each item twice: a stage that forgets which of the two was given last."""
 
     def cursor(self, stream: Stream) -> Cursor[Any]:
@@ -997,6 +994,57 @@ class DoublingCursor(Cursor[Any]):
         snapshot.expect("doubled", 1)
         self.turn = snapshot.count("turn")
         self.inner.restore(snapshot.inner[0])
+
+
+class EveryNth(Stage[Any]):
+    """Keeps every n-th item: a stage of a user's, with state."""
+
+    name, settings = "every_nth", ("n",)
+
+    def __init__(self, dataset: SavableDataset[Any], n: int) -> None:
+        super().__init__(dataset)
+        self.n = n
+
+    def num_items(self, stream: Stream) -> int:
+        return self.dataset.num_items(stream) // self.n
+
+    def own_traits(self, below: Traits) -> Traits:
+        return dataclasses.replace(below, drops=True)
+
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[Any]:
+        return EveryNthCursor(self, inner)
+
+
+class EveryNthCursor(StageCursor[Any]):
+    saved: ClassVar = {"seen": COUNT}
+    seen: int
+
+    def __next__(self) -> Any:
+        while True:
+            item = next(self.inner)
+            self.seen += 1
+            if self.seen % self.spec.n == 0:
+                return item
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_declared_stage_keeps_all_laws(tmp_path: Path, endless: bool) -> None:
+    root = text_set(tmp_path / "texts", NUM_SAMPLES)
+    dataset = EveryNth(MapDataset(texts(root, repeat=endless), stage(twice)), 3)
+    check_dataset(BatchDataset(dataset, 2, stage(listed)))
+    assert dataset.config()["n"] == 3
+    state = StreamRun(dataset, Stream(0, 1)).snapshot().inner[0].to_json()
+    assert isinstance(state, dict)
+    assert (state["stage"], state["seen"]) == ("every_nth", 0)
+
+
+@pytest.mark.parametrize("seen", [-1, 1.5, "many", True, None])
+def test_declared_state_of_another_kind_is_refused(seen: Any) -> None:
+    run = StreamRun(EveryNth(Numbers(), 3), Stream(0, 1))
+    state: Any = run.snapshot().to_json()
+    state["inner"][0]["seen"] = seen
+    with pytest.raises(StateError, match=f"'every_nth' has seen={seen!r}, which is not a count"):
+        run.restore(Snapshot.from_json(state))
 
 
 def test_stage_that_forgets_what_it_holds_is_found_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import textwrap
 from collections import Counter
@@ -33,7 +34,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching.group_schedule import GroupSchedule
-from energon_lite.core.dataset import Cursor, StreamRun
+from energon_lite.core.dataset import Cursor, StreamRun, Traits
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
@@ -72,11 +73,8 @@ class Pool(SavableDataset[Any]):
     def num_items(self, stream: Stream) -> int:
         return len(range(stream.index, len(self.rows), stream.num_streams))
 
-    training = True  # type: ignore[assignment]
-
-    @property
-    def endless(self) -> bool:
-        return self._endless
+    def own_traits(self, below: Traits) -> Traits:
+        return dataclasses.replace(below, training=True, endless=self._endless)
 
 
 class PoolCursor(Cursor[Any]):
@@ -572,7 +570,7 @@ def test_loader_refuses_to_go_on_inside_a_step(root: Path) -> None:
 
 def test_other_pipelines_run_on_any_world_size(root: Path) -> None:
     make = pipeline(root, DefaultTaskEncoder)
-    assert not make(WorkerConfig(rank=0, world_size=1, num_workers=0)).requires_lockstep
+    assert not make(WorkerConfig(rank=0, world_size=1, num_workers=0)).traits.lockstep
     Ranks(make, 3, num_streams=4).steps(1)
 
 
@@ -693,8 +691,8 @@ def test_measured_samples_are_taken_as_they_are() -> None:
     measured = MeasureDataset(pool, UserFunction(length_of, name="sample_length"))
     split = ModalitySplit(group_of, {"images": 3, "text": 1}, window=2)
     dataset = SplitModalityBatchDataset(measured, split, 4, as_list)
-    assert dataset.requires_lockstep
-    assert BatchDataset(dataset, 2, as_list).requires_lockstep
+    assert dataset.traits.lockstep
+    assert BatchDataset(dataset, 2, as_list).traits.lockstep
     assert len(dataset) == 10
     assert sum(len(batch) for batch in dataset) == 40
 

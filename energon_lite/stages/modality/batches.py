@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.batching.group_schedule import GroupSchedule
 from energon_lite.batching.rules import ModalitySplit, plain
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.seeds import key_of
 from energon_lite.core.siblings import Again
@@ -74,10 +75,9 @@ class ModalityLists(Collected):
         self.group_function = self.grouping.function
         check_sources(self.dataset, split, self.groups)
 
-    @property
-    def requires_lockstep(self) -> bool:
-        """They are: ranks share the cycles."""
-        return True
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds lockstep: ranks share the cycles."""
+        return dataclasses.replace(super().own_traits(below), lockstep=True)
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Any:
         """Returns this stage over other samples, with their shares."""

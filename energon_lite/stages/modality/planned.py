@@ -5,6 +5,7 @@ Axes: U units, S streams, G samples of a step, that is of a batch of each stream
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import TOKENS, ModalitySplit, plain
 from energon_lite.batching.steps import deal, step_groups
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.topology import Stream
@@ -81,10 +82,9 @@ class PlannedBatches(PlannedLists):
             for name in self.plannable.sources
         ]
 
-    @property
-    def requires_lockstep(self) -> bool:
-        """They are: streams share the plan."""
-        return True
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds lockstep: streams share the plan."""
+        return dataclasses.replace(super().own_traits(below), lockstep=True)
 
     def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
         """Returns the same over another dataset."""

@@ -17,7 +17,7 @@ def shares_of(dataset: SavableDataset[Any], split: ModalitySplit) -> dict[Any, f
         ValueError: They are not known, or change.
     """
     way_out = "Give ModalitySplit the parts of the batches, as shares={group: part, ...}"
-    if dataset.share_unit == "tokens":
+    if dataset.traits.unit == "tokens":
         raise ValueError(
             "the blend's weights are shares of tokens, and batches are of samples: how many "
             f"samples a group has is not known before they are read. {way_out}"

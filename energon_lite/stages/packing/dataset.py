@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.dataset import Cursor, SavableDataset, WrapperDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import Sample
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, leaves, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -173,7 +175,7 @@ class _Cut:
         return self.__wrapped__(*piece)
 
 
-class PackMembers(WrapperDataset[list[Any]]):
+class PackMembers(Stage[list[Any]]):
     """The samples of each pack: encoded, cut where a part is wanted, with their loss weights.
 
     A sample that fails here is left out of its pack.
@@ -213,10 +215,10 @@ class PackMembers(WrapperDataset[list[Any]]):
         """Returns the loss weights of sources that have one, by source."""
         return {f.name: f.loss_weight for f in self.dataset.sources() if f.loss_weight != 1}
 
-    def can_restore_sample(self) -> bool:
-        """Whether the encoder is stateless and the samples can be made again."""
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds whether the encoder is stateless."""
         is_stateless = self.encoder is None or self.encoder.is_stateless
-        return is_stateless and self.dataset.can_restore_sample()
+        return dataclasses.replace(below, replayable=below.replayable and is_stateless)
 
     def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
         """Makes the samples of a pack again."""

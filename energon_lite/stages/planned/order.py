@@ -14,26 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.core.dataset import AnyDataset, Cursor, WrapperDataset, context_of
+from energon_lite.core.dataset import AnyDataset, Cursor, context_of
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.sources.given_order import GivenRows, GivenSource
 from energon_lite.sources.order_only import OrderCursor, order_only
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.stages.combining import CombinedDataset
-from energon_lite.stages.flow import EpochizeDataset, LimitDataset, StretchDataset
-from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
-from energon_lite.stages.mapping import MapDataset
-from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.sequence import RepeatDataset
-from energon_lite.stages.token_blending import TokenBlendDataset
-from energon_lite.stages.weighing import LossWeightDataset
-
-# Of one sample they make one, or none.
-_ON_EACH = (MapDataset, MeasureDataset, LossWeightDataset, GcDataset, LogSampleDataset)
-# They choose which sample is next.
-_ORDERING = (CombinedDataset, RepeatDataset, EpochizeDataset, LimitDataset, StretchDataset)
 
 
 class Refs(NamedTuple):
@@ -104,24 +91,15 @@ def _sources(dataset: AnyDataset) -> Iterator[tuple[str, WebdatasetSource[Any]]]
 def _order_of(dataset: AnyDataset) -> AnyDataset:
     if isinstance(dataset, WebdatasetSource):
         return order_only(dataset)
-    if isinstance(dataset, MapDataset) and dataset.function.is_generator:
-        raise ValueError(
-            f"{dataset.function.where} is a generator, which makes any number of samples of one; "
-            "packs that are planned by a length index need one of each. Leave out `lengths` to "
-            "pack samples as they come"
-        )
-    if isinstance(dataset, TokenBlendDataset) and dataset.lengths is None:
-        raise ValueError(
-            "a blend has `unit: tokens` and measures lengths while it reads, so that its order is "
-            "not known before; name a stored index with `lengths` in the blend, too"
-        )
-    if isinstance(dataset, _ON_EACH) and isinstance(dataset, WrapperDataset):
-        return _order_of(dataset.dataset)
-    if not isinstance(dataset, _ORDERING):
-        raise ValueError(
+    traits = dataset.traits
+    if traits.per_item:
+        return _order_of(dataset.children[0])
+    if not traits.ordering:
+        obstacle = traits.obstacle or (
             f"packs cannot be planned over {type(dataset).__name__}, whose items are not known "
-            "before it is read. Leave out `lengths` to pack samples as they come"
+            "before it is read"
         )
+        raise ValueError(f"{obstacle}. Leave out `lengths` to pack samples as they come")
     return dataset.with_children([_order_of(child) for child in dataset.children])
 
 
@@ -131,7 +109,7 @@ def _branch(dataset: Any, source: str, rows: GivenRows) -> Any:
         return GivenSource(dataset, rows) if dataset.name == source else None
     found = (_branch(child, source, rows) for child in dataset.children)
     below = next((branch for branch in found if branch is not None), None)
-    if below is None or not isinstance(dataset, _ON_EACH):
+    if below is None or not dataset.traits.per_item:
         return below
     return dataset.with_children([below])
 

@@ -1,0 +1,213 @@
+"""Stages: a dataset over one other, with settings and state that are declared instead of coded.
+
+A stage is a description (`Stage`) and a place in it (`StageCursor`). This one is complete; its
+configuration, snapshots, the refusal of other states, replay and statistics need no line:
+
+    class EveryNth(Stage[T]):
+        name, settings = "every_nth", ("n",)
+
+        def __init__(self, dataset: SavableDataset[T], n: int) -> None:
+            super().__init__(dataset)
+            self.n = n
+
+        def num_items(self, stream: Stream) -> int:
+            return self.dataset.num_items(stream) // self.n
+
+        def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
+            return EveryNthCursor(self, inner)
+
+
+    class EveryNthCursor(StageCursor[T]):
+        saved: ClassVar = {"seen": COUNT}
+        seen: int
+
+        def __next__(self) -> T:
+            while True:
+                item = next(self.inner)
+                self.seen += 1
+                if self.seen % self.spec.n == 0:
+                    return item
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from typing_extensions import Self
+
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import JSON, MAX_COUNT, RestoreKey, Snapshot
+from energon_lite.core.topology import Stream
+
+T = TypeVar("T")
+
+
+class Kind(NamedTuple):
+    """What a saved attribute of a cursor is.
+
+    Attributes:
+        start: its value at the start of a stream.
+        fits: whether a value may be restored.
+        text: what it is, for messages.
+    """
+
+    start: Any
+    fits: Callable[[Any], bool]
+    text: str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_key(value: Any) -> bool:
+    return type(value) is tuple
+
+
+COUNT = Kind(0, _is_count, "a count")
+FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
+KEY = Kind((), _is_key, "a restore key")
+
+
+class Stage(SavableDataset[T]):
+    """A dataset over one other. By default it returns the items of that as they are.
+
+    A subclass says what its items are in `open`, and whatever else differs from below: `num_items`
+    where items are added or dropped, `restore_sample` where items or their keys are changed,
+    `own_traits` where more than the items is other than below.
+
+    Attributes:
+        name: of the stage in configurations and states; "" where it changes no item, and a run may
+            resume with and without it.
+        settings: names of the attributes that decide the items; a checkpoint with others is
+            refused.
+        dataset: the dataset below.
+    """
+
+    name: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ()
+    dataset: SavableDataset[Any]
+
+    def __init__(self, dataset: SavableDataset[Any]) -> None:
+        self.dataset = dataset
+        self.worker_config = dataset.worker_config
+
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
+        """Returns a fresh cursor over a fresh one of the dataset below."""
+        del stream
+        return inner
+
+    def cursor(self, stream: Stream) -> Cursor[T]:
+        """Returns a fresh cursor."""
+        return self.open(self.dataset.cursor(stream), stream)
+
+    def config(self) -> dict[str, JSON]:
+        """Returns the settings, and those of the dataset below."""
+        below = self.dataset.config()
+        if not self.name:
+            return below
+        own = {setting: getattr(self, setting) for setting in self.settings}
+        return {"stage": self.name, **own, "of": below}
+
+    def restore_sample(self, restore_key: RestoreKey) -> T:
+        """Makes the item of the dataset below again."""
+        item: T = self.dataset.restore_sample(restore_key)
+        return item
+
+    def num_items(self, stream: Stream) -> int:
+        """Counts as many items as below."""
+        return self.dataset.num_items(stream)
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        """The one dataset below."""
+        return (self.dataset,)
+
+    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
+        """Returns this dataset over another one."""
+        (dataset,) = children
+        other = copy.copy(self)
+        other.dataset = dataset
+        return other
+
+    def nested(self) -> SavableDataset[Any]:
+        """Returns this dataset over that below as it behaves inside another one."""
+        below = self.dataset.nested()
+        return self if below is self.dataset else self.with_children((below,))
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """As the dataset below."""
+        return self.dataset.expected(num_items)
+
+
+class PerItemStage(Stage[T]):
+    """A stage that makes each item of one item below, or drops it; by default it passes all on."""
+
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds that lists may be planned over it."""
+        return dataclasses.replace(below, per_item=True)
+
+
+class StageCursor(Cursor[T]):
+    """A place in a stage: the place of the cursor below and the attributes named in `saved`.
+
+    Attributes:
+        saved: the attributes that are the state, with what they are; they start at their kind's
+            value, are written into snapshots, and are checked and set by `restore`.
+        spec: the stage.
+        inner: the cursor below.
+        key: by default the restore key of the item that `inner` returned last.
+    """
+
+    saved: ClassVar[Mapping[str, Kind]] = {}
+
+    def __init__(self, spec: Any, inner: Cursor[Any]) -> None:
+        self.spec = spec
+        self.inner = inner
+        for name, kind in self.saved.items():
+            setattr(self, name, kind.start)
+
+    @property
+    def key(self) -> RestoreKey:  # type: ignore[override]
+        """The restore key of the item that was returned last."""
+        return self.inner.key
+
+    def __next__(self) -> T:
+        """Returns the next item below."""
+        item: T = next(self.inner)
+        return item
+
+    def snapshot(self) -> Snapshot:
+        """Returns the saved attributes and the place below."""
+        inner = self.inner.snapshot()
+        if not self.saved:
+            return inner
+        return Snapshot(
+            self.spec.name, {name: getattr(self, name) for name in self.saved}, (inner,)
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes to the place of a snapshot.
+
+        Raises:
+            StateError: It is of another stage, or a field is not what it was declared to be.
+        """
+        if not self.saved:
+            self.inner.restore(snapshot)
+            return
+        snapshot.expect(self.spec.name, 1)
+        values = {name: snapshot.field(name) for name in self.saved}
+        for name, kind in self.saved.items():
+            if not kind.fits(values[name]):
+                raise StateError(
+                    f"The checkpoint's state of stage {self.spec.name!r} has "
+                    f"{name}={values[name]!r:.80}, which is not {kind.text}; it was edited or "
+                    "corrupted."
+                )
+        self.inner.restore(snapshot.inner[0])
+        for name, value in values.items():
+            setattr(self, name, value)
