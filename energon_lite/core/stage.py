@@ -60,17 +60,9 @@ class Kind(NamedTuple):
     text: str
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNT
-
-
-def _is_key(value: Any) -> bool:
-    return type(value) is tuple
-
-
-COUNT = Kind(0, _is_count, "a count")
+COUNT = Kind(0, lambda value: type(value) is int and 0 <= value <= MAX_COUNT, "a count")
 FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
-KEY = Kind((), _is_key, "a restore key")
+KEY = Kind((), lambda value: type(value) is tuple, "a restore key")
 
 
 class Stage(SavableDataset[T]):
