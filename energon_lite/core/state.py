@@ -33,7 +33,7 @@ _MAX_INT = 2**128  # the state of numpy's PCG64 has as many bits
 _OWN = ("energon_lite.", "numpy", "numba", "json")
 # The one key of what `state_dict()` of a loader returns.
 STATE_KEY = "loader_state"
-VERSION = 3
+VERSION = 4
 
 
 class Snapshot:

@@ -1,8 +1,7 @@
-"""How the ranks of a finite pass end: all after equally many steps, or each with its own data.
+"""Padding: batches that take part in a step, but whose samples do not count.
 
-Slot m of a pass holds batch m div S of stream m mod S, and streams have different numbers of
-batches; so have ranks. A collective in each step then waits for ever for a rank that has ended.
-Here ranks vote before each step on how many of them have a batch, and so end together.
+A padding batch is a batch given before, of which no row is valid. Its mask `valid` is False and
+its loss weights are 0, so a loss or a metric that is weighted or masked does not change by it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,89 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
+import torch
+
 from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.row_weights import PADDING
+from energon_lite.core.samples import Batch, Sample
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
-from energon_lite.loader.padding import as_padding, mark_valid
-from energon_lite.loader.resume import Place
-from energon_lite.loader.turns import Costs, Delivery, PassStart
-from energon_lite.loader.votes import CountedVotes, StoreVotes, Vote, Votes, group_store
+from energon_lite.loader.rank_feed import Costs, Delivery, PassStart
+from energon_lite.loader.rank_state import LoaderPosition
+from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, Votes, group_store
+
+VALID = "valid"
+_WEIGHTS = ("loss_weight", "loss_weights")
+
+
+def mark_valid(item: Any) -> bool:
+    """Writes the mask `valid`, all True, on a batch that has a place for it.
+
+    Our samples and batches have it already. A dict gets an entry, another object an attribute: a
+    bool tensor with an entry per row, `()` where no rows are seen. An own field of that name is
+    left alone.
+
+    Returns:
+        Whether the batch carries the mask.
+    """
+    if isinstance(item, (Batch, Sample)):
+        return not hasattr(type(item), VALID)
+    fields = _fields(item)
+    if fields is None or VALID in fields or hasattr(type(item), VALID):
+        return False
+    _set(item, VALID, torch.ones(_rows(fields), dtype=torch.bool))
+    return True
+
+
+def as_padding(item: Any) -> Any:
+    """Returns a copy of a batch of which no row is valid; its tensors are shared."""
+    padding = copy.copy(item)
+    if isinstance(item, (Batch, Sample)):
+        _set(padding, "__restore_key__", (PADDING, item.__restore_key__))
+        no_weight = [0.0] * len(item.__key__) if isinstance(item.__key__, list) else 0.0
+        _set(padding, "__loss_weight__", no_weight)
+        fields = {name: getattr(item, name) for name in type(item).__dataclass_fields__}
+    else:
+        fields = _fields(item) or {}
+        _set(padding, VALID, torch.zeros_like(fields[VALID]))
+    for name in _WEIGHTS:
+        if name in fields:
+            _set(padding, name, _zeros(fields[name]))
+    return padding
+
+
+def _fields(item: Any) -> Any:
+    """Returns what an object has, by name; None if it can take no more."""
+    if isinstance(item, MutableMapping):
+        return item
+    if isinstance(item, torch.Tensor):
+        return None
+    return getattr(item, "__dict__", None)
+
+
+def _set(item: Any, name: str, value: Any) -> None:
+    if isinstance(item, MutableMapping):
+        item[name] = value
+    else:
+        object.__setattr__(item, name, value)  # also where it is frozen
+
+
+def _rows(fields: Any) -> tuple[int, ...]:
+    """Returns the shape of a mask: (n,) for the first dimension that all tensors share."""
+    tensors = [value for value in fields.values() if isinstance(value, torch.Tensor) and value.ndim]
+    keys = fields.get("__key__")
+    sizes = {len(tensor) for tensor in tensors} or ({len(keys)} if isinstance(keys, list) else ())
+    return tuple(sizes) if len(sizes) == 1 else ()
+
+
+def _zeros(weights: Any) -> Any:
+    if isinstance(weights, torch.Tensor):
+        return torch.zeros_like(weights)
+    return [0.0] * len(weights) if isinstance(weights, list) else 0.0
+
 
 End = Literal["drop", "pad", "uneven"]
 
@@ -35,7 +107,7 @@ class PassEnds:
 
     Args:
         dataset: the pipeline.
-        config: the place of the rank.
+        config: the position of the rank.
         end: "drop" ends all ranks with the first that has no batch left; "pad" with the last, and
             the others repeat a batch of which no row is valid; "uneven" ends each by itself. None
             pads where ranks share a process group, or drops where batches have no place for a mask
@@ -79,18 +151,18 @@ class PassEnds:
             return "drop" if self._dataset.traits.lockstep else "pad"
         return self._end or "uneven"
 
-    def begin(self, place: Place) -> EvenPass | None:
+    def begin(self, position: LoaderPosition) -> EvenPass | None:
         """Begins a pass, or resumes one; None if the rank ends by itself."""
         end = self.chosen()
         if end == "uneven":
             return None
-        even = EvenPass(self._dataset, place, end, self._end is None)
+        even = EvenPass(self._dataset, position, end, self._end is None)
         if self._config.world_size == 1:
             return even
         self._log(end)
         shared = group_store(self._config)
         if shared is None:
-            even.votes = self._count(place)
+            even.votes = self._count(position)
         elif self._votes is None:
             text = json.dumps(self._dataset.config(), sort_keys=True)
             name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -98,17 +170,17 @@ class PassEnds:
         else:
             self._votes.begin_pass()
             even.votes = self._votes
-        if shared is not None and _is_whole(place) and place.num_steps == 0:
+        if shared is not None and _is_whole(position) and position.num_steps == 0:
             num_streams, num_steps = self._agreed
-            even.num_agreed = num_steps * (num_streams == place.start.slots.num_streams)
+            even.num_agreed = num_steps * (num_streams == position.start.slots.num_streams)
         return even
 
-    def end(self, place: Place, even: EvenPass) -> None:
+    def end(self, position: LoaderPosition, even: EvenPass) -> None:
         """Records the steps of a validation pass, whose next one will have as many."""
-        if even.end == "pad" and _is_whole(place) and not self._dataset.training:
-            self._agreed = place.start.slots.num_streams, place.num_steps
+        if even.end == "pad" and _is_whole(position) and not self._dataset.training:
+            self._agreed = position.start.slots.num_streams, position.num_steps
 
-    def num_steps(self, place: Place) -> int:
+    def num_steps(self, position: LoaderPosition) -> int:
         """Counts the batches that the rank gives in a pass, the next one where one has just ended.
 
         Of endless data it is an epoch's.
@@ -119,19 +191,19 @@ class PassEnds:
         """
         if self._learned is not None:
             return self._learned
-        start = place.start.after(self._dataset.training) if place.ended else place.start
+        start = position.start.after(self._dataset.training) if position.ended else position.start
         about = (start.slots.num_streams, start.pass_index, self.chosen())
         if about not in self._predicted:
             self._predicted = {about: self._predict(start)}
         return self._predicted[about]
 
-    def learn(self, place: Place) -> None:
+    def learn(self, position: LoaderPosition) -> None:
         """Records how many batches a pass had that has just ended."""
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
-        if _is_whole(place) and not is_virtual:
+        if _is_whole(position) and not is_virtual:
             self._learned = None
-            if place.num_steps != self.num_steps(place):
-                self._learned = place.num_steps
+            if position.num_steps != self.num_steps(position):
+                self._learned = position.num_steps
 
     def _predict(self, start: PassStart) -> int:
         dataset, end = self._dataset, self.chosen()
@@ -148,7 +220,7 @@ class PassEnds:
         ]
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
         if dataset.traits.lockstep:
-            turns = [rank_turns(Place(start), slots, counts) for slots in ranks]
+            turns = [rank_turns(LoaderPosition(start), slots, counts) for slots in ranks]
             last = min(max(own, default=-1) for own in turns)
             steps = sum(turn <= last for turn in set.intersection(*map(set, turns)))
         else:
@@ -172,10 +244,10 @@ class PassEnds:
             _HOW_TO_CHOOSE,
         )
 
-    def _count(self, place: Place) -> CountedVotes:
+    def _count(self, position: LoaderPosition) -> CountedVotes:
         """Counts the batches of all ranks by computing all streams; once for similar passes."""
-        slots = place.start.slots
-        about = (slots.num_streams, place.start.pass_index)
+        slots = position.start.slots
+        about = (slots.num_streams, position.start.pass_index)
         if self._counted is None or self._counted[0] != about:
             if self._counted is None and slots.rank == 0:
                 logger.warning(
@@ -187,16 +259,16 @@ class PassEnds:
             self._counted = (about, *count_batches(self._dataset, *about))
         _, counts, can_pad = self._counted
         turns = [
-            rank_turns(place, slots._replace(rank=rank, first=0), counts)
+            rank_turns(position, slots._replace(rank=rank, first=0), counts)
             for rank in range(slots.world_size)
         ]
         is_aligned = self._dataset.traits.lockstep
         return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
 
 
-def _is_whole(place: Place) -> bool:
+def _is_whole(position: LoaderPosition) -> bool:
     """Whether the ranks began the pass, and did not resume it from others."""
-    return place.start.slots.base == 0 and not place.given
+    return position.start.slots.base == 0 and not position.given
 
 
 class EvenPass:
@@ -204,7 +276,7 @@ class EvenPass:
 
     Args:
         dataset: the pipeline.
-        place: where the pass begins or is resumed.
+        position: where the pass begins or is resumed.
         end: "drop" or "pad".
         is_default: whether nobody asked for that; then padding yields to dropping where a batch has
             no place for a mask.
@@ -217,17 +289,17 @@ class EvenPass:
     """
 
     def __init__(
-        self, dataset: SavableDataset[Any], place: Place, end: End, is_default: bool
+        self, dataset: SavableDataset[Any], position: LoaderPosition, end: End, is_default: bool
     ) -> None:
         self.votes: Votes = _OwnVote()
         self.num_agreed = 0
         self._dataset = dataset
-        self._slots, self._pass_index = place.start.slots, place.start.pass_index
+        self._slots, self._pass_index = position.start.slots, position.start.pass_index
         self.end = end
         self._is_default = is_default
         self._is_aligned = dataset.traits.lockstep
         # In step with the other ranks, which is to say: steps of this pass, or turns.
-        self._step = place.count if self._is_aligned else place.num_steps
+        self._step = position.count if self._is_aligned else position.num_steps
         self._own: Delivery | None = None
         self._has_ended = False
         self._last: Any = None
@@ -285,7 +357,7 @@ class EvenPass:
         return self.votes.end_pass(counts), is_all
 
     def _marked(self) -> bool:
-        """Marks the batch that was fetched as valid, if padding is wanted and it has a place."""
+        """Marks the batch that was fetched as valid, if padding is wanted and it has a position."""
         if self._own is None or self.end == "drop":
             return True
         can_pad = mark_valid(self._own.item)
@@ -349,11 +421,11 @@ def count_batches(
     return counts, can_pad
 
 
-def rank_turns(place: Place, slots: RankSlots, counts: list[int]) -> list[int]:
+def rank_turns(position: LoaderPosition, slots: RankSlots, counts: list[int]) -> list[int]:
     """Lists the turns at which a rank has a batch that no rank gave before.
 
     Args:
-        place: where the pass begins.
+        position: where the pass begins.
         slots: of the rank.
         counts: the batches of each stream.
     """
@@ -363,7 +435,7 @@ def rank_turns(place: Place, slots: RankSlots, counts: list[int]) -> list[int]:
     found = []
     for turn in turns:
         slot = slots.slot(turn)
-        if slot // num_streams < counts[slot % num_streams] and not place.is_given(slot):
+        if slot // num_streams < counts[slot % num_streams] and not position.is_given(slot):
             found.append(turn)
     return found
 

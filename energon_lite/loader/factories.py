@@ -9,8 +9,8 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End
-from energon_lite.loader.exchange import TIMEOUT_SEC
 from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.loader.rank_store import TIMEOUT_SEC
 
 T = TypeVar("T")
 

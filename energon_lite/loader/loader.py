@@ -19,17 +19,15 @@ from energon_lite.core.row_weights import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.loader.accelerate_adapter import OwnCollate, Prepared, teach_skipping
-from energon_lite.loader.ends import End, PassEnds
-from energon_lite.loader.exchange import TIMEOUT_SEC, Exchange
-from energon_lite.loader.padding import as_padding
-from energon_lite.loader.processes import Limits
+from energon_lite.loader.ends import End, PassEnds, as_padding
 from energon_lite.loader.rank_run import RankRun
-from energon_lite.loader.seek import EpochSampler
-from energon_lite.loader.state_dict import as_state_dict, states_of
+from energon_lite.loader.rank_state import as_state_dict, states_of
+from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.stats import Stats
+from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_pool import RunSettings
+from energon_lite.loader.worker_process import Limits
 
 T = TypeVar("T")
 
@@ -70,7 +68,7 @@ class SavableDataLoader(DataLoader[T]):
     ) -> None:
         del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
-        config = _place_in_run(dataset, worker_config)
+        config = _worker_config_of(dataset, worker_config)
         if cache_pool is not None:
             raise ValueError("cache_pool: this version has no cache pools; leave it at None")
         if not 0 <= max_skip_rate <= 1:
@@ -107,12 +105,12 @@ class SavableDataLoader(DataLoader[T]):
     @property
     def num_streams(self) -> int:
         """How many streams the run consists of."""
-        return self._run.place.start.slots.num_streams
+        return self._run.position.start.slots.num_streams
 
     @property
     def num_skipped(self) -> dict[str, int]:
         """Counts, by source, the samples skipped so far, of the batches given here."""
-        return dict(self._run.place.skipped)
+        return dict(self._run.position.skipped)
 
     def stats(self) -> Stats:
         """Returns what each source gave here, and what the blend asks of it.
@@ -120,7 +118,7 @@ class SavableDataLoader(DataLoader[T]):
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
         run = self._run
-        return run.counter.stats(run.num_run_items, run.place.skipped)
+        return run.counter.stats(run.num_run_items, run.position.skipped)
 
     def __len__(self) -> int:
         """Counts the batches of this rank in this pass (an epoch, if endless).
@@ -130,7 +128,7 @@ class SavableDataLoader(DataLoader[T]):
         it is what came.
         """
         teach_skipping()  # transformers.Trainer asks for the length before all else
-        return self._ends.num_steps(self._run.place)
+        return self._ends.num_steps(self._run.position)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
@@ -161,7 +159,7 @@ class SavableDataLoader(DataLoader[T]):
         self._run.seek.batch = num_batches
 
     def shutdown(self) -> None:
-        """Ends the worker processes; the place stays, and the next `iter` starts others."""
+        """Ends the worker processes; the position stays, and the next `iter` starts others."""
         self._run.stop_workers()
 
     def __enter__(self) -> Self:
@@ -261,11 +259,11 @@ class SavableDataLoader(DataLoader[T]):
                 f"{type(state).__name__} is no list of the states of all ranks; give the list, or "
                 "src_rank of the rank that has it"
             )
-        place = self._run.resumed(list(state), migrate)
-        for edit in place.edits:
+        position = self._run.resumed(list(state), migrate)
+        for edit in position.edits:
             logger.warning("Restored with an edited blend: %s", edit)
-        self._run.go_to(place)
-        return place.edits
+        self._run.go_to(position)
+        return position.edits
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of all ranks as one that each of them can load; all must call it.
@@ -367,7 +365,7 @@ def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, An
     }
 
 
-def _place_in_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
+def _worker_config_of(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     if not isinstance(dataset, SavableDataset):
         raise TypeError(
             f"the loader was given {dataset!r:.80}, a {type(dataset).__name__}, where it needs a "

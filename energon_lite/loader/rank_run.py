@@ -1,4 +1,4 @@
-"""The run of one rank: its place, its worker processes, and the batches that they deliver."""
+"""The run of one rank: its position, its worker processes, and the batches that they deliver."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from energon_lite.core.log_files import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.loader.ends import EvenPass, PassEnds
-from energon_lite.loader.held_signals import HeldSignals
-from energon_lite.loader.pass_failures import FailureLimit
-from energon_lite.loader.processes import WorkerDied
-from energon_lite.loader.ranks import check_steps, warn_of_shared_streams
-from energon_lite.loader.resume import Place, resume
-from energon_lite.loader.seek import Seek
-from energon_lite.loader.state_dict import rank_state
-from energon_lite.loader.stats import Counter, lost_samples
-from energon_lite.loader.turns import Delivery, Mark, PassStart, Turns
+from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, RankFeed
+from energon_lite.loader.rank_state import LoaderPosition
+from energon_lite.loader.resume import check_steps, resume, warn_of_shared_streams
+from energon_lite.loader.stats import Counter, FailureLimit, lost_samples
+from energon_lite.loader.trainers import Seek
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_pool import RunSettings, WorkerPool
+from energon_lite.loader.worker_process import WorkerDied
 
 T = TypeVar("T")
 
@@ -38,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 class RankRun(Generic[T]):
-    """Runs the passes of one rank from a place, and knows at any moment where it stands.
+    """Runs the passes of one rank from a position, and knows at any moment where it stands.
 
     Args:
         dataset: the pipeline.
-        config: the place of the rank, and how its worker processes are made.
+        config: the position of the rank, and how its worker processes are made.
         settings: how it runs.
         watchdog: watches the waits for a batch.
         ends: how a pass over finite data ends.
@@ -61,7 +59,7 @@ class RankRun(Generic[T]):
         self.dataset = dataset
         self.dataset_config = dataset.config()
         self.config_digest = digest(self.dataset_config)
-        self.place = Place(PassStart(slots))
+        self.position = LoaderPosition(PassStart(slots))
         self.counter = Counter(dataset)
         self._config = config
         self._settings = settings
@@ -76,27 +74,29 @@ class RankRun(Generic[T]):
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
-        self._undo: Any = None  # the place before a step that is not done, or was broken off
-        self._deliveries: WorkerPool | Turns | None = None
+        self._undo: Any = None  # the position before a step that is not done, or was broken off
+        self._deliveries: WorkerPool | RankFeed | None = None
 
-    def go_to(self, place: Place) -> None:
-        """Stops the worker processes; the next batch is that of `place`."""
+    def go_to(self, position: LoaderPosition) -> None:
+        """Stops the worker processes; the next batch is that of `position`."""
         self.stop_workers()
         self._has_begun, self._undo, self._snapshots = False, None, {}
-        self.place = place
+        self.position = position
         self.seek = Seek(is_restored=True, is_fresh=False)
-        self.counter = Counter(self.dataset, place.stats, self.num_run_items)
+        self.counter = Counter(self.dataset, position.stats, self.num_run_items)
 
     @property
     def num_run_items(self) -> int:
         """How many items all ranks have given, in step with this one, in all passes."""
-        place = self.place
-        slots = place.start.slots
-        here = slots.base + place.count * slots.world_size
+        position = self.position
+        slots = position.start.slots
+        here = slots.base + position.count * slots.world_size
         if self.dataset.endless:
             return here
         length = self.dataset.num_items(Stream(0, 1))
-        return place.start.pass_index * length + (length if place.ended else min(here, length))
+        return position.start.pass_index * length + (
+            length if position.ended else min(here, length)
+        )
 
     def iterate(self) -> Iterator[T]:
         """Begins when the first batch is asked for: trainers call `set_epoch` after `iter`, too."""
@@ -120,11 +120,11 @@ class RankRun(Generic[T]):
         self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self.dataset.training:
             self._go_to_epoch(seek)
-        place, length = self.place, self.dataset.pass_length
-        is_over = place.ended
-        if length is not None and place.items_in_pass >= length:
+        position, length = self.position, self.dataset.pass_length
+        is_over = position.ended
+        if length is not None and position.items_in_pass >= length:
             if self.dataset.training:
-                place.items_in_pass = 0  # the last `for` was left with its last item
+                position.items_in_pass = 0  # the last `for` was left with its last item
             else:
                 is_over = True
         if is_over or (self._has_begun and not self.dataset.training):
@@ -140,8 +140,8 @@ class RankRun(Generic[T]):
                 deque(self.batches(), maxlen=0)
                 self.begin()
         has_passes = not self.dataset.endless or length is not None
-        num_given = self.place.items_in_pass if has_passes else 0
-        number = seek.num_to_discard(has_passes, num_given, self._ends.num_steps(self.place))
+        num_given = self.position.items_in_pass if has_passes else 0
+        number = seek.num_to_discard(has_passes, num_given, self._ends.num_steps(self.position))
         deque(islice(self.batches(), number), maxlen=0)
 
     @property
@@ -151,8 +151,8 @@ class RankRun(Generic[T]):
 
     def _go_to_epoch(self, seek: Seek) -> None:
         """Goes to the start of the pass that a trainer asks for, unless the run is in it."""
-        start = self.place.start
-        here = start.pass_index + self.place.ended
+        start = self.position.start
+        here = start.pass_index + self.position.ended
         target = seek.target(here)
         self.seek.offset = seek.offset
         if not self._is_in_epochs or target in (None, here):
@@ -162,7 +162,7 @@ class RankRun(Generic[T]):
             return
         self.stop_workers()
         slots = start.slots._replace(base=0, first=0)
-        self.place = Place(PassStart(slots, target), skipped=self.place.skipped)
+        self.position = LoaderPosition(PassStart(slots, target), skipped=self.position.skipped)
         self._snapshots = {}
         self._has_begun = False
 
@@ -170,7 +170,7 @@ class RankRun(Generic[T]):
         """Yields what is left of the pass or virtual epoch."""
         length = self.dataset.pass_length
         has_yielded = False
-        while length is None or self.place.items_in_pass < length:
+        while length is None or self.position.items_in_pass < length:
             mark = self._undo = self._mark
             try:
                 delivery = self._advance(has_yielded)
@@ -184,20 +184,20 @@ class RankRun(Generic[T]):
             has_yielded = True
             yield delivery.item
         if not self.dataset.training:
-            self.place.ended = True
-        self.place.items_in_pass = 0
+            self.position.ended = True
+        self.position.items_in_pass = 0
         self._check_failures(is_end=True)
 
     @property
     def _mark(self) -> Any:
         """Where the run stands, as values that are never changed."""
-        return self.place, vars(self.place).copy(), self._snapshots, self.counter.mark
+        return self.position, vars(self.position).copy(), self._snapshots, self.counter.mark
 
     def _go_back(self, mark: Any) -> None:
         """Returns to a mark; what was computed ahead is lost, and is computed again."""
-        with HeldSignals():
-            self.place, attributes, self._snapshots, self.counter.mark = mark
-            vars(self.place).update(attributes)
+        with DeferredSignals():
+            self.position, attributes, self._snapshots, self.counter.mark = mark
+            vars(self.position).update(attributes)
             self.stop_workers()
             self._undo = None
 
@@ -206,19 +206,19 @@ class RankRun(Generic[T]):
         deliveries = self._deliveries
         is_running = deliveries is not None and deliveries.pid in (None, os.getpid())
         if not is_running and not self._ahead:
-            with HeldSignals():  # before the watchdog has a thread: a fork finds none
+            with DeferredSignals():  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
         since = perf_counter()
         delivery = self._next_step()
         if delivery is None:
-            self._ends.learn(self.place)
+            self._ends.learn(self.position)
             if has_yielded or not self._next_pass_is_due():
-                self.place.ended = True
+                self.position.ended = True
                 return None
             self._begin_pass()
             return self._advance(True)  # no third time: the data may be empty
-        self.place.items_in_pass += 1
-        self.place.beside = None
+        self.position.items_in_pass += 1
+        self.position.peers = None
         self.counter.add(delivery.costs.rows, delivery.skipped, perf_counter() - since)
         self._look_ahead()
         return delivery
@@ -229,10 +229,10 @@ class RankRun(Generic[T]):
         Raises:
             FatalSampleError: It did.
         """
-        lost, is_whole = self.place.failures, is_end and self._config.world_size == 1
+        lost, is_whole = self.position.failures, is_end and self._config.world_size == 1
         counts = lost.failed, lost.drawn
         if is_end and self._even is not None:
-            self._ends.end(self.place, self._even)
+            self._ends.end(self.position, self._even)
             counts, is_whole = self._even.end_pass(counts)
         if is_end or self._even is None:
             self._limit.check(*counts, is_whole=is_whole)
@@ -243,15 +243,15 @@ class RankRun(Generic[T]):
         So it is where a consumer took as many batches as there are, and never saw the end; and
         where a virtual epoch begins at the end of the data.
         """
-        place = self.place
+        position = self.position
         if self.dataset.training and self.dataset.pass_length is not None:
             return True
-        if place.num_steps and place.beside is None:
+        if position.num_steps and position.peers is None:
             return True
         # Just resumed: where other ranks have something left, this one waits; with those that end
         # together none has.
-        has_begun = bool(place.num_steps or place.start.slots.base or place.given)
-        return has_begun and (self._even is not None or place.all_are_given(self.dataset))
+        has_begun = bool(position.num_steps or position.start.slots.base or position.given)
+        return has_begun and (self._even is not None or position.all_are_given(self.dataset))
 
     def _look_ahead(self) -> None:
         """Finds out, where that is asked for, whether the batch to be given is the last one.
@@ -259,7 +259,7 @@ class RankRun(Generic[T]):
         The state stays behind that batch; what comes after it is counted when it is given.
         """
         length = self.dataset.pass_length
-        self.is_last = length is not None and self.place.items_in_pass >= length
+        self.is_last = length is not None and self.position.items_in_pass >= length
         if not self.looks_ahead or self.is_last or self.dataset.endless:
             return
         try:
@@ -274,8 +274,8 @@ class RankRun(Generic[T]):
         delivery = self._ahead.pop() if self._ahead else self._computed_step()
         if isinstance(delivery, Exception):
             raise delivery
-        place = self.place
-        place.num_steps += delivery is not None
+        position = self.position
+        position.num_steps += delivery is not None
         if delivery is not None and delivery.is_padding:
             return delivery  # what came at the end of the streams counts at the end of the pass
         while self._passed:
@@ -284,14 +284,14 @@ class RankRun(Generic[T]):
             self._pass_by(delivery)
             if delivery.skipped:
                 self._check_failures(is_end=False)
-            place.count = place.start.slots.turn_of(delivery.slot) + 1
+            position.count = position.start.slots.turn_of(delivery.slot) + 1
         return delivery
 
     def _computed_step(self) -> Delivery | None:
-        place, deliveries = self.place, self._deliveries
+        position, deliveries = self.position, self._deliveries
         assert deliveries is not None
         if not self._has_begun:
-            self._even = self._ends.begin(place)
+            self._even = self._ends.begin(position)
         self._has_begun = True
         fetch = partial(self._fetch, deliveries)
         return fetch() if self._even is None else self._even.next(fetch)
@@ -301,13 +301,13 @@ class RankRun(Generic[T]):
         try:
             with self._watchdog:
                 for delivery in deliveries:
-                    if delivery.item is not Mark.END and not self.place.is_given(delivery.slot):
+                    if delivery.item is not Mark.END and not self.position.is_given(delivery.slot):
                         return delivery
                     self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
         except WorkerDied as error:
             raise RuntimeError(
                 f"Worker process {error} of rank {self._config.rank} died after batch "
-                f"{self.place.count - 1} of the rank (a kill by signal 9 is often a lack of "
+                f"{self.position.count - 1} of the rank (a kill by signal 9 is often a lack of "
                 "memory). Nothing is lost: iterate the loader again to resume with the next batch, "
                 f"or resume from a saved state. {error.report}".rstrip()
             ) from None
@@ -318,9 +318,9 @@ class RankRun(Generic[T]):
         # Values are replaced and never changed, so that a step that fails can be taken back.
         if delivery.snapshot is not None:
             self._snapshots = {**self._snapshots, delivery.stream: delivery.snapshot}
-        if self.place.is_given(delivery.slot):
+        if self.position.is_given(delivery.slot):
             return
-        self.place.failures = self._limit.counted(self.place.failures, delivery)
+        self.position.failures = self._limit.counted(self.position.failures, delivery)
         if delivery.skipped:
             self._count(delivery.skipped, delivery.slot)
         if delivery.item is Mark.END:
@@ -328,34 +328,36 @@ class RankRun(Generic[T]):
 
     def _begin_pass(self) -> None:
         """Goes to the start of the next pass, with the same worker processes."""
-        place = self.place
-        self.place = Place(place.start.after(self.dataset.training), skipped=place.skipped)
+        position = self.position
+        self.position = LoaderPosition(
+            position.start.after(self.dataset.training), skipped=position.skipped
+        )
         self._snapshots = {}
         self._ahead = []
         self._has_begun = False
         if self._deliveries is not None:
-            self._deliveries.begin(self.place.start)
+            self._deliveries.begin(self.position.start)
 
-    def _start_deliveries(self) -> WorkerPool | Turns:
-        start = self._place_to_start_from()
+    def _start_deliveries(self) -> WorkerPool | RankFeed:
+        start = self._resumed_start()
         settings, config = self._settings, self._config
         # A worker without a stream would have nothing to compute.
         num_workers = min(config.num_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
         if num_workers == 0:
-            return Turns(self.dataset, start, settings.max_skip_rate)
+            return RankFeed(self.dataset, start, settings.max_skip_rate)
         return WorkerPool(self.dataset, config, settings, num_workers, start)
 
-    def _place_to_start_from(self) -> PassStart:
+    def _resumed_start(self) -> PassStart:
         """Returns where workers begin: where the run stood when they were last stopped."""
-        place = self.place
-        if place.count or self._snapshots:
-            self.place = resumed = self.resumed([json.loads(json.dumps(self.state()))])
-            resumed.items_in_pass, resumed.beside = place.items_in_pass, place.beside
-        return self.place.start
+        position = self.position
+        if position.count or self._snapshots:
+            self.position = resumed = self.resumed([json.loads(json.dumps(self.state()))])
+            resumed.items_in_pass, resumed.peers = position.items_in_pass, position.peers
+        return self.position.start
 
     def stop_workers(self) -> None:
-        """Ends the worker processes, if there are any; the place stays."""
+        """Ends the worker processes, if there are any; the position stays."""
         deliveries, self._deliveries = self._deliveries, None  # first: the end may be interrupted
         self._ahead, self._passed = [], []  # computed again from where the run stands
         if self._even is not None:
@@ -364,22 +366,22 @@ class RankRun(Generic[T]):
             deliveries.end()
 
     def _count(self, records: list[SkipRecord], slot: int) -> None:
-        skipped = dict(self.place.skipped)
+        skipped = dict(self.position.skipped)
         for source, number in lost_samples(records).items():
             skipped[source] = skipped.get(source, 0) + number
-        self.place.skipped = skipped
+        self.position.skipped = skipped
         if self._settings.skip_log is not None:
             lines = [json.dumps({**record._asdict(), "slot": slot}) + "\n" for record in records]
             append(self._settings.skip_log, "".join(lines))
 
-    def resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> Place:
-        """Returns the place of this rank that saved states describe.
+    def resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> LoaderPosition:
+        """Returns the position of this rank that saved states describe.
 
         Raises:
             StateError: They do not fit each other or this pipeline.
         """
         config = self._config
-        place = resume(
+        position = resume(
             states,
             rank=config.rank,
             world_size=config.world_size,
@@ -389,12 +391,12 @@ class RankRun(Generic[T]):
             fresh=lambda num_streams: StreamRun(self.dataset, Stream(0, num_streams)).snapshot(),
             migrate=migrate,
         )
-        check_steps(self.dataset, place.start.slots, StateError)
-        return place
+        check_steps(self.dataset, position.start.slots, StateError)
+        return position
 
     def state(self) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
         stats = self.counter.to_json(self.num_run_items)
-        state = rank_state(self.place, self._snapshots, stats, self.dataset_config)
+        state = self.position.to_json(self._snapshots, stats, self.dataset_config)
         state["checksum"] = checksum(state, self.config_digest)
         return state

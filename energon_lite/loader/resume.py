@@ -2,101 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from math import gcd
 from typing import Any
 
-from energon_lite.core.dataset import SavableDataset, StreamRun
+from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot, as_damage
-from energon_lite.core.topology import RankSlots, Stream
+from energon_lite.core.topology import RankSlots
 from energon_lite.loader.migration import Migration, compare
-from energon_lite.loader.pass_failures import PassFailures
-from energon_lite.loader.state_checks import checked_states
-from energon_lite.loader.stats import SavedStats
-from energon_lite.loader.turns import PassStart, StreamStart
+from energon_lite.loader.rank_feed import PassStart, StreamStart
+from energon_lite.loader.rank_state import (
+    LoaderPosition,
+    Peers,
+    Region,
+    checked_states,
+    newest_snapshots,
+)
+from energon_lite.loader.stats import PassFailures, SavedStats
+
+logger = logging.getLogger(__name__)
 
 # Batches that are computed again, or were given beyond the others, of one stream.
 _FURTHEST = 1_000_000
 
 
-@dataclass
-class Region:
-    """Slots from `base` on that the ranks of an earlier topology gave: the first `counts[r]` of r.
-
-    A count of -1 stands for all: that rank had come to the end of the pass.
-    """
-
-    base: int
-    counts: list[int]
-
-    def has(self, slot: int) -> bool:
-        """Returns whether a slot was given."""
-        turn, rank = divmod(slot - self.base, len(self.counts))
-        return turn >= 0 and (self.counts[rank] < 0 or turn < self.counts[rank])
-
-    def to_json(self) -> JSON:
-        """Returns the region as plain JSON."""
-        return {"base": self.base, "counts": list(self.counts)}
-
-
-@dataclass
-class Beside(Region):
-    """What the ranks had given of a pass when a rank was resumed with them, and their states."""
-
-    states: Sequence[dict[str, Any]] = ()
-
-
-@dataclass
-class Place:
-    """Where a rank of a running loader stands; what it saves and restores.
-
-    Attributes:
-        count: turns since the base that are done.
-        num_steps: batches given since the base, with those that only filled a step up.
-        beside: the ranks that this one was resumed with; None once it has given a batch since.
-    """
-
-    start: PassStart
-    ended: bool = False
-    given: list[Region] = field(default_factory=list)
-    items_in_pass: int = 0
-    count: int = 0
-    num_steps: int = 0
-    failures: PassFailures = field(default_factory=PassFailures)
-    skipped: dict[str, int] = field(default_factory=dict)
-    stats: SavedStats = field(default_factory=SavedStats)
-    edits: list[str] = field(default_factory=list)
-    beside: Beside | None = None
-
-    def is_given(self, slot: int) -> bool:
-        """Returns whether another rank gave a slot before this run was resumed."""
-        return bool(self.given) and any(region.has(slot) for region in self.given)
-
-    def all_are_given(self, dataset: SavableDataset[Any]) -> bool:
-        """Whether no rank had anything left of the pass when this one was resumed.
-
-        Each stream is computed up to its first batch that is left, from where the furthest rank had
-        it.
-
-        Args:
-            dataset: the pipeline.
-        """
-        slots, pass_index = self.start.slots, self.start.pass_index
-        beside = self.beside or Beside(0, [0])
-        for index in range(slots.num_streams):
-            run = StreamRun(dataset, Stream(index, slots.num_streams, pass_index), max_skip_rate=1)
-            for snapshot in _snapshots(beside.states, pass_index, index)[:1]:
-                run.restore(snapshot)
-            for batch in chain(range(run.num_given), (run.num_given - 1 for _ in run)):
-                slot = batch * slots.num_streams + index
-                if slot >= slots.base and not (self.is_given(slot) or beside.has(slot)):
-                    return False
-        return True
-
-
-def resume(states: Sequence[Any], **settings: Any) -> Place:
+def resume(states: Sequence[Any], **settings: Any) -> LoaderPosition:
     """Works out where a rank goes on; see `_resume`.
 
     Raises:
@@ -119,7 +51,7 @@ def _resume(
     endless: bool,
     fresh: Callable[[int], Snapshot],
     migrate: bool = False,
-) -> Place:
+) -> LoaderPosition:
     """Works out where a rank goes on.
 
     Args:
@@ -155,20 +87,22 @@ def _resume(
     if old_world == world_size:
         aligned = checked
         counted = [state for state in checked if state["rank"] == rank]
-        place = _own_place(counted[0], checked)
+        position = _own_position(counted[0], checked)
     else:
-        place = _common_place(aligned, world_size)
+        position = _common_position(aligned, world_size)
         counted = checked if rank == 0 else []  # so that none is lost and none counts twice
-    place.start.slots = place.start.slots._replace(rank=rank, world_size=world_size)
-    place.start.streams = _stream_starts(aligned, place, fresh(place.start.slots.num_streams))
-    place.failures = PassFailures.of(counted)
+    position.start.slots = position.start.slots._replace(rank=rank, world_size=world_size)
+    position.start.streams = _stream_starts(
+        aligned, position, fresh(position.start.slots.num_streams)
+    )
+    position.failures = PassFailures.of(counted)
     for source, number in (pair for state in counted for pair in state["skipped"].items()):
-        place.skipped[source] = place.skipped.get(source, 0) + number
-    place.edits = edits
-    place.stats = SavedStats(
+        position.skipped[source] = position.skipped.get(source, 0) + number
+    position.edits = edits
+    position.stats = SavedStats(
         [state["stats"]["counted"] for state in counted], checked[0]["stats"]["asked"]
     )
-    return place
+    return position
 
 
 def check_config(saved: Any, here: Any, migrate: bool) -> list[str]:
@@ -270,7 +204,7 @@ def _check_steps(states: list[dict[str, Any]]) -> None:
         )
 
 
-def _beside(states: list[dict[str, Any]], pass_index: int) -> Beside | None:
+def _peers(states: list[dict[str, Any]], pass_index: int) -> Peers | None:
     """Returns what all ranks had given of a pass; None for the state of one rank alone."""
     if len(states) == 1:
         return None
@@ -279,26 +213,26 @@ def _beside(states: list[dict[str, Any]], pass_index: int) -> Beside | None:
         (-1 if s["ended"] else s["count"]) if s["pass"] == pass_index else -(s["pass"] > pass_index)
         for s in by_rank
     ]
-    return Beside(states[0]["base"], counts, states)
+    return Peers(states[0]["base"], counts, states)
 
 
-def _own_place(state: dict[str, Any], states: list[dict[str, Any]]) -> Place:
+def _own_position(state: dict[str, Any], states: list[dict[str, Any]]) -> LoaderPosition:
     """Resumes exactly where this rank stood, on an unchanged topology."""
     slots = RankSlots(
         state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
     )
-    return Place(
+    return LoaderPosition(
         PassStart(slots, state["pass"]),
         ended=state["ended"],
         given=_regions(state),
         items_in_pass=state["items_in_pass"],
         count=state["count"],
         num_steps=state.get("steps", state["count"]),
-        beside=_beside(states, state["pass"]),
+        peers=_peers(states, state["pass"]),
     )
 
 
-def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
+def _common_position(states: list[dict[str, Any]], world_size: int) -> LoaderPosition:
     """Finds the lowest slot that is not given, and what faster ranks gave beyond it."""
     first_pass = min(s["pass"] for s in states)
     ahead = sorted(s["rank"] for s in states if s["pass"] > first_pass)
@@ -310,19 +244,19 @@ def _common_place(states: list[dict[str, Any]], world_size: int) -> Place:
     old_world, base = states[0]["world_size"], states[0]["base"]
     start = PassStart(RankSlots(base, 0, old_world, states[0]["num_streams"]), first_pass)
     if all(s["ended"] for s in states):
-        return Place(start, ended=True)
+        return LoaderPosition(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
-    place = Place(start, given=_regions(states[0]), items_in_pass=items)
-    place.beside = Beside(base, [0], states)  # the regions have what they gave
+    position = LoaderPosition(start, given=_regions(states[0]), items_in_pass=items)
+    position.peers = Peers(base, [0], states)  # the regions have what they gave
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
     counts = [-1 if s["ended"] else s["count"] for s in by_rank]
     if len(set(counts)) == 1:
         base += counts[0] * old_world
     else:
-        place.given.append(Region(base, counts))
+        position.given.append(Region(base, counts))
         base = min(base + c * old_world + rank for rank, c in enumerate(counts) if c >= 0)
     start.slots = start.slots._replace(base=base)
-    return place
+    return position
 
 
 def _regions(state: dict[str, Any]) -> list[Region]:
@@ -330,37 +264,81 @@ def _regions(state: dict[str, Any]) -> list[Region]:
 
 
 def _stream_starts(
-    states: list[dict[str, Any]], place: Place, fresh: Snapshot
+    states: list[dict[str, Any]], position: LoaderPosition, fresh: Snapshot
 ) -> dict[int, StreamStart]:
     """Picks, for each stream of the rank, the furthest snapshot that passes over nothing."""
-    slots = place.start.slots
+    slots = position.start.slots
     step = slots.num_turns * slots.world_size  # slots between two own turns on one stream
     starts = {}
     for turn, index in enumerate(slots.streams()):
         slot = slots.slot(turn)
         found = None
-        snapshots = _snapshots(states, place.start.pass_index, index)
+        snapshots = newest_snapshots(states, position.start.pass_index, index)
         for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
             behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
-            if len(behind) < _FURTHEST and all(place.is_given(own) for own in behind):
+            if len(behind) < _FURTHEST and all(position.is_given(own) for own in behind):
                 found = snapshot
                 slot += len(behind) * step
                 break
         first = slot // slots.num_streams
         if first - (found.count("items") if found else 0) > _FURTHEST:
             raise StateError(
-                f"stream {index} is to resume with batch {first:,}, and the state has no place of "
-                "it anywhere near; it was edited or damaged, or the state of a rank is missing"
+                f"stream {index} resumes with batch {first:,}, and the state has no snapshot of "
+                "it anywhere near; it was edited or is corrupt, or the state of a rank is missing"
             )
         starts[index] = StreamStart(first, found)
     return starts
 
 
-def _snapshots(states: Sequence[dict[str, Any]], pass_index: int, index: int) -> list[Snapshot]:
-    """Lists where ranks have a stream in a pass, the furthest first."""
-    found = [
-        Snapshot.from_json(state["streams"][str(index)])
-        for state in states
-        if str(index) in state["streams"] and state["pass"] == pass_index
-    ]
-    return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)
+def check_steps(
+    dataset: SavableDataset[Any], slots: RankSlots, error: type[ValueError] = ValueError
+) -> None:
+    """Refuses a topology in which ranks are in different cycles at one step, where that matters.
+
+    Args:
+        dataset: the pipeline.
+        slots: of this rank.
+        error: what to raise; `StateError` on a restore.
+
+    Raises:
+        ValueError: The world size does not divide the number of streams.
+        StateError: The run stands inside a step of this world size.
+    """
+    if not dataset.traits.lockstep:
+        return
+    num_streams, world_size = slots.num_streams, slots.world_size
+    why = "but batches of one modality must be the same on all ranks at each step"
+    if num_streams % world_size:
+        raise error(
+            f"world_size={world_size} does not divide num_streams={num_streams}, {why}. Start the "
+            "run with WorkerConfig(num_streams=...) a multiple of every world size that it may "
+            f"have; this one goes on with {_divisors(num_streams)} ranks"
+        )
+    if slots.base % world_size:
+        raise StateError(
+            f"The run has given {slots.base} batches, which are no whole steps of world_size="
+            f"{world_size}, {why}. Give a state of which all ranks together have given a multiple "
+            f"of {world_size} batches, or go on with {_divisors(gcd(slots.base, num_streams))} "
+            "ranks"
+        )
+
+
+def warn_of_shared_streams(slots: RankSlots) -> None:
+    """Logs what it costs if several ranks share a stream, and which world sizes cost nothing."""
+    if slots.stride > 1:
+        free = [d for d in range(1, slots.num_streams + 1) if slots.num_streams % d == 0]
+        near = sorted(sorted(free, key=lambda d: abs(d - slots.world_size))[:2])
+        logger.warning(
+            "%d ranks share %d streams, so each batch is computed by %d ranks. World sizes %s "
+            "would cost nothing extra; better, make num_streams a multiple of every world size "
+            "that you may use.",
+            slots.world_size,
+            slots.num_streams,
+            slots.stride,
+            near,
+        )
+
+
+def _divisors(number: int) -> str:
+    found = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))

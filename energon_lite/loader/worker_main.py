@@ -29,10 +29,17 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.loader.channel import Closed, Message, read_body, read_order, send
-from energon_lite.loader.sending import packed, packed_delivery
-from energon_lite.loader.stalls import describe_thread
-from energon_lite.loader.turns import Delivery, PassStart, Turns
+from energon_lite.loader.messages import (
+    Closed,
+    Message,
+    packed,
+    packed_delivery,
+    read_body,
+    read_order,
+    send,
+)
+from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
+from energon_lite.loader.watchdog import describe_thread
 
 # Kinds of messages, and of orders.
 DELIVERY, REPORT = range(2)
@@ -117,7 +124,7 @@ class _Work:
         self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._turns: Turns | None = None
+        self._turns: RankFeed | None = None
         self._sender = threading.Thread(target=self._send, name="sending", daemon=True)
 
     def run(self, first: Pass) -> None:
@@ -163,7 +170,9 @@ class _Work:
 
     def _run_pass(self, job: Pass) -> None:
         settings = self._settings
-        self._turns = turns = Turns(settings.dataset, job.start, settings.max_skip_rate, job.others)
+        self._turns = turns = RankFeed(
+            settings.dataset, job.start, settings.max_skip_rate, job.others
+        )
         while True:
             self._room.acquire()
             if not self._passes.empty():  # the rest of this pass is not wanted

@@ -7,23 +7,30 @@ import multiprocessing.util
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.loader.held_signals import HeldSignals
-from energon_lite.loader.pinning import PinnedAhead
-from energon_lite.loader.processes import Limits, Worker, WorkerDied, WorkerTimeout, end_workers
-from energon_lite.loader.sending import Unsendable
-from energon_lite.loader.turns import Delivery, Mark, PassStart, StreamStart, due_slots
+from energon_lite.loader.deferred_signals import DeferredSignals
+from energon_lite.loader.messages import Unsendable
+from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
 from energon_lite.loader.worker_main import Pass, Settings
+from energon_lite.loader.worker_process import (
+    Limits,
+    Worker,
+    WorkerDied,
+    WorkerTimeout,
+    end_workers,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +226,7 @@ class WorkerPool(Iterator[Delivery]):
             allowed,
             f"\n{death.report}" if death.report else "",
         )
-        with HeldSignals():
+        with DeferredSignals():
             self._workers[worker] = self._started(worker)
 
     def end(self) -> None:
@@ -227,3 +234,45 @@ class WorkerPool(Iterator[Delivery]):
         if self.pid == os.getpid():
             end_workers(self._workers)
         self._finalizer.cancel()  # last: an interrupt may come before
+
+
+def pinned(delivery: Delivery) -> Delivery:
+    """Returns the delivery with its tensors in page-locked memory."""
+    item: Any = pin_memory(delivery.item)  # type: ignore[no-untyped-call]
+    return delivery._replace(item=item)
+
+
+class PinnedAhead:
+    """Copies the next batch into page-locked memory while the last one is being used."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pinning")
+        self._ahead: Future[Delivery] | None = None
+
+    def next(self, receive: Callable[[], Delivery], is_ready: Callable[[], bool]) -> Delivery:
+        """Returns the next delivery.
+
+        Args:
+            receive: returns the next delivery.
+            is_ready: whether it would do so without a wait.
+
+        Raises:
+            Exception: Of `receive`; where it was called ahead, after the delivery before.
+        """
+        ahead, self._ahead = self._ahead, None
+        delivery = (ahead or self._received(receive)).result()
+        if is_ready():
+            self._ahead = self._received(receive)
+        return delivery
+
+    def _received(self, receive: Callable[[], Delivery]) -> Future[Delivery]:
+        try:
+            return self._thread.submit(pinned, receive())
+        except Exception as error:
+            failed: Future[Delivery] = Future()
+            failed.set_exception(error.with_traceback(None))  # whose frames have the future
+            return failed
+
+    def drop(self) -> None:
+        """Drops what was received ahead."""
+        self._ahead = None

@@ -24,7 +24,7 @@ ROWS: list[list[str | frozenset[str]]] = [
 # The one module that may import each of these inside a function: optional packages, and packages
 # that few runs need.
 OPTIONAL: dict[str, str] = {
-    "accelerate": "energon_lite/loader/accelerate_adapter.py",
+    "accelerate": "energon_lite/loader/trainers.py",
     "PIL": "energon_lite/storage/images.py",
     "webdataset": "energon_lite/storage/decode_limits.py",  # tenbin only; slow to import
 }

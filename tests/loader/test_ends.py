@@ -39,7 +39,7 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel
 from energon_lite.length_index import measure_lengths
-from energon_lite.loader import ends, votes
+from energon_lite.loader import ends, rank_store
 from energon_lite.stages.planned.window import Planner
 
 from ..conftest import examples
@@ -164,7 +164,7 @@ class Together:
         store = dist.HashStore()
         store.set_timeout(timedelta(seconds=20))
         monkeypatch.setattr(ends, "group_store", lambda config: config.data_parallel_group)
-        monkeypatch.setattr(votes, "_num_passes", PassesOfThreads())
+        monkeypatch.setattr(rank_store, "_num_passes", PassesOfThreads())
         self.pools = [ThreadPoolExecutor(1) for _ in range(world_size)]
         config = WorkerConfig(
             rank=0,
@@ -405,10 +405,10 @@ def test_one_rank_that_pads_has_masks_and_nothing_else_changes(roots, monkeypatc
 def test_validations_after_the_first_vote_once(roots, monkeypatch, limit) -> None:
     make = partial(validation, roots[61], encoder_of("packs", 3), limit=limit)
     run = Together(monkeypatch, make, 4)
-    cast = votes.StoreVotes.cast
+    cast = rank_store.StoreVotes.cast
     num_votes = []
     monkeypatch.setattr(
-        votes.StoreVotes, "cast", lambda *call: num_votes.append(call) or cast(*call)
+        rank_store.StoreVotes, "cast", lambda *call: num_votes.append(call) or cast(*call)
     )
     first = run.one_pass()
     steps = steps_of(first)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import StateError, WorkerConfig
-from energon_lite.loader import exchange
-from energon_lite.loader.exchange import Exchange
+from energon_lite.loader import rank_store
+from energon_lite.loader.rank_store import Exchange
 
 from ..conftest import examples
 
@@ -29,7 +29,7 @@ class InThreads:
             Exchange(WorkerConfig(rank=rank, world_size=world_size, num_workers=0), LONG_SEC)
             for rank in range(world_size)
         ]
-        patch.setattr(exchange, "_default_store", lambda: self.store)
+        patch.setattr(rank_store, "_default_store", lambda: self.store)
         patch.setattr(Exchange, "_is_alone", False)
         patch.setattr(Exchange, "_global_ranks", lambda _: list(range(world_size)))
 
@@ -116,7 +116,7 @@ def test_interrupted_wait_leaves_no_value_behind(monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(exchange.time, "sleep", interrupt)
+        patch.setattr(rank_store.time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ranks.ranks[1].gather_all("old", "call")
     assert isinstance(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from energon_lite import Batch, PackedBatch, Sample, TextSample, edataclass
-from energon_lite.loader.padding import as_padding, mark_valid
+from energon_lite.loader.ends import as_padding, mark_valid
 
 
 @edataclass

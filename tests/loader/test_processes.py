@@ -32,7 +32,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.topology import RankSlots
-from energon_lite.loader.turns import Mark, PassStart, Turns
+from energon_lite.loader.rank_feed import Mark, PassStart, RankFeed
 
 from ..conftest import REPO
 from ..helpers import Ranks, assert_same, text_set, through_json, train
@@ -226,7 +226,7 @@ def test_deliveries_are_the_same_after_torchs_pinning(texts) -> None:
         run = Ranks(train(texts, encoder, repeat=False), 2, num_streams=3)
         run.next(0)
         (loader, _) = run.loaders
-        deliveries = list(Turns(loader.dataset, PassStart(RankSlots(0, 0, 2, 3)), 1.0))
+        deliveries = list(RankFeed(loader.dataset, PassStart(RankSlots(0, 0, 2, 3)), 1.0))
         assert {delivery.item for delivery in deliveries if isinstance(delivery.item, Mark)}
         for delivery in deliveries:
             pinned = pin_memory(delivery)

@@ -192,7 +192,7 @@ def test_states_that_are_none_are_refused(texts) -> None:
     for state in ({"loader_state": "{"}, {"loader_state": "{}"}, {"loader_state": 5}, {}, 5, "x"):
         with pytest.raises(StateError):
             loader.load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(StateError, match="give it to load_state_dict"):
+    with pytest.raises(StateError, match="pass it to load_state_dict"):
         loader.restore_state_rank(loader.state_dict())
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from energon_lite import WorkerConfig
-from energon_lite.loader import votes
-from energon_lite.loader.votes import CountedVotes, StoreVotes, Vote
+from energon_lite.loader import rank_store
+from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote
 
 
 def new_store(timeout_sec: float = 20) -> dist.Store:
@@ -24,7 +24,7 @@ def new_store(timeout_sec: float = 20) -> dist.Store:
 def voters(store: Any, world_size: int, *, peers: int = 1) -> list[StoreVotes]:
     found = []
     for rank in [rank for rank in range(world_size) for _ in range(peers)]:
-        votes._num_passes.clear()  # each would be a process of its own
+        rank_store._num_passes.clear()  # each would be a process of its own
         config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
         found.append(StoreVotes(store, "run", config, has_peers=peers > 1))
     return found
@@ -51,13 +51,13 @@ def test_each_rank_learns_the_sums_of_each_step(peers) -> None:
 
 
 def test_store_keeps_a_bounded_number_of_votes_over_many_passes(monkeypatch) -> None:
-    monkeypatch.setattr(votes, "_NUM_KEPT", 5)
+    monkeypatch.setattr(rank_store, "_NUM_KEPT", 5)
     store = new_store()
     ranks = voters(store, 2)
 
     for number in range(10):
         for one in ranks:
-            votes._num_passes["run"] = number + 1
+            rank_store._num_passes["run"] = number + 1
             one.begin_pass()
         run = [
             lambda one=one: [one.cast(Vote(1, 1, 1), step) for step in range(4)] for one in ranks
@@ -74,7 +74,7 @@ def test_wait_that_was_interrupted_is_resumed_and_votes_once(monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(votes.time, "sleep", interrupt)
+        patch.setattr(rank_store.time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             first.cast(Vote(1, 1, 1), 0)
     found = in_threads(

@@ -31,9 +31,8 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.loader import channel, pinning
-from energon_lite.loader.channel import Message
-from energon_lite.loader.sending import packed, unpacked
+from energon_lite.loader import messages, worker_pool
+from energon_lite.loader.messages import Message, packed, unpacked
 
 from ..helpers import Ranks, assert_same, text_set, through_json, train
 
@@ -58,12 +57,12 @@ def sent(value: Any) -> Any:
     here, there = socket.socketpair()
     with here, there:
         content = packed(value)
-        thread = threading.Thread(target=channel.send, args=(there, Message(0, 7, content)))
+        thread = threading.Thread(target=messages.send, args=(there, Message(0, 7, content)))
         thread.start()
-        message = channel.receive(here, lambda: None)
+        message = messages.receive(here, lambda: None)
         thread.join()
         found = unpacked(message.content)
-        channel.close(message.content.files)
+        messages.close(message.content.files)
     assert (message.kind, message.number) == (0, 7)
     return found
 
@@ -118,12 +117,12 @@ def test_half_a_message_is_the_end_of_the_worker() -> None:
     with here:
         with there:
             copy = socket.socketpair()
-            channel.send(copy[1], Message(0, 0, packed(b"z" * 1000)))
+            messages.send(copy[1], Message(0, 0, packed(b"z" * 1000)))
             there.sendall(copy[0].recv(300))
             for end in copy:
                 end.close()
-        with pytest.raises(channel.Closed):
-            channel.receive(here, lambda: None)
+        with pytest.raises(messages.Closed):
+            messages.receive(here, lambda: None)
 
 
 def test_too_many_open_files_are_an_error_that_says_so() -> None:
@@ -132,11 +131,11 @@ def test_too_many_open_files_are_an_error_that_says_so() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     here, there = socket.socketpair()
     with here, there:
-        channel.send(there, Message(0, 0, packed([torch.zeros(10_000) for _ in range(40)])))
+        messages.send(there, Message(0, 0, packed([torch.zeros(10_000) for _ in range(40)])))
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 5, hard))
         try:
             with pytest.raises(OSError, match="ulimit -n"):
-                channel.receive(here, lambda: None)
+                messages.receive(here, lambda: None)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -380,7 +379,7 @@ def test_batches_are_pinned_ahead_where_there_is_a_gpu(texts, monkeypatch) -> No
     whole = Ranks(make, 1, num_streams=3).rest()
     run = Ranks(make, 1, 3)  # before torch believes that there is a GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(pinning, "pin_memory", pin)
+    monkeypatch.setattr(worker_pool, "pin_memory", pin)
     assert_same(run.rest(), whole)
     assert len(threads) > len(whole)  # with the marks of the streams' ends
     assert all(name.startswith("pinning") for name in threads)

@@ -21,9 +21,8 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import Stream
 from energon_lite.loader import worker_pool
-from energon_lite.loader.pass_failures import FailureLimit, PassFailures
-from energon_lite.loader.stats import Counter, SourceStats, lost_samples
-from energon_lite.loader.turns import Costs, Delivery, Turns
+from energon_lite.loader.rank_feed import Costs, Delivery, RankFeed
+from energon_lite.loader.stats import Counter, FailureLimit, PassFailures, SourceStats, lost_samples
 from energon_lite.loader.worker_main import Pass, Settings
 
 from ..helpers import MakeDataset, Ranks, assert_same
@@ -287,7 +286,7 @@ class WorkerHere:
         self.begin(job)
 
     def begin(self, job: Pass) -> None:
-        self._turns = Turns(self._dataset, job.start, self._max_skip_rate, job.others)
+        self._turns = RankFeed(self._dataset, job.start, self._max_skip_rate, job.others)
 
     def receive(self, *_: Any) -> Any:
         return pickle.loads(pickle.dumps(next(self._turns)))

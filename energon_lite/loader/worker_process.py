@@ -18,9 +18,8 @@ from os import register_at_fork
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_lite.loader import channel
-from energon_lite.loader.held_signals import HeldSignals
-from energon_lite.loader.sending import close, unpacked
+from energon_lite.loader.deferred_signals import DeferredSignals
+from energon_lite.loader.messages import Closed, close, order, order_with, receive, unpacked
 from energon_lite.loader.worker_main import GRACE_SEC, PASS, REPORT, TAKEN, Pass, Settings, work
 
 logger = logging.getLogger(__name__)
@@ -121,8 +120,8 @@ class Worker:
         wait = _Wait(self, limits)
         while True:
             try:
-                message = channel.receive(self._sock, wait)
-            except channel.Closed:
+                message = receive(self._sock, wait)
+            except Closed:
                 raise self._death() from None
             self._has_sent = True
             try:
@@ -131,7 +130,7 @@ class Worker:
                         wait.was_told(unpacked(message.content))
                     continue
                 self._num_taken += 1
-                if channel.order(self._sock, TAKEN, self._num_taken):
+                if order(self._sock, TAKEN, self._num_taken):
                     self._num_taken = 0
                 if message.number == number:
                     return unpacked(message.content)
@@ -140,12 +139,12 @@ class Worker:
 
     def begin(self, job: Pass) -> None:
         """Orders the worker to begin a pass."""
-        channel.order_with(self._sock, PASS, pickle.dumps(job))
+        order_with(self._sock, PASS, pickle.dumps(job))
 
     def ask(self) -> None:
         """Asks it what it does."""
         self.num_asked += 1
-        channel.order(self._sock, REPORT, self.num_asked)
+        order(self._sock, REPORT, self.num_asked)
 
     def _death(self) -> WorkerDied:
         """Waits for the end of the process; returns how it ended."""
@@ -190,7 +189,7 @@ class _Wait:
         while not worker.is_ready(self._poll_sec):
             # A process that it started may have its end of the socket.
             if not worker.process.is_alive() and not worker.is_ready():
-                raise channel.Closed
+                raise Closed
             now = time.monotonic()
             if self._due and now > self._since + self._due[0]:
                 self._due = [limit for limit in self._due if now <= self._since + limit]
@@ -237,7 +236,7 @@ register_at_fork(after_in_child=_forget_workers)
 
 def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
     """Ends worker processes: by themselves, or after some time by a kill."""
-    with HeldSignals():
+    with DeferredSignals():
         deadline = time.monotonic() + grace_sec
         for worker in workers:
             worker.leave()

@@ -24,7 +24,7 @@ _NUMBERS = (
 )
 
 
-class HeldSignals:
+class DeferredSignals:
     """Runs the handlers of signals that come in a `with` block after it, in the main thread.
 
     Other threads run no handlers; there it does nothing.

@@ -101,7 +101,7 @@ def due_slots(start: PassStart, ended: Collection[int]) -> Iterator[int]:
             slot += slots.world_size
 
 
-class Turns(Iterator[Delivery]):
+class RankFeed(Iterator[Delivery]):
     """Computes the deliveries of a rank in one pass, or those of some of its streams.
 
     Args:

@@ -1,17 +1,91 @@
-"""What Accelerate and the Hugging Face Trainer ask of a loader that they did not make.
-
-Accelerate's `prepare` makes another loader over `loader.dataset`, unless a loader says that it is
-prepared. So ours says so, and does what a prepared one does: its batches are on the accelerator's
-device, and it says which batch is the last, on which gradients are accumulated to the end.
-`skip_first_batches` makes another loader, too; for ours it is taught to return the loader itself.
-"""
+"""What trainers ask of a loader: epochs, batches to skip, and attributes that Accelerate reads."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
+
+from torch.utils.data import Sampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Seek:
+    """What a trainer asked for since the last `iter`.
+
+    Places are absolute, so that a loader that is there already stays: after its state was restored,
+    and where a trainer only counts its epochs aloud.
+
+    Attributes:
+        epoch: of the trainer; None if it does not say.
+        batch: how many batches of the epoch are done; None if it does not say.
+        is_restored: whether a state was restored since.
+        is_fresh: whether the run has not begun.
+        offset: number of a pass less that of the trainer's epoch.
+    """
+
+    epoch: int | None = None
+    batch: int | None = None
+    is_restored: bool = False
+    is_fresh: bool = True
+    offset: int = 0
+
+    def target(self, here: int) -> int | None:
+        """Returns the pass to be in, where the loader would be in pass `here`; None for any."""
+        if self.epoch is None:
+            return None
+        if self.is_restored and self.epoch not in (here, here + 1):
+            # The state decides. A trainer that begins to count at 0 goes on from there.
+            self.offset = here - self.epoch
+        return self.epoch + self.offset
+
+    def num_to_discard(self, has_passes: bool, num_given: int, num_steps: int) -> int:
+        """Counts the batches to pass over before the first is given.
+
+        Args:
+            has_passes: whether the data or a virtual epoch ends.
+            num_given: batches given in this pass or virtual epoch.
+            num_steps: batches of an epoch.
+        """
+        if num_given >= num_steps:
+            num_given = 0  # all of the pass, so the next one begins
+        if self.is_restored:
+            num_behind = (self.batch or num_given) - num_given
+            if num_behind:
+                logger.warning(
+                    "The trainer asks to skip %d batches of its epoch, and the restored state "
+                    "stands after %d; the state decides.",
+                    self.batch,
+                    num_given,
+                )
+            return 0
+        if self.is_fresh and not has_passes:
+            return (self.epoch or 0) * num_steps + (self.batch or 0)
+        return max(0, (self.batch or 0) - num_given)
+
+
+class EpochSampler(Sampler[None]):
+    """The `sampler` that trainers read from a loader: draws nothing, passes `set_epoch` on."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
+
+    def __iter__(self) -> Iterator[None]:
+        """Yields None for ever, as torch's sampler of an `IterableDataset` does."""
+        return repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Calls `set_epoch` of the loader."""
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
 
 _HOW_TO_HAND_OVER = (
     "Hand over the loader itself: accelerator.prepare(loader), or return it from "
