@@ -13,8 +13,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from energon_lite.core.dataset import SavableDataset, StreamRun
-from energon_lite.core.errors import StateError
+from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.log_files import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.stream_context import SkipRecord
@@ -380,19 +379,7 @@ class RankRun(Generic[T]):
         Raises:
             StateError: They do not fit each other or this pipeline.
         """
-        config = self._config
-        position = resume(
-            states,
-            rank=config.rank,
-            world_size=config.world_size,
-            num_streams=config.num_streams,
-            config=self.dataset_config,
-            endless=self.dataset.endless,
-            fresh=lambda num_streams: StreamRun(self.dataset, Stream(0, num_streams)).snapshot(),
-            migrate=migrate,
-        )
-        check_steps(self.dataset, position.start.slots, StateError)
-        return position
+        return resume(states, self.dataset, self._config, self.dataset_config, migrate)
 
     def state(self) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""

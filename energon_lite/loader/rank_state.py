@@ -34,8 +34,8 @@ from energon_lite.loader.stats import PassFailures, SavedStats, check_counts
 _MAX_DEPTH = 300
 _FIELDS: dict[str, type] = {
     "num_streams": int, "rank": int, "world_size": int, "pass": int, "base": int, "count": int,
-    "ended": bool, "given": list, "items_in_pass": int, "config": dict, "streams": dict,
-    "skipped": dict, "stats": dict,
+    "steps": int, "failures": list, "ended": bool, "given": list, "items_in_pass": int,
+    "config": dict, "streams": dict, "skipped": dict, "stats": dict,
 }  # fmt: skip
 
 
@@ -127,12 +127,11 @@ class LoaderPosition:
             "pass": self.start.pass_index,
             "base": slots.base,
             "count": self.count,
-            # Fewer or more than the visits where visits were skipped, or steps padded.
-            **({"steps": self.num_steps} if self.num_steps != self.count else {}),
+            "steps": self.num_steps,
             "ended": self.ended,
             "given": [vars(region).copy() for region in self.given],
             "items_in_pass": self.items_in_pass,
-            **({"failures": [lost.failed, lost.drawn]} if lost.drawn or lost.failed else {}),
+            "failures": [lost.failed, lost.drawn],
             "skipped": dict(self.skipped),
             "stats": stats,
             "streams": {str(index): streams[index].to_json() for index in sorted(streams)},
@@ -224,13 +223,11 @@ def _check(state: Any) -> None:
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_beyond:
             limit = f" of 0 to {largest:,}" if kind is int else ""
             raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.__name__}{limit}")
-    num_streams, lost = state["num_streams"], state.get("failures", [0, 0])
+    num_streams = state["num_streams"]
     is_whole = (
         num_streams > 0
-        and _is_count(state.get("steps", 0))
-        and isinstance(lost, list)
-        and len(lost) == 2
-        and all(map(_is_count, lost))
+        and len(state["failures"]) == 2
+        and all(map(_is_count, state["failures"]))
         and state["rank"] < state["world_size"]
         and all(map(_is_region, state["given"]))
         and all(map(_is_count, state["skipped"].values()))

@@ -1,16 +1,17 @@
-"""From the states of all ranks of one topology to the start of a rank of another."""
+"""From the states of all ranks of one topology to the position of a rank of another."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
-from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot, as_damage
-from energon_lite.core.topology import RankSlots
+from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.migration import Migration, compare
 from energon_lite.loader.rank_feed import PassStart, StreamStart
 from energon_lite.loader.rank_state import (
@@ -19,117 +20,79 @@ from energon_lite.loader.rank_state import (
     Region,
     checked_states,
     newest_snapshots,
-)
+)  # fmt: skip
 from energon_lite.loader.stats import PassFailures, SavedStats
 
 logger = logging.getLogger(__name__)
 
-# Batches that are computed again, or were given beyond the others, of one stream.
+# Batches of one stream that may be computed again, or that ranks may be ahead of one another.
 _FURTHEST = 1_000_000
+_WHY_IN_STEP = "but batches of one modality must be the same on all ranks at each step"
+
+_State = dict[str, Any]
 
 
-def resume(states: Sequence[Any], **settings: Any) -> LoaderPosition:
-    """Works out where a rank goes on; see `_resume`.
+def resume(
+    states: Sequence[Any],
+    dataset: SavableDataset[Any],
+    config: WorkerConfig,
+    dataset_config: dict[str, JSON],
+    migrate: bool = False,
+) -> LoaderPosition:
+    """Returns the position at which a rank resumes.
+
+    Args:
+        states: the states of all ranks that saved, in any order; or the state of this rank alone,
+            if the topology is unchanged.
+        dataset: the pipeline.
+        config: the rank now.
+        dataset_config: the configuration of the pipeline.
+        migrate: whether sources may have been added, removed or weighted differently.
 
     Raises:
-        StateError: The states do not fit each other, the pipeline, or the topology; or are damaged.
+        StateError: The states do not fit each other, the pipeline or the topology, or are corrupt.
     """
     try:
-        return _resume(states, **settings)
+        checked = checked_states(states)
+        if not checked:
+            raise StateError("there is no state in the list; pass the states of all ranks")
+        edits = check_config(checked[0]["config"], dataset_config, migrate)
+        _check_same(checked, "config", show=False)
+        fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
+        if edits:
+            checked = _migrated(checked, dataset_config, fresh, edits)
+        position = _position(checked, config, dataset.endless, fresh)
+        position.edits = edits
+        check_steps(dataset, position.start.slots, StateError)
+        return position
     except Exception as error:
         damage = as_damage(error, "the run")
         raise damage from (error if damage is not error else error.__cause__)
 
 
-def _resume(
-    states: Sequence[Any],
-    *,
-    rank: int,
-    world_size: int,
-    num_streams: int | None,
-    config: dict[str, JSON],
-    endless: bool,
-    fresh: Callable[[int], Snapshot],
-    migrate: bool = False,
-) -> LoaderPosition:
-    """Works out where a rank goes on.
-
-    Args:
-        states: the states of all ranks that saved, in any order; or this rank's own alone, if
-            the topology is unchanged.
-        rank: this rank.
-        world_size: ranks now.
-        num_streams: the streams that the user asked for; None takes those of the states.
-        config: the configuration of the pipeline here.
-        endless: whether the pass never ends; then ranks must stand at the same step.
-        fresh: gives a snapshot of a stream of this pipeline, for a number of streams; those of the
-            states must be like it.
-        migrate: whether sources may have been added, removed or weighted anew.
-
-    Raises:
-        StateError: The states do not fit each other, the pipeline, or the topology.
-    """
-    checked = checked_states(states)
-    if not checked:
-        raise StateError("there is no state in the list; give the states of all ranks")
-    edits = check_config(checked[0]["config"], config, migrate)
-    _check_same(checked, "config", show=False)
-    if edits:
-        checked = _migrated(checked, config, fresh(checked[0]["num_streams"]), edits)
-    aligned = _aligned(checked)
-    for name in ("num_streams", "world_size", "base", "given"):
-        _check_same(aligned, name)
-    old_world = checked[0]["world_size"]
-    _check_num_streams(num_streams, checked[0]["num_streams"])
-    _check_ranks([state["rank"] for state in checked], old_world, rank, world_size)
-    if endless:
-        _check_steps(checked)
-    if old_world == world_size:
-        aligned = checked
-        counted = [state for state in checked if state["rank"] == rank]
-        position = _own_position(counted[0], checked)
-    else:
-        position = _common_position(aligned, world_size)
-        counted = checked if rank == 0 else []  # so that none is lost and none counts twice
-    position.start.slots = position.start.slots._replace(rank=rank, world_size=world_size)
-    position.start.streams = _stream_starts(
-        aligned, position, fresh(position.start.slots.num_streams)
-    )
-    position.failures = PassFailures.of(counted)
-    for source, number in (pair for state in counted for pair in state["skipped"].items()):
-        position.skipped[source] = position.skipped.get(source, 0) + number
-    position.edits = edits
-    position.stats = SavedStats(
-        [state["stats"]["counted"] for state in counted], checked[0]["stats"]["asked"]
-    )
-    return position
-
-
 def check_config(saved: Any, here: Any, migrate: bool) -> list[str]:
-    """Compares the configurations; gives how the blend was edited, if it was.
+    """Compares the configurations; returns how the blend was edited, if it was.
 
     Raises:
-        StateError: With every difference, where they are more than edits of a blend, or those may
-            not be.
+        StateError: With every difference, if one is more than an edit of a blend, or edits are not
+            allowed.
     """
     edits, others = compare(saved, here)
     if others:
-        raise StateError(
-            "\n".join(others + edits)
-            + "\nBuild the pipeline with the settings that it was saved with."
-        )
+        remedy = "Build the pipeline with the settings that it was saved with."
+        raise StateError("\n".join([*others, *edits, remedy]))
     if edits and not migrate:
         raise StateError(
-            "\n".join(edits) + "\nThe blend is another than that of the checkpoint. Restore with "
-            "migrate=True to go on with it, or build the pipeline as it was."
+            "\n".join(edits) + "\nThe blend differs from that of the checkpoint. Restore with "
+            "migrate=True to resume with it, or build the pipeline as it was."
         )
     return edits
 
 
 def _migrated(
-    states: list[dict[str, Any]], config: dict[str, JSON], fresh: Snapshot, edits: list[str]
-) -> list[dict[str, Any]]:
-    """Brings states to this pipeline; adds to `edits` what else there is to know."""
+    states: list[_State], config: dict[str, JSON], fresh: Snapshot, edits: list[str]
+) -> list[_State]:
+    """Brings states into the form of this pipeline; adds to `edits` what is expanded again."""
     migration = Migration(states[0]["config"], config, fresh)
     found = []
     for state in states:
@@ -140,11 +103,41 @@ def _migrated(
         found.append({**state, "streams": streams})
     if migration.expanded:
         edits.append(
-            f"{len(migration.expanded)} streams stood inside a sample of which a hook makes "
-            "several, and which cannot be made again: it is expanded from its start, so what it "
-            "gave so far comes again. Hooks before that one that are marked @stateless avoid it"
+            f"{len(migration.expanded)} streams stood inside a sample that a hook expands into "
+            "several, and that cannot be re-created: it is expanded from its start, so what it "
+            "yielded so far comes again. Mark the hooks before it @stateless to avoid that"
         )
     return found
+
+
+def _position(
+    states: list[_State], config: WorkerConfig, endless: bool, fresh: Snapshot
+) -> LoaderPosition:
+    """Returns the position of a rank in the run of which `states` are."""
+    aligned = _aligned(states)
+    for name in ("num_streams", "world_size", "base", "given"):
+        _check_same(aligned, name)
+    rank, world_size, old_world = config.rank, config.world_size, states[0]["world_size"]
+    _check_num_streams(config.num_streams, states[0]["num_streams"])
+    _check_ranks([state["rank"] for state in states], old_world, rank, world_size)
+    if endless:
+        _check_counts(states)
+    if old_world == world_size:
+        aligned = states
+        counted = [state for state in states if state["rank"] == rank]
+        position = _own_position(counted[0], states)
+    else:
+        position = _common_position(aligned, world_size)
+        counted = states if rank == 0 else []  # so that no count is lost, and none counts twice
+    start = position.start
+    start.slots = start.slots._replace(rank=rank, world_size=world_size)
+    start.streams = _stream_starts(aligned, position, fresh)
+    position.failures = PassFailures.of(counted)
+    position.skipped = dict(sum((Counter(state["skipped"]) for state in counted), Counter()))
+    position.stats = SavedStats(
+        [state["stats"]["counted"] for state in counted], states[0]["stats"]["asked"]
+    )
+    return position
 
 
 def _check_num_streams(asked: int | None, saved: int) -> None:
@@ -165,7 +158,7 @@ def _check_ranks(ranks: list[int], old_world: int, rank: int, world_size: int) -
         )
 
 
-def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> None:
+def _check_same(states: list[_State], name: str, show: bool = True) -> None:
     for state in states[1:]:
         if state[name] != states[0][name]:
             detail = f" ({states[0][name]} and {state[name]})" if show else ""
@@ -176,8 +169,8 @@ def _check_same(states: list[dict[str, Any]], name: str, show: bool = True) -> N
             )
 
 
-def _aligned(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts ranks that stand at the end of a pass to the start of the next, if others are in it."""
+def _aligned(states: list[_State]) -> list[_State]:
+    """Moves ranks at the end of a pass to the start of the next pass, if other ranks are in it."""
     last_pass = max(state["pass"] for state in states)
     start = {
         "pass": last_pass, "base": 0, "count": 0, "ended": False, "given": [], "items_in_pass": 0,
@@ -189,7 +182,7 @@ def _aligned(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _check_steps(states: list[dict[str, Any]]) -> None:
+def _check_counts(states: list[_State]) -> None:
     if len({state["count"] for state in states}) > 1:
         steps = ", ".join(f"rank {s['rank']}: {s['count']}" for s in states)
         raise StateError(
@@ -200,12 +193,12 @@ def _check_steps(states: list[dict[str, Any]]) -> None:
     if states[0]["given"]:
         raise StateError(
             "the state says that ranks were ahead of one another in endless training, where all "
-            "are at one step; it was edited or damaged"
+            "are at one step; it was edited or is corrupt"
         )
 
 
-def _peers(states: list[dict[str, Any]], pass_index: int) -> Peers | None:
-    """Returns what all ranks had given of a pass; None for the state of one rank alone."""
+def _peers(states: list[_State], pass_index: int) -> Peers | None:
+    """Returns what all ranks had emitted of a pass; None for the state of one rank alone."""
     if len(states) == 1:
         return None
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
@@ -216,7 +209,7 @@ def _peers(states: list[dict[str, Any]], pass_index: int) -> Peers | None:
     return Peers(states[0]["base"], counts, states)
 
 
-def _own_position(state: dict[str, Any], states: list[dict[str, Any]]) -> LoaderPosition:
+def _own_position(state: _State, states: list[_State]) -> LoaderPosition:
     """Resumes exactly where this rank stood, on an unchanged topology."""
     slots = RankSlots(
         state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
@@ -227,13 +220,13 @@ def _own_position(state: dict[str, Any], states: list[dict[str, Any]]) -> Loader
         given=_regions(state),
         items_in_pass=state["items_in_pass"],
         count=state["count"],
-        num_steps=state.get("steps", state["count"]),
+        num_steps=state["steps"],
         peers=_peers(states, state["pass"]),
     )
 
 
-def _common_position(states: list[dict[str, Any]], world_size: int) -> LoaderPosition:
-    """Finds the lowest slot that is not given, and what faster ranks gave beyond it."""
+def _common_position(states: list[_State], world_size: int) -> LoaderPosition:
+    """Finds the lowest slot that no rank emitted, and the slots beyond it that faster ranks did."""
     first_pass = min(s["pass"] for s in states)
     ahead = sorted(s["rank"] for s in states if s["pass"] > first_pass)
     if ahead:
@@ -247,7 +240,7 @@ def _common_position(states: list[dict[str, Any]], world_size: int) -> LoaderPos
         return LoaderPosition(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
     position = LoaderPosition(start, given=_regions(states[0]), items_in_pass=items)
-    position.peers = Peers(base, [0], states)  # the regions have what they gave
+    position.peers = Peers(base, [0], states)  # `given` has what they emitted
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
     counts = [-1 if s["ended"] else s["count"] for s in by_rank]
     if len(set(counts)) == 1:
@@ -259,19 +252,19 @@ def _common_position(states: list[dict[str, Any]], world_size: int) -> LoaderPos
     return position
 
 
-def _regions(state: dict[str, Any]) -> list[Region]:
+def _regions(state: _State) -> list[Region]:
     return [Region(entry["base"], entry["counts"]) for entry in state["given"]]
 
 
 def _stream_starts(
-    states: list[dict[str, Any]], position: LoaderPosition, fresh: Snapshot
+    states: list[_State], position: LoaderPosition, fresh: Snapshot
 ) -> dict[int, StreamStart]:
-    """Picks, for each stream of the rank, the furthest snapshot that passes over nothing."""
+    """Picks, for each stream of the rank, the furthest snapshot that skips no missing slot."""
     slots = position.start.slots
-    step = slots.num_turns * slots.world_size  # slots between two own turns on one stream
+    step = slots.num_turns * slots.world_size  # slots between two visits of the rank to one stream
     starts = {}
-    for turn, index in enumerate(slots.streams()):
-        slot = slots.slot(turn)
+    for visit, index in enumerate(slots.streams()):
+        slot = slots.slot(visit)
         found = None
         snapshots = newest_snapshots(states, position.start.pass_index, index)
         for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
@@ -307,18 +300,17 @@ def check_steps(
     if not dataset.traits.lockstep:
         return
     num_streams, world_size = slots.num_streams, slots.world_size
-    why = "but batches of one modality must be the same on all ranks at each step"
     if num_streams % world_size:
         raise error(
-            f"world_size={world_size} does not divide num_streams={num_streams}, {why}. Start the "
-            "run with WorkerConfig(num_streams=...) a multiple of every world size that it may "
-            f"have; this one goes on with {_divisors(num_streams)} ranks"
+            f"world_size={world_size} does not divide num_streams={num_streams}, {_WHY_IN_STEP}. Start "
+            "the run with WorkerConfig(num_streams=...) a multiple of every world size that it may "
+            f"have; this run can resume with {_divisors(num_streams)} ranks"
         )
     if slots.base % world_size:
         raise StateError(
-            f"The run has given {slots.base} batches, which are no whole steps of world_size="
-            f"{world_size}, {why}. Give a state of which all ranks together have given a multiple "
-            f"of {world_size} batches, or go on with {_divisors(gcd(slots.base, num_streams))} "
+            f"The run has emitted {slots.base} batches, which are no whole steps of world_size="
+            f"{world_size}, {_WHY_IN_STEP}. Pass states of ranks that together emitted a multiple "
+            f"of {world_size} batches, or resume with {_divisors(gcd(slots.base, num_streams))} "
             "ranks"
         )
 

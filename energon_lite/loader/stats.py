@@ -421,9 +421,7 @@ class PassFailures:
     @classmethod
     def of(cls, states: Sequence[dict[str, Any]]) -> PassFailures:
         """Returns what the ranks of some states lost."""
-        return cls(
-            *map(sum, zip((0, 0), *(s.get("failures", (0, 0)) for s in states), strict=True))
-        )
+        return cls(*map(sum, zip((0, 0), *(s["failures"] for s in states), strict=True)))
 
 
 class FailureLimit:
