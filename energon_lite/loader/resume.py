@@ -302,9 +302,9 @@ def check_steps(
     num_streams, world_size = slots.num_streams, slots.world_size
     if num_streams % world_size:
         raise error(
-            f"world_size={world_size} does not divide num_streams={num_streams}, {_WHY_IN_STEP}. Start "
-            "the run with WorkerConfig(num_streams=...) a multiple of every world size that it may "
-            f"have; this run can resume with {_divisors(num_streams)} ranks"
+            f"world_size={world_size} does not divide num_streams={num_streams}, {_WHY_IN_STEP}. "
+            "Start the run with WorkerConfig(num_streams=...) a multiple of every world size that "
+            f"it may have; this run can resume with {_divisors(num_streams)} ranks"
         )
     if slots.base % world_size:
         raise StateError(
