@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 694,
     "core": 2295,
     "inspect": 1306,
-    "loader": 3315,
+    "loader": 3334,
     "loss": 210,
     "metadataset": 1615,
     "names": 387,
