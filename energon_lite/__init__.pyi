@@ -85,19 +85,18 @@ from energon_lite.sources.legacy import (
 )
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory, BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
-from energon_lite.stages.blending import BlendDataset, MixBatchDataset
+from energon_lite.stages.blend import BlendDataset, MixBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
-from energon_lite.stages.filtering import FilterDataset
-from energon_lite.stages.flow import EpochizeDataset, LimitDataset
-from energon_lite.stages.housekeeping import GcDataset, LogSampleDataset
-from energon_lite.stages.iterating import IterMapDataset
-from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.concat import ConcatDataset, RepeatDataset
+from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
+from energon_lite.stages.iter_map import IterMapDataset
+from energon_lite.stages.map import FilterDataset, MapDataset
 from energon_lite.stages.modality.batches import SplitModalityBatchDataset
+from energon_lite.stages.observers import GcDataset, LogSampleDataset
 from energon_lite.stages.packing.dataset import PackingDataset
 from energon_lite.stages.packing.pack_samples import pack_samples
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 from energon_lite.stages.packing.selected import PackedSamplesOutput
-from energon_lite.stages.sequence import ConcatDataset, RepeatDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.augment import AugmentTaskEncoder

@@ -12,7 +12,7 @@ from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
-from energon_lite.stages.flow import limited, virtual_epochs
+from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder
 from energon_lite.task_encoder.hook_checks import check_sizes, checked_config, checked_encoder
 from energon_lite.task_encoder.hooks import Batching, Hooks

@@ -24,7 +24,7 @@ from energon_lite.metadataset.shapes import (
     or_nothing,
     read_number,
 )
-from energon_lite.stages.blending import MODES, UNTIL
+from energon_lite.stages.blend import MODES, UNTIL
 from energon_lite.storage.yaml import YamlMap
 
 

@@ -213,7 +213,7 @@ _HOMES = {
     "SYSTEM_EXCEPTIONS": f"{ROOT}.core.errors:FATAL_EXCEPTIONS",
     "SavableDataLoaderState": "builtins:dict",
     "State": f"{ROOT}.core.edataclass:ExtendableDataclassMixin",
-    "default_get_batch_keys": f"{ROOT}.stages.housekeeping:default_get_keys",
+    "default_get_batch_keys": f"{ROOT}.stages.observers:default_get_keys",
 }
 
 

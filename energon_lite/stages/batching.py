@@ -19,7 +19,7 @@ from energon_lite.core.user_function import (
     FunctionRun,
     UserFunction,
 )
-from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from energon_lite.core.user_function import (
 )
 from energon_lite.stages.batching import Collected, check_batch_size
 from energon_lite.stages.grouping import Grouping
-from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
 from energon_lite.stages.overlong import left_out, name_of
 

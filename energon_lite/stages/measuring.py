@@ -13,7 +13,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, leaves
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
-from energon_lite.stages.token_blending import TokenBlendDataset
+from energon_lite.stages.token_blend import TokenBlendDataset
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from energon_lite.metadataset.open import warn_outdated
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
-from energon_lite.stages.mapping import MapDataset
+from energon_lite.stages.loss_weights import LossWeightDataset
+from energon_lite.stages.map import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.batches import SplitModalityBatchDataset
 from energon_lite.stages.packing.dataset import PackingDataset
 from energon_lite.stages.planned.lists import PlannedLists
-from energon_lite.stages.weighing import LossWeightDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker, find_cooker
 from energon_lite.task_encoder.fingerprint import is_outdated

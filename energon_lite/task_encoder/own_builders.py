@@ -9,7 +9,7 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import LoadedDataset, check_is_list, loaded_datasets
 from energon_lite.metadataset.nodes import Node
 from energon_lite.metadataset.open import LeafOpener
-from energon_lite.stages.weighing import LossWeightDataset
+from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.task_encoder.hook_checks import is_older
 from energon_lite.task_encoder.hooks import Hooks
 

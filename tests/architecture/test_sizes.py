@@ -35,7 +35,7 @@ BUDGET = {
 }
 # File names that are used twice still; none may be added.
 USED_TWICE = {
-    "balance", "base", "blending", "dataset", "lengths", "lists", "plan",
+    "balance", "base", "dataset", "lengths", "lists", "plan",
     "planned", "reading", "shards", "windows",
 }  # fmt: skip
 

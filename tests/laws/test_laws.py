@@ -57,7 +57,8 @@ from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.bucket_batches import BucketLists
-from energon_lite.stages.flow import StretchDataset
+from energon_lite.stages.epochs import StretchDataset
+from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.batches import ModalityLists
 from energon_lite.stages.modality.planned import PlannedBatches
@@ -66,8 +67,7 @@ from energon_lite.stages.packing.dataset import PackMembers
 from energon_lite.stages.packing.filled import FilledPacks
 from energon_lite.stages.packing.planned import PlannedPacks
 from energon_lite.stages.packing.selected import SelectedPacks
-from energon_lite.stages.token_blending import TokenBlendDataset
-from energon_lite.stages.weighing import LossWeightDataset
+from energon_lite.stages.token_blend import TokenBlendDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
 

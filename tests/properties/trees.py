@@ -43,9 +43,9 @@ from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.mapping import as_user_function
+from energon_lite.stages.map import as_user_function
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.token_blending import TokenBlendDataset
+from energon_lite.stages.token_blend import TokenBlendDataset
 
 from ..helpers import ignore, text_set
 

@@ -10,7 +10,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.batching import BatchLists
-from energon_lite.stages.flow import EpochizeDataset, LimitDataset
+from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 
 from ..helpers import number_of, text_set
 

@@ -19,7 +19,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, SKIPPED, UserFunction
 from energon_lite.stages.batching import Collected, check_batch_size
 from energon_lite.stages.grouping import Grouping
-from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
 from energon_lite.stages.modality.planned import PlannedBatches
 from energon_lite.stages.modality.shares import check_sources, group_of_source, shares_of

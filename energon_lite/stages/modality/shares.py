@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_lite.batching.rules import ModalitySplit, is_group
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.stages.blending import BlendDataset
+from energon_lite.stages.blend import BlendDataset
 
 
 def shares_of(dataset: SavableDataset[Any], split: ModalitySplit) -> dict[Any, float]:

@@ -23,7 +23,7 @@ from energon_lite.core.user_function import (
     UserFunction,
 )
 from energon_lite.stages.batching import Collected
-from energon_lite.stages.mapping import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.overlong import is_piece, whole
 from energon_lite.stages.packing.balanced import BalancedPacks

@@ -13,7 +13,7 @@ from energon_lite.core.stage import PerItemStage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.stages.mapping import is_passed_over
+from energon_lite.stages.map import is_passed_over
 
 T = TypeVar("T")
 

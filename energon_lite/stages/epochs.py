@@ -18,7 +18,7 @@ from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.stages.sequence import RepeatDataset
+from energon_lite.stages.concat import RepeatDataset
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from energon_lite.core.errors import DatasetFormatError, FatalSampleError, State
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stream_context import leaves
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.token_blending import TokenBlendDataset
+from energon_lite.stages.token_blend import TokenBlendDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 

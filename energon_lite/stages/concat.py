@@ -12,7 +12,7 @@ from energon_lite.core.errors import EmptyDatasetError, StateError
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.stages.combining import CombinedDataset
+from energon_lite.stages.children import CombinedDataset
 
 T = TypeVar("T")
 

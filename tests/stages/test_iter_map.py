@@ -23,7 +23,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.iterating import SlotRows
+from energon_lite.stages.iter_map import SlotRows
 
 from ..helpers import ignore, number_of, text_set, through_json
 
@@ -98,7 +98,7 @@ def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> N
     run = StreamRun(dataset, Stream(0, 1))
     for _ in range(5):
         next(run)
-    with caplog.at_level(logging.INFO, logger="energon_lite.stages.iterating"):
+    with caplog.at_level(logging.INFO, logger="energon_lite.stages.iter_map"):
         StreamRun(dataset, Stream(0, 1)).restore(run.snapshot())
     (record,) = caplog.records
     assert "running_sum (test_iterating.py:" in record.message

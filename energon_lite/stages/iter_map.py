@@ -15,7 +15,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
-from energon_lite.stages.mapping import (
+from energon_lite.stages.map import (
     FunctionConfig,
     MapDataset,
     as_user_function,

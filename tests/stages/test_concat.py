@@ -27,7 +27,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.sequence import total_items
+from energon_lite.stages.concat import total_items
 
 from ..helpers import text_set
 

@@ -17,9 +17,9 @@ from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset
-from energon_lite.stages.combining import CombinedDataset
-from energon_lite.stages.sequence import RepeatCursor, RepeatDataset, total_items
-from energon_lite.stages.weighing import LossWeightCursor, LossWeightDataset
+from energon_lite.stages.children import CombinedDataset
+from energon_lite.stages.concat import RepeatCursor, RepeatDataset, total_items
+from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from energon_lite.core.stream_context import context_or, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Weight, Weights
-from energon_lite.stages.blending import (
+from energon_lite.stages.blend import (
     BlendDataset,
     begin_again,
     next_until,

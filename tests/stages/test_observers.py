@@ -24,7 +24,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.housekeeping import default_get_keys
+from energon_lite.stages.observers import default_get_keys
 
 from ..helpers import number_of, text_set
 

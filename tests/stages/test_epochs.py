@@ -23,7 +23,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.flow import StretchDataset
+from energon_lite.stages.epochs import StretchDataset
 
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
