@@ -27,7 +27,7 @@ BUDGET = {
     "prepare": 1092,
     "samplers": 1380,
     "sources": 1301,
-    "stages": 4810,
+    "stages": 4802,
     "storage": 3090,
     "task_encoder": 810,
     "testing": 351,
