@@ -16,7 +16,7 @@ from benchmarks.data import needs_omnibal, omnibal_rows
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
 from energon_lite.batching.best import pack_best
 from energon_lite.batching.bounds import lower_bound
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
+from energon_lite.batching.fit import first_fit, first_fit_decreasing
 from energon_lite.batching.lists import Lists
 
 GROUP = "Packing 1,000,000 lengths (lognormal, median 400, sigma 1, cut at the capacity)"
@@ -134,7 +134,7 @@ def test_pack_best_of_image_lengths(
 def test_compiling(benchmark: Any, entries: list[Entry], folder: Path) -> None:
     code = (
         "import time, numba, energon_lite; start = time.perf_counter()\n"
-        "import energon_lite.batching.best, energon_lite.batching.fit_next\n"
+        "import energon_lite.batching.best, energon_lite.batching.fit\n"
         "from energon_lite.batching.compiled import compile_all\n"
         "compile_all(); print(time.perf_counter() - start)"
     )

@@ -1,9 +1,8 @@
 from energon_lite.batching.best import pack_best
 from energon_lite.batching.bounds import lower_bound
 from energon_lite.batching.compiled import compile_all
-from energon_lite.batching.fit_best import best_fit_decreasing
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
-from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
+from energon_lite.batching.fit import first_fit_decreasing as best_fit_decreasing
 from energon_lite.batching.lists import Lists as Packs
 from energon_lite.batching.planned_packs import pack_planned
 from energon_lite.batching.rules import Packing

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.bounds import bound_of
-from energon_lite.batching.fill import fill_packs
-from energon_lite.batching.fit_best import MAX_BEST_FIT_CAPACITY, fit_best
-from energon_lite.batching.fit_first import fit_in_order, largest_share_first
-from energon_lite.batching.fit_window import pack_from_window
-from energon_lite.batching.length_classes import sort_into_classes
+from energon_lite.batching.fill import fill_packs, sort_into_classes
+from energon_lite.batching.fit import fit_in_order, largest_share_first
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
+from energon_lite.batching.stream import pack_sizes
 from energon_lite.core.seeds import key_of, random_words
 
 # Steps and exponent; see `fill_packs`. The first is first-fit decreasing. Where two or three
@@ -38,10 +37,10 @@ def pack_best(
 ) -> Lists:
     """Packs with each of several methods, cheap ones first, and gives the fewest packs.
 
-    First-fit and best-fit decreasing; packs built one by one with a search for what fills them [1],
-    opened with the longest sample left, or with the next one in random order from windows of
-    several sizes. It stops as soon as `lower_bound` is reached. The result depends on the arguments
-    only. About 1 second for 100,000 samples, and far less if first-fit decreasing does it.
+    First-fit decreasing; packs built one by one with a search for what fills them [1], opened with
+    the longest sample left, or with the next one in random order from buffers of several sizes. It
+    stops as soon as `lower_bound` is reached. The result depends on the arguments only. About 1
+    second for 100,000 samples, and far less if first-fit decreasing reaches the bound.
 
     Args:
         lengths: shape (N,), each in 1..capacity; or (N, R), see `first_fit_decreasing`.
@@ -97,8 +96,6 @@ def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
                 max_steps=min(steps, max_steps),
                 exponent=exponent,
             )
-        if sizes.capacity <= MAX_BEST_FIT_CAPACITY:
-            yield fit_best(sizes)
     else:
         yield fit_in_order(sizes, largest_share_first(sizes))
     num_samples = len(sizes.lengths)
@@ -108,11 +105,9 @@ def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
     per_pack = num_samples / max(bound, 1)
     # Too little to choose from, and the last places of a pack stay empty.
     needed = 1 << int(2 * per_pack).bit_length()
-    is_tight = sizes.max_samples < 3 * per_pack
-    if is_tight:
+    shuffled = replace(sizes, lengths=np.ascontiguousarray(sizes.lengths[samples_N]))
+    if sizes.max_samples < 3 * per_pack:
         yield fit_in_order(sizes, samples_N)
     for window in sorted({max(window, needed) for window in _WINDOWS}):
-        for share in (0.0, 0.3, 0.45, 0.6) if is_tight else (0.0,):
-            yield pack_from_window(
-                sizes, samples_N, window=window, max_steps=max_steps, in_order_share=share
-            )
+        packs = pack_sizes(shuffled, window, max_steps)
+        yield Lists(samples_N[packs.indices], packs.offsets)

@@ -13,10 +13,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.costs import CostModel, at_least
-
-# By way of the package, which imports a packer, and with it numba, when it is first used.
-from energon_lite.batching.fit_first import first_fit_decreasing
+from energon_lite.batching.checks import at_least
+from energon_lite.batching.costs import CostModel
+from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.global_window import global_window
 from energon_lite.batching.prepare_epoch import stacked
 from energon_lite.core.arrays import Float64Array, Int64Array

@@ -6,12 +6,9 @@ Axes: N samples, P packs, R resources: tokens, then tiles.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +16,14 @@ import numpy.typing as npt
 from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
 
-Columns = tuple[int, ...]
-
 _TERMS = ("tokens", "sum of squares", "tiles")
 # The sum of squares of a pack is at most the square of its sum: up to here it fits into 63 bits.
 _MAX_TOKENS = math.isqrt((1 << 63) - 1)
 # What of a column the others do not explain, squared. Below, times that are wrong by a per cent
 # make coefficients that are wrong by themselves.
-_MIN_OWN_SHARE = Fraction(1, 10_000)
+_MIN_OWN_SHARE = 1e-4
+# A difference of squared errors that is one of rounding only.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -146,30 +143,38 @@ def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel
         (0.44, 0.48)
 
     Source: C. Lawson, R. Hanson, "Solving least squares problems" (1974), chapter 23, here by
-    trying all sets of terms, in fractions: three terms have seven.
+    trying all sets of terms: three terms have seven.
     """
-    rows = [_as_fractions(index, point) for index, point in enumerate(points)]
-    used = tuple(c for c in range(len(_TERMS)) if any(row[c] for row in rows))
+    rows = np.array([_relative(index, *point) for index, point in enumerate(points)])
+    rows = rows.reshape(-1, len(_TERMS))
+    used = [c for c in range(len(_TERMS)) if rows[:, c].any()]
     if len(rows) < max(len(used), 2):
         raise ValueError(
             f"{len(rows)} points for {len(used)} terms ({_named(used)}). Measure at least "
-            f"{max(len(used), 2)} packs, or leave out a term by giving 0 for it in all points."
+            f"{max(len(used), 2)} packs, or give 0 for a term in all points."
         )
     if not used:
         raise ValueError(f"All {len(rows)} points have no tokens and no tiles; nothing costs time.")
-    # Normal equations of row * coefficients = 1.
-    gram = [[sum((a[i] * a[j] for a in rows), Fraction()) for j in range(3)] for i in range(3)]
-    right = [sum((a[i] for a in rows), Fraction()) for i in range(3)]
-    _check_unlike(gram, used)
-    best: tuple[Fraction, tuple[Fraction, ...]] = (Fraction(), (Fraction(),) * len(_TERMS))
-    for size in range(1, len(used) + 1):
-        for columns in combinations(used, size):
-            solved = _solve(gram, right, columns)
-            if min(solved) >= 0:
-                # The squared error is the number of points minus this.
-                explained = sum((solved[c] * right[c] for c in columns), Fraction())
-                best = max(best, (explained, solved))
-    return CostModel(*map(float, best[1]))
+    scales = np.linalg.norm(rows, axis=0)
+    unit = rows / np.where(scales > 0, scales, 1)  # columns of length 1
+    best: Float64Array = np.zeros(len(_TERMS))
+    least = math.inf
+    for columns in (list(c) for n in range(len(used)) for c in combinations(used, n + 1)):
+        solved = np.zeros(len(_TERMS))
+        solved[columns] = np.linalg.lstsq(unit[:, columns], np.ones(len(rows)), rcond=None)[0]
+        error = float(((unit @ solved - 1) ** 2).sum())
+        if solved.min() >= 0 and error < least - _ROUNDING:
+            best, least = solved / np.where(scales > 0, scales, 1), error
+    for column in used:
+        others = [c for c in used if c != column]
+        shares = np.linalg.lstsq(unit[:, others], unit[:, column], rcond=None)[0]
+        if others and ((unit[:, others] @ shares - unit[:, column]) ** 2).sum() <= _MIN_OWN_SHARE:
+            raise ValueError(
+                f"The points do not tell the {_TERMS[column]} from the {_named(others)}: in all of "
+                "them they are, nearly, in the same ratio. Measure different packs: many short "
+                "samples, one long sample, many tiles; or give 0 for that term in all points."
+            )
+    return CostModel(*best.tolist())
 
 
 def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
@@ -193,19 +198,6 @@ def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
     return array.astype(np.float64)
 
 
-def at_least(name: str, value: int, least: int) -> int:
-    """Returns a number, if it is an integer that is not too small.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Below `least`.
-    """
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} is {number}; give at least {least}.")
-    return number
-
-
 def _as_rows(lengths: npt.ArrayLike) -> Int64Array:
     array = np.asarray(lengths)
     if array.ndim not in (1, 2) or array.shape[1:] == (0,):
@@ -219,60 +211,16 @@ def _as_rows(lengths: npt.ArrayLike) -> Int64Array:
     return rows
 
 
-def _as_fractions(index: int, point: Any) -> list[Fraction]:
-    """The terms of a point over its time."""
-    terms, seconds = point
+def _relative(index: int, terms: Sequence[float], seconds: float) -> list[float]:
+    """Returns the terms of a point over its time."""
     if len(terms) != len(_TERMS):
         raise ValueError(f"Point {index} has {len(terms)} terms; give {', '.join(_TERMS)}.")
     for name, value in (*zip(_TERMS, terms, strict=True), ("time", seconds)):
         if not 0 <= value < math.inf or (value == 0 and name == "time"):
             least = "above" if name == "time" else "at least"
             raise ValueError(f"Point {index}: {name} is {value}; it must be {least} 0, finite.")
-    return [Fraction(term) / Fraction(seconds) for term in terms]
+    return [float(term) / float(seconds) for term in terms]
 
 
-def _check_unlike(gram: list[list[Fraction]], used: Columns) -> None:
-    """Refuses points in which a term is, nearly, a combination of the others."""
-    whole = _determinant(gram, used)
-    for column in used:
-        others = tuple(c for c in used if c != column)
-        rest = _determinant(gram, others)
-        if whole <= _MIN_OWN_SHARE * rest * gram[column][column]:
-            raise ValueError(
-                f"The points do not tell the {_TERMS[column]} from the {_named(others)}: in all of "
-                "them they are, nearly, in the same ratio. Measure packs that are unlike: many "
-                "short samples, one long sample, many tiles; or give 0 for that term in all points."
-            )
-
-
-def _determinant(gram: list[list[Fraction]], columns: Columns) -> Fraction:
-    """Of the rows and columns given, by the first row."""
-    if not columns:
-        return Fraction(1)
-    return _minor(gram, columns, columns)
-
-
-def _minor(gram: list[list[Fraction]], rows: Columns, columns: Columns) -> Fraction:
-    if not rows:
-        return Fraction(1)
-    total = Fraction()
-    for j, column in enumerate(columns):
-        rest = _minor(gram, rows[1:], columns[:j] + columns[j + 1 :])
-        total += (-1) ** j * gram[rows[0]][column] * rest
-    return total
-
-
-def _solve(
-    gram: list[list[Fraction]], right: list[Fraction], columns: Columns
-) -> tuple[Fraction, ...]:
-    """The coefficients, 0 outside `columns`, by Cramer's rule."""
-    whole = _determinant(gram, columns)
-    solved = [Fraction()] * len(_TERMS)
-    for column in columns:
-        swapped = [[right[i] if j == column else gram[i][j] for j in range(3)] for i in range(3)]
-        solved[column] = _minor(swapped, columns, columns) / whole
-    return tuple(solved)
-
-
-def _named(columns: Columns) -> str:
+def _named(columns: Sequence[int]) -> str:
     return " and the ".join(_TERMS[c] for c in columns)

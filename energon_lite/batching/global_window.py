@@ -12,7 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.costs import as_costs, at_least
+from energon_lite.batching.checks import at_least
+from energon_lite.batching.costs import as_costs
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 
@@ -52,18 +53,6 @@ class StepPlan:
             f"StepPlan({num_steps:,} steps of {num_ranks:,} ranks, {len(self.repeated):,} packs "
             f"repeated, {len(self.left_out):,} left out)"
         )
-
-    def of_rank(self, rank: int) -> Int64Array:
-        """Returns the packs of one rank in order; shape (S,), or less if it has none in some step.
-
-        Raises:
-            IndexError: There is no such rank.
-        """
-        num_ranks = self.steps.shape[1]
-        if not 0 <= rank < num_ranks:
-            raise IndexError(f"rank {rank} of {num_ranks} ranks")
-        packs: Int64Array = self.steps[self.steps[:, rank] != NO_PACK, rank]
-        return packs
 
     def costs(self, costs_P: npt.ArrayLike) -> Float64Array:
         """Returns what each rank has in each step, 0 where it has no pack.

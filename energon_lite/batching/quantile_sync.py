@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.costs import as_costs, at_least
+from energon_lite.batching.checks import at_least
+from energon_lite.batching.costs import as_costs
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_lite.batching.checks import at_least
 from energon_lite.core.arrays import Int64Array
 
 # Sums over 2**26 samples still fit into 63 bits.
@@ -17,9 +18,7 @@ MAX_SAMPLES = 1 << 31
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is to be packed, checked.
-
-    N samples, R resources; R is 1 with one.
+    """What is to be packed, checked: N samples, R resources.
 
     Attributes:
         lengths: shape (N, R), contiguous, each in 0..capacity, rounded up to the alignment.
@@ -30,11 +29,6 @@ class Sizes:
     lengths: Int64Array
     capacities: Int64Array
     max_samples: int
-
-    @property
-    def first_lengths(self) -> Int64Array:
-        """The lengths in the first resource, shape (N,); a view if there is but one."""
-        return np.ascontiguousarray(self.lengths[:, 0])
 
     @property
     def capacity(self) -> int:
@@ -63,33 +57,25 @@ def check_sizes(
         ValueError: A shape is wrong, a limit is below 1, or a length is out of range; names the
             first such sample.
     """
-    array = _integers("lengths", lengths)
-    limits = np.atleast_1d(_integers("capacity", capacity))
-    if array.size == 0 and array.ndim == 1:
-        array = array.reshape(0, len(limits)) if np.ndim(capacity) else array
-    if array.ndim not in (1, 2) or limits.ndim != 1 or limits.size == 0:
+    array, limits = _integers("lengths", lengths), _integers("capacity", capacity)
+    shape = (len(array) if array.ndim else 0, limits.size)
+    is_fitting = array.shape == shape if limits.ndim else array.shape == shape[:1]
+    if not (is_fitting or array.size == 0) or limits.ndim > 1 or limits.size == 0:
         raise ValueError(
-            f"lengths must have shape (N,) with a number as capacity, or (N, R) with a capacity of "
-            f"shape (R,), but have shapes {array.shape} and {np.shape(capacity)}."
-        )
-    if (array.ndim == 1) != (np.ndim(capacity) == 0) or (
-        array.ndim == 2 and array.shape[1] != len(limits)
-    ):
-        raise ValueError(
-            f"lengths of shape {array.shape} do not fit a capacity of shape {np.shape(capacity)}: "
-            "give a number for (N,), one number for each resource for (N, R)."
+            f"lengths of shape {array.shape} do not fit a capacity of shape {limits.shape}: give a "
+            "number for shape (N,), one number for each resource for shape (N, R)."
         )
     if len(array) >= MAX_SAMPLES:
         raise ValueError(f"{len(array):,} samples are too many; pack them in parts.")
     capacity_R = _limits("capacity", limits)
-    align_R = _limits("align", np.atleast_1d(_integers("align", align)))
+    align_R = _limits("align", _integers("align", align))
     if len(align_R) not in (1, len(capacity_R)):
         raise ValueError(
             f"align has {len(align_R)} values for {len(capacity_R)} resources; give one number, or "
             "one for each."
         )
-    lengths_NR = _checked(array.reshape(len(array), len(limits)), capacity_R, align_R, array.ndim)
-    return Sizes(lengths_NR, capacity_R, _count(max_samples, len(array)))
+    count = max(len(array), 1) if max_samples is None else at_least("max_samples", max_samples)
+    return Sizes(_checked(array.reshape(shape), capacity_R, align_R), capacity_R, count)
 
 
 def _integers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer]:
@@ -103,71 +89,44 @@ def _integers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer]:
 
 
 def _limits(name: str, values: npt.NDArray[np.integer]) -> Int64Array:
-    for value in values.tolist():
+    for value in np.atleast_1d(values).tolist():
         if not 1 <= value <= MAX_CAPACITY:
             raise ValueError(f"{name} is {value}; it must be in 1..{MAX_CAPACITY}.")
-    return values.astype(np.int64)
-
-
-def _count(max_samples: int | None, num_samples: int) -> int:
-    if max_samples is None:
-        return max(num_samples, 1)
-    count = operator.index(max_samples)
-    if count < 1:
-        raise ValueError(f"max_samples is {count}; give at least 1, or None for any number.")
-    return count
+    return np.atleast_1d(values).astype(np.int64)
 
 
 def _checked(
-    array: npt.NDArray[np.integer], capacity_R: Int64Array, align_R: Int64Array, ndim: int
+    array: npt.NDArray[np.integer], capacity_R: Int64Array, align_R: Int64Array
 ) -> Int64Array:
-    # The extremes are taken in the type that was given: uint64 above 2**63 would wrap to below 0.
-    if array.size and not _is_in_range(array, capacity_R, ndim):
-        _refuse(array, capacity_R, ndim)
-    lengths_NR = np.ascontiguousarray(array, dtype=np.int64)
-    if not lengths_NR.flags.writeable:  # a memory map; to numba, a type of its own
-        lengths_NR = lengths_NR.copy()
+    # Compared in the type of the caller: uint64 above 2**63 would wrap to below 0.
+    above_NR = array > capacity_R
+    is_bad = (above_NR | (array < 0)).any(axis=1) | ~array.any(axis=1)
+    if is_bad.any():
+        index = int(is_bad.argmax())
+        row = array[index]
+        what, remedy = "below 1", "Drop empty samples: they would be in no pack."
+        if above_NR[index].any():
+            what = f"above the capacity of {_shown(capacity_R)}"
+            remedy = "Truncate, split or drop such samples, or raise the capacity."
+        elif len(row) > 1 and (row < 0).any():
+            what = "negative"
+        raise ValueError(f"Sample {index} has length {_shown(row)}, {what}. {remedy}")
+    # A copy of a memory map, which to numba is a type of its own.
+    lengths_NR = np.require(array, np.int64, ["C", "W"])
     if (align_R == 1).all():
         return lengths_NR
-    aligned = -(-lengths_NR // align_R) * align_R
-    too_long = (aligned > capacity_R).any(axis=1)
-    if too_long.any():
-        index = int(too_long.argmax())
+    aligned_NR = -(-lengths_NR // align_R) * align_R
+    is_long = (aligned_NR > capacity_R).any(axis=1)
+    if is_long.any():
+        index = int(is_long.argmax())
         raise ValueError(
-            f"Sample {index} of length {_shown(lengths_NR[index], ndim)} is "
-            f"{_shown(aligned[index], ndim)} when aligned to {_shown(align_R, ndim)}, above the "
-            f"capacity of {_shown(capacity_R, ndim)}. Truncate, split or leave out such samples, "
-            "or make the capacity a multiple of the alignment."
+            f"Sample {index} of length {_shown(lengths_NR[index])} is {_shown(aligned_NR[index])} "
+            f"when aligned to {_shown(align_R)}, above the capacity of {_shown(capacity_R)}. "
+            "Truncate, split or drop such samples, or make the capacity a multiple of the "
+            "alignment."
         )
-    return aligned
+    return aligned_NR
 
 
-def _is_in_range(array: npt.NDArray[np.integer], capacity_R: Int64Array, ndim: int) -> bool:
-    if ndim == 1:
-        return int(array.min()) >= 1 and int(array.max()) <= int(capacity_R[0])
-    highest = array.max(axis=0).tolist()
-    return (
-        int(array.min()) >= 0
-        and all(a <= b for a, b in zip(highest, capacity_R.tolist(), strict=True))
-        and bool(array.any(axis=1).all())
-    )
-
-
-def _refuse(array: npt.NDArray[np.integer], capacity_R: Int64Array, ndim: int) -> None:
-    """Names the first sample that is out of range."""
-    lowest = 1 if ndim == 1 else 0
-    above = array > capacity_R
-    is_bad = (above | (array < lowest)).any(axis=1) | ~array.any(axis=1)
-    index = int(is_bad.argmax())
-    row = array[index]
-    if above[index].any():
-        what = f"above the capacity of {_shown(capacity_R, ndim)}"
-        todo = "Truncate, split or leave out such samples, or raise the capacity."
-    else:
-        what = "below 1" if ndim == 1 or not (row < 0).any() else "negative"
-        todo = "Leave out empty samples: they would be in no pack."
-    raise ValueError(f"Sample {index} has length {_shown(row, ndim)}, {what}. {todo}")
-
-
-def _shown(values: npt.NDArray[np.integer], ndim: int) -> str:
-    return str(values.tolist()) if ndim == 2 and len(values) > 1 else str(values.tolist()[0])
+def _shown(values: Any) -> str:
+    return str(values.tolist() if len(values) > 1 else values.item())

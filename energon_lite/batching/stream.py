@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching import stream_search as search
+from energon_lite.batching.checks import at_least
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.sizes import check_sizes
+from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
 
 DEFAULT_MAX_STEPS = 2000
@@ -75,8 +76,8 @@ class StreamingPacker:
             raise ValueError(
                 f"align is {align}, above the capacity of {capacity}; nothing would fit."
             )
-        self._buffer_size = _at_least_one("buffer_size", buffer_size)
-        max_steps = _at_least_one("max_steps", max_steps)
+        self._buffer_size = at_least("buffer_size", buffer_size)
+        max_steps = at_least("max_steps", max_steps)
         self._settings = (self._capacities, self._aligns, buffer_size, max_samples, max_steps)
         self._tail = self._num_gone = self._first_number = 0
         self._use(_new_table(*self._settings))
@@ -257,12 +258,12 @@ class StreamingPacker:
             numbers = tuple(map(int, values))
             return str(numbers[0] if self._is_single else numbers)
 
-        what, todo = "below 1", "Leave out empty samples: they would be in no pack."
+        what, todo = "below 1", "Drop empty samples: they would be in no pack."
         if any(map(operator.gt, lengths, self._limits)):
             what = f"above the capacity of {shown(self._capacities)}"
             if not any(map(operator.gt, lengths, self._capacities)):
                 what += f" when rounded up to a multiple of {shown(self._aligns)}"
-            todo = "Truncate, split or leave out such samples, or raise the capacity."
+            todo = "Truncate, split or drop such samples, or raise the capacity."
         elif not self._is_single:
             what = "negative" if min(lengths) < 0 else "of no resource"
         raise ValueError(f"Sample {self.num_added} has length {shown(lengths)}, {what}. {todo}")
@@ -321,12 +322,15 @@ def pack_stream(
         >>> pack_stream([6, 7, 3, 4, 5], 10, buffer_size=4).tolist()
         [[0, 3], [1, 2], [4]]
     """
-    buffer_size = _at_least_one("buffer_size", buffer_size)
-    max_steps = _at_least_one("max_steps", max_steps)
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
+    return pack_sizes(sizes, at_least("buffer_size", buffer_size), at_least("max_steps", max_steps))
+
+
+def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int) -> Lists:
+    """Packs as `pack_stream` does, lengths that are checked and aligned."""
     num_samples, num = sizes.lengths.shape
     align_R = np.ones(num, np.int64)  # the lengths are aligned already
-    table = _new_table(sizes.capacities, align_R, buffer_size, max_samples, max_steps)
+    table = _new_table(sizes.capacities, align_R, buffer_size, sizes.max_samples, max_steps)
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
     progress = np.zeros(3, np.int64)
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
@@ -368,12 +372,6 @@ def _with_room(table: Int64Array) -> Int64Array:
 def _totals_of(table: Int64Array) -> Int64Array:
     num = (len(table) - search.LENGTHS) // 3
     return table[search.HEADER, search.CAPACITY + 2 * num : search.CAPACITY + 3 * num]
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if operator.index(value) < 1:
-        raise ValueError(f"{name} is {value}; give at least 1.")
-    return operator.index(value)
 
 
 def _damaged(what: str) -> ValueError:

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.best import pack_best
-from energon_lite.batching.fit_best import best_fit_decreasing
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
-from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.lists import Lists
 
 ALGORITHMS = {
     "best": pack_best,
     "first_fit_decreasing": first_fit_decreasing,
-    "best_fit_decreasing": best_fit_decreasing,
+    "best_fit_decreasing": first_fit_decreasing,
     "first_fit": first_fit,
     "sequential": sequential,
 }

@@ -102,9 +102,9 @@ def test_the_table_has_a_line_for_each_pair() -> None:
         ({"tiles": [1, 4]}, "tiles has 1, but sample 1 needs 2"),
         ({"tokens": 59}, "tokens has 59, but sample 1 needs 60"),
         ({"tokens": []}, "tokens is empty"),
-        ({"tiles": 0}, "tiles is 0"),
+        ({"tiles": 0}, "tiles=0 must be at least"),
         ({"step_cost": -1}, "step_cost is -1"),
-        ({"num_ranks": 0}, "num_ranks is 0"),
+        ({"num_ranks": 0}, "num_ranks=0 must be at least"),
         ({"vit_num": [], "token_num": []}, "no samples to pack"),
     ],
 )

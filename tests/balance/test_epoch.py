@@ -223,9 +223,9 @@ def test_counts_must_be_integers() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_tiles": 0}, "max_tiles is 0"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"num_ranks": 0}, "num_ranks is 0"),
+        ({"max_tiles": 0}, "max_tiles=0 must be at least"),
+        ({"max_tokens": 0}, "max_tokens=0 must be at least"),
+        ({"num_ranks": 0}, "num_ranks=0 must be at least"),
         ({"oversize": "skip"}, "oversize='skip' is not one of error, drop"),
         ({"remainder": "skip"}, "remainder='skip' is not one of"),
     ],

@@ -77,9 +77,9 @@ def test_impossible_costs_are_refused(cost: float) -> None:
 
 
 def test_impossible_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match="window is 0"):
+    with pytest.raises(ValueError, match="window=0 must be at least"):
         QuantileSync(0, 0)
-    with pytest.raises(ValueError, match="window_number is -1"):
+    with pytest.raises(ValueError, match="window_number=-1 must be at least"):
         quantile_sync([1], 1, 0, -1)
     with pytest.raises(ValueError, match="3 packs are more than a window of 2"):
         quantile_sync([1, 2, 3], 2, 0, 0)

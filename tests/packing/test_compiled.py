@@ -13,7 +13,7 @@ from energon_lite import packing
 REPO = Path(__file__).parents[2]
 
 COMPILE = """
-import energon_lite.batching.best, energon_lite.batching.fit_next
+import energon_lite.batching.best
 from energon_lite.batching import compiled
 
 compiled.compile_all()
@@ -22,11 +22,9 @@ print(sum(sum(s.cache_hits.values()) for s in kept),
       sum(sum(s.cache_misses.values()) for s in kept))
 before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
 
-from energon_lite.batching.fit_best import best_fit_decreasing
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
-from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.best import pack_best
-for pack in (best_fit_decreasing, first_fit, first_fit_decreasing, sequential, pack_best):
+for pack in (first_fit, first_fit_decreasing, sequential, pack_best):
     pack([4, 3, 3, 2] * 50 + [5] * 20, 7, max_samples=2)
 pack_best([[4, 1], [3, 3]] * 50, [7, 4])
 first_fit_decreasing([1 << 30, 5], 1 << 31)
@@ -39,7 +37,7 @@ from numba.core import caching
 
 logging.basicConfig(format="%(name)s: %(message)s")
 (getattr(caching, "CacheImpl", None) or caching._CacheImpl)._locator_classes = []
-from energon_lite.batching.fit_first import first_fit_decreasing
+from energon_lite.batching.fit import first_fit_decreasing
 
 print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
 """
@@ -99,7 +97,7 @@ def test_importing_the_package_imports_no_numba() -> None:
 def test_names_of_the_package_are_functions_whatever_was_imported_before() -> None:
     code = (
         "import sys, energon_lite.packing as packing; assert 'numba' not in sys.modules;"
-        "import energon_lite.batching.fit_first, energon_lite.batching.fit_window;"
+        "import energon_lite.batching.fit, energon_lite.batching.stream;"
         "assert all(callable(getattr(packing, name)) for name in packing.__all__)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -131,7 +129,7 @@ print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
 @pytest.mark.parametrize("damage", [b"nothing", None])
 def test_damaged_cache_is_compiled_anew(cache: Path, damage: bytes | None) -> None:
     # Those of one module, since each takes its time to compile.
-    kept = list(cache.rglob("fit_first*.nbc"))
+    kept = list(cache.rglob("fit*.nbc"))
     assert kept
     for path in kept:
         # Or an object of a module that is gone, as numba writes them of code that was edited.

@@ -8,11 +8,9 @@ import pytest
 
 from energon_lite.batching.best import pack_best
 from energon_lite.batching.bounds import lower_bound
-from energon_lite.batching.fit_best import best_fit_decreasing
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
-from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 
-PACKERS = [first_fit_decreasing, best_fit_decreasing, first_fit, sequential, pack_best]
+PACKERS = [first_fit_decreasing, first_fit, sequential, pack_best]
 
 
 def text_lengths(num: int, capacity: int, median: int = 400) -> np.ndarray:
@@ -98,16 +96,8 @@ def test_bytes_as_lengths_need_no_memory_for_each(pack: Callable[..., Any]) -> N
     assert len(packs) >= lower_bound(lengths, capacity)
 
 
-def test_best_fit_refuses_what_it_has_no_memory_for_or_no_room_of() -> None:
-    with pytest.raises(ValueError, match="Use first_fit_decreasing"):
-        best_fit_decreasing([1], 1 << 30)
-    with pytest.raises(ValueError, match="one resource, not 2"):
-        best_fit_decreasing([[1, 1]], [8, 2])  # type: ignore[arg-type]
-
-
 def test_text_lengths_are_packed_to_the_bound() -> None:
     lengths = text_lengths(100_000, 2048)
     bound = lower_bound(lengths, 2048)
     assert len(first_fit_decreasing(lengths, 2048)) <= 1.0005 * bound
     assert len(first_fit(lengths, 2048)) <= 1.01 * bound
-    assert len(best_fit_decreasing(lengths, 2048)) <= 1.0005 * bound

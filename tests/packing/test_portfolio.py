@@ -9,7 +9,7 @@ import pytest
 
 from energon_lite.batching.best import pack_best
 from energon_lite.batching.bounds import lower_bound
-from energon_lite.batching.fit_first import first_fit_decreasing
+from energon_lite.batching.fit import first_fit_decreasing
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 OMNIBAL = DATA / "omnibal_lengths"

@@ -442,7 +442,7 @@ def test_integers_of_numpy_are_lengths() -> None:
     ("capacity", "lengths", "message"),
     [
         (10, 11, r"Sample 2 has length 11, above the capacity of 10\. Truncate"),
-        (10, 0, r"Sample 2 has length 0, below 1\. Leave out empty"),
+        (10, 0, r"Sample 2 has length 0, below 1\. Drop empty"),
         (10, -3, "length -3, below 1"),
         ((10, 4), (3, 5), r"length \(3, 5\), above the capacity of \(10, 4\)"),
         ((10, 4), (-1, 4), r"length \(-1, 4\), negative"),
@@ -484,9 +484,9 @@ def test_lengths_that_are_no_integers_are_refused(lengths: Any) -> None:
     ("arguments", "message"),
     [
         ({"capacity": 0}, "capacity is 0"),
-        ({"buffer_size": 0}, "buffer_size is 0"),
-        ({"max_samples": 0}, "max_samples is 0"),
-        ({"max_steps": 0}, "max_steps is 0"),
+        ({"buffer_size": 0}, "buffer_size=0 must be at least 1"),
+        ({"max_samples": 0}, "max_samples=0 must be at least 1"),
+        ({"max_steps": 0}, "max_steps=0 must be at least 1"),
         ({"align": 0}, "align is 0"),
         ({"align": 11}, "align is 11, above the capacity of 10"),
         ({"align": (2, 2)}, "align has 2 values for 1"),

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best import pack_best
 from energon_lite.batching.bounds import lower_bound
-from energon_lite.batching.fit_best import best_fit_decreasing
-from energon_lite.batching.fit_first import first_fit, first_fit_decreasing
-from energon_lite.batching.fit_next import sequential
+from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.lists import Lists
 
 from ..conftest import examples
@@ -23,7 +21,7 @@ from ..conftest import examples
 Pack = Callable[..., Lists]
 
 ONE_RESOURCE: list[Pack] = [
-    first_fit_decreasing, best_fit_decreasing, first_fit, sequential, pack_best
+    first_fit_decreasing, first_fit, sequential, pack_best
 ]  # fmt: skip
 SEVERAL: list[Pack] = [first_fit_decreasing, first_fit, sequential, pack_best]
 
@@ -50,27 +48,21 @@ def several_resources(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 def fit_one_by_one(
-    lengths: Any, capacity: Any, order: Iterable[int], max_samples: int | None, *, tightest: bool
+    lengths: Any, capacity: Any, order: Iterable[int], max_samples: int | None
 ) -> list[list[int]]:
-    """First fit or best fit by its definition."""
+    """First fit by its definition."""
     packs: list[list[int]] = []
     rooms: list[Any] = []
-    last_filled: list[int] = []
-    for step, index in enumerate(order):
-        fitting = [
-            p
-            for p, pack in enumerate(packs)
-            if np.all(lengths[index] <= rooms[p]) and len(pack) != max_samples
-        ]
-        if not fitting:
+    for index in order:
+        for p, pack in enumerate(packs):
+            if np.all(lengths[index] <= rooms[p]) and len(pack) != max_samples:
+                break
+        else:
+            p = len(packs)
             packs.append([])
             rooms.append(np.array(capacity))
-            last_filled.append(0)
-            fitting = [len(packs) - 1]
-        p = min(fitting, key=lambda p: (rooms[p], last_filled[p])) if tightest else fitting[0]
         packs[p].append(index)
         rooms[p] = rooms[p] - lengths[index]
-        last_filled[p] = step
     return packs
 
 
@@ -117,9 +109,7 @@ def test_first_fit_decreasing_is_first_fit_in_descending_order(
     case: tuple[Any, int], max_samples: int | None
 ) -> None:
     lengths, capacity = case
-    wanted = fit_one_by_one(
-        lengths, capacity, longest_first(lengths, capacity), max_samples, tightest=False
-    )
+    wanted = fit_one_by_one(lengths, capacity, longest_first(lengths, capacity), max_samples)
     assert first_fit_decreasing(lengths, capacity, max_samples=max_samples).tolist() == wanted
 
 
@@ -130,28 +120,15 @@ def test_with_several_resources_the_largest_share_goes_first(
     lengths, capacity = case
     if len(capacity) == 1:
         capacity, lengths = np.append(capacity, 1), np.pad(lengths, ((0, 0), (0, 1)))
-    wanted = fit_one_by_one(
-        lengths, capacity, longest_first(lengths, capacity), max_samples, tightest=False
-    )
+    wanted = fit_one_by_one(lengths, capacity, longest_first(lengths, capacity), max_samples)
     assert first_fit_decreasing(lengths, capacity, max_samples=max_samples).tolist() == wanted
 
 
 @given(several_resources(), limits)
 def test_first_fit_keeps_the_order(case: tuple[Any, Any], max_samples: int | None) -> None:
     lengths, capacity = case
-    wanted = fit_one_by_one(lengths, capacity, range(len(lengths)), max_samples, tightest=False)
+    wanted = fit_one_by_one(lengths, capacity, range(len(lengths)), max_samples)
     assert first_fit(lengths, capacity, max_samples=max_samples).tolist() == wanted
-
-
-@given(one_resource(), limits)
-def test_best_fit_takes_the_pack_that_is_then_fullest(
-    case: tuple[Any, int], max_samples: int | None
-) -> None:
-    lengths, capacity = case
-    wanted = fit_one_by_one(
-        lengths, capacity, longest_first(lengths, capacity), max_samples, tightest=True
-    )
-    assert best_fit_decreasing(lengths, capacity, max_samples=max_samples).tolist() == wanted
 
 
 @given(several_resources(), limits)

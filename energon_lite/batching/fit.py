@@ -1,4 +1,4 @@
-"""First fit: each sample goes into the first pack that still has room for it."""
+"""First fit and next fit: each sample goes into a pack that still has room for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.compiled import kernel
-from energon_lite.batching.fill import fill_packs
-from energon_lite.batching.length_classes import sort_into_classes
+from energon_lite.batching.fill import fill_packs, sort_into_classes
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rows import rows_of
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
 
@@ -103,7 +101,7 @@ def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
     """Does first fit in the order `samples_N`, shape (N,), or by index."""
     lengths_NR = sizes.lengths if samples_N is None else sizes.lengths[samples_N]
     pack_of_N, num_packs = _first_fit(lengths_NR.reshape(-1), sizes.capacities, sizes.max_samples)
-    return rows_of(pack_of_N, num_packs, samples_N)
+    return lists_of(pack_of_N, num_packs, samples_N)
 
 
 # The rooms of the packs are the leaves of a binary tree in which a node has the largest room below
@@ -191,3 +189,94 @@ def _first_fit(
         while node and _lift(tree, node, num):
             node >>= 1
     return pack_of_N, num_packs
+
+
+def sequential(
+    lengths: npt.ArrayLike,
+    capacity: int | npt.ArrayLike,
+    *,
+    max_samples: int | None = None,
+    align: int | npt.ArrayLike = 1,
+) -> Lists:
+    """Puts each sample into the last pack, or into a new one if it does not fit.
+
+    Samples stay in their order, through all packs: for curricula. That costs room: 67 to 98 % of
+    it is filled where first-fit decreasing fills 97 to 100 %, and up to twice as many packs as
+    necessary are made. O(N) time.
+
+    Args:
+        lengths: shape (N,), each in 1..capacity; or (N, R), see `first_fit_decreasing`.
+        capacity: what a pack can hold: a number, or shape (R,).
+        max_samples: samples in one pack at most; None for any number.
+        align: lengths are rounded up to a multiple of this: a number, or shape (R,).
+
+    Returns:
+        Packs whose `indices` are 0..N-1.
+
+    Raises:
+        TypeError: Not integers.
+        ValueError: A length is out of range; names the first such sample.
+
+    Example:
+        >>> sequential(np.array([4, 3, 3, 2]), capacity=6).tolist()
+        [[0], [1, 2], [3]]
+    """
+    sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
+    starts, num_packs = _next_fit(sizes.lengths.reshape(-1), sizes.capacities, sizes.max_samples)
+    return Lists(np.arange(len(sizes.lengths), dtype=np.int64), starts[: num_packs + 1].copy())
+
+
+@kernel("(int64[::1], int64[::1], int64)")
+def _next_fit(
+    lengths: Int64Array, capacity_R: Int64Array, max_samples: int
+) -> tuple[Int64Array, int]:
+    num = len(capacity_R)
+    num_samples = len(lengths) // num
+    offsets = np.empty(num_samples + 1, np.int64)
+    rooms = np.zeros(num, np.int64)
+    num_packs = start = 0
+    for index in range(num_samples):
+        is_full = index == 0 or index - start == max_samples
+        for r in range(num):
+            is_full |= lengths[index * num + r] > rooms[r]
+        if is_full:
+            offsets[num_packs] = start = index
+            num_packs += 1
+            for r in range(num):
+                rooms[r] = capacity_R[r]
+        for r in range(num):
+            rooms[r] -= lengths[index * num + r]
+    offsets[num_packs] = num_samples
+    return offsets, num_packs
+
+
+def lists_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None = None) -> Lists:
+    """Groups samples by pack.
+
+    Args:
+        pack_of_N: shape (N,); the pack of each sample, in the order in which they were put.
+        num_packs: P; every pack in 0..P-1 has a sample.
+        samples_N: shape (N,); which samples these are, if not 0..N-1.
+    """
+    positions, offsets = _group_by_pack(pack_of_N, num_packs)
+    return Lists(positions if samples_N is None else samples_N[positions], offsets)
+
+
+@kernel("(int64[::1], int64)")
+def _group_by_pack(pack_of_N: Int64Array, num_packs: int) -> tuple[Int64Array, Int64Array]:
+    # A counting sort that keeps the order inside a pack. For packs 1, 0, 1 the positions are
+    # 1, 0, 2 and the offsets 0, 1, 3.
+    offsets = np.zeros(num_packs + 1, np.int64)
+    for pack in pack_of_N:
+        offsets[pack + 1] += 1
+    for pack in range(num_packs):
+        offsets[pack + 1] += offsets[pack]
+    free = np.empty(num_packs, np.int64)
+    for pack in range(num_packs):
+        free[pack] = offsets[pack]
+    positions = np.empty(len(pack_of_N), np.int64)
+    for index in range(len(pack_of_N)):
+        pack = pack_of_N[index]
+        positions[free[pack]] = index
+        free[pack] += 1
+    return positions, offsets
