@@ -145,7 +145,7 @@ def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel
     Source: C. Lawson, R. Hanson, "Solving least squares problems" (1974), chapter 23, here by
     trying all sets of terms: three terms have seven.
     """
-    rows = np.array([_relative(index, *point) for index, point in enumerate(points)])
+    rows = np.array([_per_second(index, *point) for index, point in enumerate(points)])
     rows = rows.reshape(-1, len(_TERMS))
     used = [c for c in range(len(_TERMS)) if rows[:, c].any()]
     if len(rows) < max(len(used), 2):
@@ -211,7 +211,7 @@ def _as_rows(lengths: npt.ArrayLike) -> Int64Array:
     return rows
 
 
-def _relative(index: int, terms: Sequence[float], seconds: float) -> list[float]:
+def _per_second(index: int, terms: Sequence[float], seconds: float) -> list[float]:
     """Returns the terms of a point over its time."""
     if len(terms) != len(_TERMS):
         raise ValueError(f"Point {index} has {len(terms)} terms; give {', '.join(_TERMS)}.")
