@@ -12,7 +12,7 @@ from energon_lite.prepare.decisions import Request
 from energon_lite.prepare.run import prepare_as
 from energon_lite.storage.files import open_regular
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.tar import iter_tar, split_name
+from energon_lite.storage.tar import iter_tar
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def iter_dataset_content(
     sample: dict[str, bytes | None] = {}
     with os.fdopen(open_regular(tar), "rb") as file:
         for header in iter_tar(tar):
-            found = split_name(header.name) if header.is_file else None
+            found = header.key_and_part()
             if found is None:
                 continue
             if found[0] != key and sample:

@@ -198,7 +198,7 @@ def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
     keys: set[str] = set()
     parts: dict[str, None] = {}
     for header in iter_tar(path):
-        found = split_name(header.name) if header.is_file else None
+        found = header.key_and_part()
         if found is None:
             continue
         keys.add(found[0])

@@ -10,7 +10,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
 from energon_lite.storage.split_file import SplitPart
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, sample_indices
-from energon_lite.storage.tar import iter_tar, split_name
+from energon_lite.storage.tar import iter_tar
 
 logger = logging.getLogger(__name__)
 _LISTED = 20
@@ -72,6 +72,6 @@ def _misfit(
 
 def _places_in_shard(shard: Path) -> dict[str, int]:
     """Reads the sample keys of a shard that has no usable `index.sqlite`."""
-    names = (split_name(header.name) for header in iter_tar(shard) if header.is_file)
+    names = (header.key_and_part() for header in iter_tar(shard))
     keys = dict.fromkeys(name[0] for name in names if name is not None)
     return {key: place for place, key in enumerate(keys)}

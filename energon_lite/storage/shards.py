@@ -55,6 +55,19 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 _FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
+class _Rows(NamedTuple):
+    """Samples of a block, ascending by their place in the dataset: columns of shape (N,)."""
+
+    order: Int64Array  # position in the block
+    shards: Int64Array
+    places: Int64Array  # number in the shard
+    starts: Int64Array  # first byte in the shard
+    stops: Int64Array
+
+    def chosen(self, rows: Any) -> _Rows:
+        return _Rows(*(column[rows] for column in self))
+
+
 class _OpenShard(NamedTuple):
     descriptor: int
     offsets: Int64Array
@@ -69,31 +82,27 @@ class OpenShards:
         shards: shard names relative to `root`; in all methods a shard is a position in these.
         counts: samples of each shard.
         keys: what the keys of the first samples should be.
-
-    Attributes:
-        overrun: size in bytes of each open shard whose index goes beyond its end.
     """
 
     def __init__(
         self, root: Path, shards: Sequence[str], counts: Sequence[int], keys: KeyCheck
     ) -> None:
-        self._root = root
-        self._shards = shards
-        self._counts = counts
-        self._keys = keys
+        self._arguments = root, shards, counts, keys
+        self._root, self._shards, self._counts, self._keys = self._arguments
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
-        self.overrun: dict[int, int] = {}
-        # Inode of each shard of which the first key was compared with the index.
+        # Size of each open shard whose index goes beyond its end.
+        self._overrun: dict[int, int] = {}
+        # Inode of each shard whose first key was compared with the index.
         self._compared: dict[int, int] = {}
-        # Until when a shard that failed is tried for a moment only, and with what it failed.
+        # Until when a shard that failed is tried for a moment only, and its error.
         self._failed: dict[int, tuple[float, OSError]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leaves behind what is open, and what was seen: another process opens its own files."""
-        return OpenShards, (self._root, self._shards, self._counts, self._keys)
+        """Pickles the arguments only: another process opens its own files."""
+        return OpenShards, self._arguments
 
     def __del__(self) -> None:
         """Closes the files."""
@@ -105,26 +114,29 @@ class OpenShards:
 
         Raises:
             OSError: The shard cannot be opened, though the dataset can be read.
-            DatasetFormatError: The shard, or its index, is not as it should be.
+            DatasetFormatError: The shard or its index is invalid.
             FatalSampleError: The dataset cannot be read at all.
         """
-        return self._ready(shard).offsets
+        if shard not in self._open:
+            self._patiently(shard, lambda: self._opened(shard))
+        return self._opened(shard).offsets
 
     def end_of(self, shard: int) -> int | None:
         """Returns the size of a shard whose index goes beyond its end now; None for others."""
-        if shard in self.overrun:
+        if shard in self._overrun:
             with suppress(OSError, DatasetFormatError):
                 size = (self._root / self._shards[shard]).stat().st_size
-                if size != self.overrun[shard]:  # it was restored, or is being copied
+                if size != self._overrun[shard]:  # it was restored, or is being copied
                     self._close(shard)
                     self._opened(shard)
-        return self.overrun.get(shard)
+        return self._overrun.get(shard)
 
     def cut_short(self, shard: int, place: int, stop: int) -> DatasetFormatError:
         """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
-        path, size = self._root / self._shards[shard], self.overrun[shard]
+        path, size = self._root / self._shards[shard], self._overrun[shard]
         tail = bytearray(b"?" * 2 * BLOCK)
-        self.read(shard, memoryview(tail), max(0, size - len(tail)))
+        with suppress(OSError, DatasetFormatError):
+            self._fill(shard, memoryview(tail), max(0, size - len(tail)))
         if size % BLOCK or any(tail):
             what = (
                 "the shard is truncated, or was replaced after preparing. Restore it, or prepare "
@@ -137,34 +149,19 @@ class OpenShards:
             f"({size} bytes): {what}"
         )
 
-    def read(self, shard: int, target: memoryview, start: int) -> Exception | None:
-        """Fills `target` from byte `start` of a shard; returns the error if that fails."""
-        try:
-            got = read_into(self._ready(shard).descriptor, target, start)
-        except (OSError, DatasetFormatError) as error:
-            return error
-        if got == len(target):
-            return None
-        return OSError(errno.EIO, f"reading ended at byte {start + got}")
-
-    def read_again(
-        self,
-        shard: int,
-        target: memoryview,
-        starts: Int64Array,
-        stops: Int64Array,
-        first: Exception,
+    def read(
+        self, shard: int, target: memoryview, rows: _Rows, first: int, last: int
     ) -> dict[int, Exception]:
-        """Fills `target` with a range of a shard that `read` failed on.
+        """Fills `target` with the bytes of samples of one shard.
 
-        The samples that are missing are read one by one, again and again for some seconds.
+        Where that fails, the samples are read one by one, repeatedly for some seconds.
 
         Args:
             shard: which one.
-            target: as long as the range.
-            starts: shape (N,), first byte of each sample, ascending; the first begins the range.
-            stops: shape (N,), byte after the last of each.
-            first: what `read` returned.
+            target: as long as the range of these samples.
+            rows: the samples.
+            first: the first row of the range.
+            last: the row after the range.
 
         Returns:
             The errors of the samples that cannot be read, by their row; an OSError or a
@@ -173,9 +170,16 @@ class OpenShards:
         Raises:
             FatalSampleError: The dataset cannot be read at all.
         """
-        base = int(starts[0])
-        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
-        missing: dict[int, tuple[int, int]] = dict(enumerate(ranges))
+        base = int(rows.starts[first])
+        try:
+            self.offsets(shard)
+            self._fill(shard, target, base)
+        except (OSError, DatasetFormatError) as error:
+            failure = error
+        else:
+            return {}
+        starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
+        missing = dict(enumerate(zip(starts, stops, strict=True), first))
 
         def read_missing() -> None:
             latest, until = None, 0.0
@@ -192,7 +196,7 @@ class OpenShards:
 
         self._close(shard)
         try:
-            self._patiently(shard, read_missing, first)
+            self._patiently(shard, read_missing, failure)
         except (OSError, DatasetFormatError) as error:
             return dict.fromkeys(missing, error)
         return {}
@@ -205,13 +209,13 @@ class OpenShards:
         """
         try:
             shard = self._opened(number)
-            got = read_into(shard.descriptor, target, start)
-            if got == len(target):
+            num_read = read_into(shard.descriptor, target, start)
+            if num_read == len(target):
                 return
             size = os.fstat(shard.descriptor).st_size
-            path = self._root / self._shards[number]
-            text = f"reading ended at byte {start + got}; it has {size} bytes now"
-            raise OSError(errno.EIO, f"{text}, and had {shard.size_bytes}", str(path))
+            text = f"reading ended at byte {start + num_read}; it has {size} bytes now"
+            path = str(self._root / self._shards[number])
+            raise OSError(errno.EIO, f"{text}, and had {shard.size_bytes}", path)
         except OSError:
             self._close(number)
             raise
@@ -219,9 +223,9 @@ class OpenShards:
     def _patiently(
         self, number: int, attempt: Callable[[], T], first: Exception | None = None
     ) -> T:
-        """Reads something of a shard: again for some seconds if that fails.
+        """Reads something of a shard, and tries again for some seconds if that fails.
 
-        While nothing of the dataset can be read, for some minutes: its samples are well.
+        While nothing of the dataset can be read, it tries for some minutes: the samples are fine.
         """
         path = self._root / self._shards[number]
         until, before = self._failed.get(number, (0.0, None))
@@ -239,14 +243,14 @@ class OpenShards:
             was_away, is_away = is_away, not self._others_can_be_read(number)
             if was_away:
                 away_sec = spent_sec
-            if is_away:
-                if not was_away:
-                    logger.warning(
-                        "%s: no file of the dataset can be read (%s); waiting for %d s at most",
-                        self._root, error, OUTAGE_SEC,
-                    )  # fmt: skip
-                return OUTAGE_SEC
-            return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
+            if not is_away:
+                return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
+            if not was_away:
+                logger.warning(
+                    "%s: no file of the dataset can be read (%s); waiting for %d s at most",
+                    self._root, error, OUTAGE_SEC,
+                )  # fmt: skip
+            return OUTAGE_SEC
 
         try:
             return retried(attempt, path, patience, first)
@@ -260,7 +264,7 @@ class OpenShards:
             if before is None or error.errno != before.errno:
                 before = explained(error, path)
             self._failed[number] = clock() + _AFTERWARDS_SEC, before
-            raise before from None  # it says how often it was tried
+            raise before from None  # it names the number of tries
 
     def _others_can_be_read(self, number: int) -> bool:
         """Whether another shard of the dataset can be read, or its list where there is no other."""
@@ -268,11 +272,6 @@ class OpenShards:
         others = {(number + step) % total for step in (1, total // 2, -1)} - {number}
         paths = [self._root / self._shards[other] for other in sorted(others)]
         return any(map(can_read, paths or [self._root / META / INFO_JSON]))
-
-    def _ready(self, number: int) -> _OpenShard:
-        if number not in self._open:
-            self._patiently(number, lambda: self._opened(number))
-        return self._opened(number)
 
     def _opened(self, number: int) -> _OpenShard:
         shard = self._open.get(number)
@@ -295,24 +294,23 @@ class OpenShards:
         return shard
 
     def _check(self, number: int, shard: _OpenShard, inode: int) -> None:
-        """Checks that a file that was opened is the one that was opened before, and is indexed.
+        """Checks that an opened file is the one that was opened before, and is indexed.
 
         Raises:
-            OSError: Its size, or its index, is another one.
-            DatasetFormatError: `index.sqlite` is of another shard.
+            OSError: Its size, or its index, has changed.
+            DatasetFormatError: `index.sqlite` describes another shard.
         """
-        path = self._root / self._shards[number]
         seen = (shard.size_bytes, int(shard.offsets.sum()))
         before = self._seen.get(number, seen)
         if seen != before:
             text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
             text += ", or its index changed; restore it, or begin a run of the new data"
-            raise OSError(errno.ESTALE, text, str(path))
+            raise OSError(errno.ESTALE, text, str(self._root / self._shards[number]))
         if shard.offsets[-1] > shard.size_bytes:
-            self.overrun[number] = shard.size_bytes
+            self._overrun[number] = shard.size_bytes
         else:
             self._seen[number] = seen
-            self.overrun.pop(number, None)
+            self._overrun.pop(number, None)
         if self._compared.get(number) != inode:
             self._keys.check_shard(number, shard.descriptor, shard.offsets)
             self._compared[number] = inode
@@ -324,14 +322,14 @@ class OpenShards:
                 os.close(shard.descriptor)
 
     def close_down_to(self, number: int) -> None:
-        """Closes what was not used for longest, until so many files are open."""
+        """Closes the least recently used shards until so many are open."""
         while len(self._open) > number:
             self._close(next(iter(self._open)))
 
 
 # A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
 MAX_BLOCK_BYTES = 1 << 20
-# Bytes between two samples that are cheaper to read along than to ask the kernel again.
+# Bytes between two samples that are cheaper to read as well than to call the kernel again.
 MAX_GAP_BYTES = 8 << 10
 
 
@@ -340,8 +338,8 @@ class Block(NamedTuple):
 
     Attributes:
         data: the bytes of all of them.
-        members: for each sample (name, first byte, byte after the last) of its files, the bytes
-            being those of `data`; or the error that reading it gave.
+        members: for each sample (name, first byte, byte after the last) of its files, as positions
+            in `data`; or the error that reading it raised.
         shards: for each sample the name of its shard.
         places: for each sample its number in the shard.
     """
@@ -360,7 +358,7 @@ class ShardReader:
         shards: shard names relative to `root`.
         counts: samples of each shard.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
-        max_open: files that stay open; 0 opens each anew for every block.
+        max_open: files that stay open; 0 opens each file again for every block.
         tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
 
     Attributes:
@@ -380,18 +378,17 @@ class ShardReader:
         self.max_open = max_open
         self.shards = tuple(shards)
         self._names = np.array([*shards, ""], dtype=object)[:-1]
-        self._counts = tuple(counts)
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self._starts[-1]) - len(excluded)
         self._keys = KeyCheck(root, self.shards, tar_file_ids)
-        self._files = OpenShards(root, self.shards, self._counts, self._keys)
+        self._files = OpenShards(root, self.shards, tuple(counts), self._keys)
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
 
-        The smaller the block may be, the less is read along between two samples.
+        The smaller the block may be, the fewer bytes between two samples are read as well.
 
         Returns:
             A block of at least one sample, if N > 0.
@@ -400,123 +397,89 @@ class ShardReader:
         if len(self._excluded):
             positions = indices + np.searchsorted(self._excluded, indices, side="right")
         order = np.argsort(positions, kind="stable")
-        ascending = positions[order]
-        shard_numbers = np.searchsorted(self._starts, ascending, side="right") - 1
-        places = ascending - self._starts[shard_numbers]
-        starts, stops, errors = self._extents(shard_numbers, places)
-        sizes = np.empty_like(starts)
-        sizes[order] = stops - starts
+        rows, lost = self._extents(positions[order], order)
+        sizes = np.empty_like(order)
+        sizes[order] = rows.stops - rows.starts
         taken = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes)))
         if taken < len(indices):
-            kept = order < taken
-            order, shard_numbers, places, starts, stops = (
-                x[kept] for x in (order, shard_numbers, places, starts, stops)
-            )
-        max_gap = MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES
-        runs = _runs(shard_numbers, starts, stops, max_gap)
-        data, shifts, lost = self._read_runs(runs, shard_numbers, places, starts, stops, errors)
+            rows = rows.chosen(order < taken)
+        data, shifts = self._read_runs(rows, MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES, lost)
         self._files.close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.
-        back = np.argsort(order)
-        firsts, lasts = (starts + shifts)[back], (stops + shifts)[back]
-        for row in lost:
-            lasts[order[row]] = firsts[order[row]]
+        back = np.argsort(rows.order)
+        firsts, lasts = (rows.starts + shifts)[back], (rows.stops + shifts)[back]
+        lost = {i: error for i, error in lost.items() if i < taken}
+        for i in lost:
+            lasts[i] = firsts[i]
         members, long = block_members(data, firsts, lasts, -shifts[back])
-        for row, error in lost.items():
-            members[order[row]] = error
-        numbers, places = shard_numbers[back], places[back]
+        for i, error in lost.items():
+            members[i] = error
+        numbers, places = rows.shards[back], rows.places[back]
         if long:
             self._keys.compare(members, numbers, places, long)
         return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
 
     def _extents(
-        self, shard_numbers: Int64Array, places: Int64Array
-    ) -> tuple[Int64Array, Int64Array, dict[int, Exception]]:
-        """Looks up byte ranges in the shards' indices; a shard that has none gives its error."""
-        starts = np.zeros(len(places), dtype=np.int64)
-        stops = np.zeros(len(places), dtype=np.int64)
-        errors: dict[int, Exception] = {}
-        for first, last in _groups(shard_numbers[1:] != shard_numbers[:-1]):
-            number = int(shard_numbers[first])
+        self, positions: Int64Array, order: Int64Array
+    ) -> tuple[_Rows, dict[int, Exception]]:
+        """Looks up samples in the indexes of their shards.
+
+        Returns:
+            The samples, and the errors of those that cannot be read, by their position in the
+            block; these have no bytes.
+        """
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        places = positions - self._starts[shards]
+        starts, stops = np.zeros((2, len(places)), dtype=np.int64)
+        lost: dict[int, Exception] = {}
+        for first, last in _groups(shards[1:] != shards[:-1]):
+            number = int(shards[first])
             try:
                 offsets = self._files.offsets(number)
             except (OSError, DatasetFormatError) as error:
-                errors[number] = error
+                lost.update(dict.fromkeys(order[first:last].tolist(), error))
                 continue
             starts[first:last] = offsets[places[first:last]]
             stops[first:last] = offsets[places[first:last] + 1]
-        return starts, stops, errors
+            end = self._files.end_of(number)
+            if end is not None:
+                inside = first + int(np.searchsorted(stops[first:last], end, side="right"))
+                for row in range(inside, last):
+                    place, stop = int(places[row]), int(stops[row])
+                    lost[int(order[row])] = self._files.cut_short(number, place, stop)
+                edge = stops[inside - 1] if inside > first else 0
+                starts[inside:last] = stops[inside:last] = edge
+        return _Rows(order, shards, places, starts, stops), lost
 
     def _read_runs(
-        self,
-        runs: list[tuple[int, int]],
-        shard_numbers: Int64Array,
-        places: Int64Array,
-        starts: Int64Array,
-        stops: Int64Array,
-        errors: dict[int, Exception],
-    ) -> tuple[UInt8Array, Int64Array, dict[int, Exception]]:
-        """Reads all ranges, given in ascending order, into one buffer.
+        self, rows: _Rows, max_gap: int, lost: dict[int, Exception]
+    ) -> tuple[UInt8Array, Int64Array]:
+        """Reads all samples into one buffer, neighbours in a shard at once.
+
+        Args:
+            rows: the samples.
+            max_gap: bytes between two samples that are read as well.
+            lost: receives the errors of samples that cannot be read.
 
         Returns:
-            The buffer, a multiple of 512 bytes; what must be added to a place in its file to find
-            it there, shape (N,); and the errors of the samples that could not be read.
+            The buffer, a multiple of 512 bytes; and what must be added to a byte of a sample's
+            shard to find it there, shape (N,).
         """
-        lost: dict[int, Exception] = {}
-        if self._files.overrun:
-            runs = self._inside_files(runs, shard_numbers, places, stops, lost)
-        sizes = [int(stops[last - 1] - starts[first]) for first, last in runs]
+        is_far = rows.starts[1:] - rows.stops[:-1] > max_gap
+        runs = _groups((rows.shards[1:] != rows.shards[:-1]) | is_far)
+        sizes = [int(rows.stops[last - 1] - rows.starts[first]) for first, last in runs]
         data = np.empty(sum(sizes), dtype=np.uint8)
-        target = data.data
-        shifts = np.zeros(len(starts), dtype=np.int64)
+        shifts = np.zeros(len(rows.starts), dtype=np.int64)
         at = 0
         for (first, last), size in zip(runs, sizes, strict=True):
-            number, base = int(shard_numbers[first]), int(starts[first])
-            if number in errors:
-                lost.update(dict.fromkeys(range(first, last), errors[number]))
+            if not size:  # all of these are lost
                 continue
-            own = target[at : at + size]
-            error = self._files.read(number, own, base)
-            if error is not None:
-                run = slice(first, last)
-                again = self._files.read_again(number, own, starts[run], stops[run], error)
-                lost.update((first + row, final) for row, final in again.items())
-            shifts[first:last] = at - base
+            number = int(rows.shards[first])
+            failed = self._files.read(number, data.data[at : at + size], rows, first, last)
+            lost.update((int(rows.order[row]), error) for row, error in failed.items())
+            shifts[first:last] = at - int(rows.starts[first])
             at += size
-        return data, shifts, lost
-
-    def _inside_files(
-        self,
-        runs: list[tuple[int, int]],
-        shard_numbers: Int64Array,
-        places: Int64Array,
-        stops: Int64Array,
-        lost: dict[int, Exception],
-    ) -> list[tuple[int, int]]:
-        """Shortens runs to the samples that end inside their file; puts the others into `lost`."""
-        inside = []
-        for first, last in runs:
-            number = int(shard_numbers[first])
-            end = self._files.end_of(number)
-            while end is not None and last > first and stops[last - 1] > end:
-                last -= 1
-                place, stop = int(places[last]), int(stops[last])
-                lost[last] = self._files.cut_short(number, place, stop)
-            if last > first:
-                inside.append((first, last))
-        return inside
-
-
-def _runs(
-    shard_numbers: Int64Array, starts: Int64Array, stops: Int64Array, max_gap: int
-) -> list[tuple[int, int]]:
-    """Groups samples, ascending by position, that one read should bring.
-
-    Example:
-        With 1,000-byte samples of one shard at bytes 0, 1000, 1000, 90000 and gaps of 8,192 bytes
-        the groups are (0, 3) and (3, 4).
-    """
-    return _groups((shard_numbers[1:] != shard_numbers[:-1]) | (starts[1:] - stops[:-1] > max_gap))
+        return data, shifts
 
 
 def _groups(is_cut: BoolArray) -> list[tuple[int, int]]:

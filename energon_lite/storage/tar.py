@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,17 +34,18 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
 GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
+_DECIMAL = re.compile(r"[0-9]{1,19}")
 _WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
 # Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
 MAX_EXTENSION_BYTES = 1 << 20
 _MISFIT = (
-    "the tar is damaged, or its index does not fit it. Restore the tar, or run "
+    "the tar is corrupt, or its index does not fit it. Restore the tar, or run "
     "`energon-lite prepare FOLDER --tar-index-only`"
 )
 
 
 class Header(NamedTuple):
-    """One tar header with what its extension headers say.
+    """One tar header with its extension headers.
 
     `start` is where the member's first (extension) header begins, `data` where its content
     begins, `size` its length, and `end` where the next header begins. `[Unit: byte]`
@@ -58,6 +60,14 @@ class Header(NamedTuple):
     end: int
     is_long: bool
 
+    def key_and_part(self) -> tuple[str, str] | None:
+        """Returns sample key and part name; None for what belongs to no sample."""
+        return split_name(self.name) if self.is_file else None
+
+    def member(self, base: int) -> tuple[str, int, int]:
+        """Returns name, first byte and last byte + 1 in a buffer from byte `base` of the tar on."""
+        return self.name, self.data - base, self.data + self.size - base
+
 
 class TarError(DatasetFormatError):
     """The bytes are not a readable tar."""
@@ -70,13 +80,10 @@ class CutOffError(TarError):
 def _number(field: bytes, pos: int) -> int:
     """Reads octal digits between blanks, or GNU's base-256 of sizes from 8 GiB on."""
     digits = field.strip(b" \0") or b"0"
-    try:
-        if digits.isdigit():  # `int` would take signs, underscores and more
-            return int(digits, 8)
-        number = int.from_bytes(field, "big") - (0x80 << (8 * (len(field) - 1)))
-    except ValueError:  # 8 or 9
-        number = -1
-    if not 0 <= number < 1 << 63:
+    if not digits.strip(b"01234567"):  # `int` would take signs, underscores and more
+        return int(digits, 8)
+    number = int.from_bytes(field, "big") - (0x80 << (8 * (len(field) - 1)))
+    if digits.isdigit() or not 0 <= number < 1 << 63:
         raise TarError(f"no tar header at byte {pos} (number field is {field!r})")
     return number
 
@@ -92,37 +99,30 @@ def _check_sum(raw: bytes | memoryview, stored: bytes, pos: int) -> None:
         raise TarError(f"no tar header at byte {pos} (header checksum does not match)")
 
 
-def _pax_records(content: bytes, pos: int) -> dict[str, str]:
-    """Reads records of the form `<length> <key>=<value>` with a line feed."""
+def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
+    """Returns what an extension header says about the member after it, by the names of PAX.
+
+    PAX records have the form `<length> <key>=<value>` with a line feed.
+    """
+    if kind == b"L":
+        return {"path": content.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     records: dict[str, str] = {}
     at = 0
-    while at < len(content) and content[at] != 0:
+    while kind == b"x" and at < len(content) and content[at] != 0:
         digits = content[at : at + 9].partition(b" ")[0]
         end = at + int(digits) if digits.isdigit() and len(digits) < 9 else 0
         key, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
         if not equals or not key or content[end - 1 : end] != b"\n":
             raise TarError(f"broken PAX header at byte {pos}")
+        if key.startswith(b"GNU.sparse."):
+            raise _sparse(pos)
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         at = end
     return records
 
 
-def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
-    """Returns what an extension header says of the member after it, by the names of PAX."""
-    if kind == b"L":
-        return {"path": content.rstrip(b"\0").decode("utf-8", "surrogateescape")}
-    if kind != b"x":
-        return {}
-    records = _pax_records(content, pos)
-    if any(key.startswith("GNU.sparse.") for key in records):
-        raise TarError(f"sparse member at byte {pos}: store the file in full")
-    return records
-
-
-def _pax_size(text: str, pos: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
-        raise TarError(f"broken PAX header at byte {pos} (size={text[:40]!r})")
-    return int(text)
+def _sparse(pos: int) -> TarError:
+    return TarError(f"sparse member at byte {pos}: store the file in full")
 
 
 def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header | None:
@@ -165,24 +165,28 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
             pos = data + (size + BLOCK - 1) // BLOCK * BLOCK
             continue
         if kind == b"S":
-            raise TarError(f"sparse member at byte {base + pos}: store the file in full")
-        long_name = extended.get("path")
-        is_long = long_name is not None
-        if long_name is None:
-            raw_name = name[: name.find(b"\0")] if b"\0" in name else name
+            raise _sparse(base + pos)
+        is_long = "path" in extended
+        if is_long:
+            path = extended["path"]
+            if "\0" in path:
+                raise TarError(f"the name of the member at byte {base + start} has a zero byte")
+        else:
+            name = name.split(b"\0", 1)[0]
             if prefix != b"\0" and magic == _POSIX_MAGIC:
                 lead = bytes(buffer[pos + 345 : pos + BLOCK - 12]).split(b"\0", 1)[0]
-                raw_name = lead + b"/" + raw_name
-            long_name = raw_name.decode("utf-8", "surrogateescape")
-        elif "\0" in long_name:
-            raise TarError(f"the name of the member at byte {base + start} has a zero byte")
+                name = lead + b"/" + name
+            path = name.decode("utf-8", "surrogateescape")
         if "size" in extended:
-            size = _pax_size(extended["size"], base + start)
-        is_file = kind in _REGULAR and not long_name.endswith("/")
+            text = extended["size"]
+            if not _DECIMAL.fullmatch(text) or int(text) >= 1 << 63:
+                raise TarError(f"broken PAX header at byte {base + start} (size={text[:40]!r})")
+            size = int(text)
+        is_file = kind in _REGULAR and not path.endswith("/")
         # Directories, links and devices have no content, whatever their size field says.
-        stored = size if kind not in (b"1", b"2", b"3", b"4", b"5", b"6") else 0
+        stored = 0 if b"1" <= kind <= b"6" else size
         end = data + (stored + BLOCK - 1) // BLOCK * BLOCK
-        return Header(long_name, is_file, base + start, base + data, size, base + end, is_long)
+        return Header(path, is_file, base + start, base + data, size, base + end, is_long)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -208,20 +212,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
-class Member(NamedTuple):
-    """A regular file in a tar: its bytes are `buffer[first:last]` of the buffer it was found in."""
-
-    name: str
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, header: Header, base: int) -> Member:
-        """Makes a member of its header; the buffer begins at byte `base` of the tar."""
-        return cls(header.name, header.data - base, header.data + header.size - base)
-
-
-def key_of_members(members: list[Member] | Exception) -> str:
+def key_of_members(members: list[tuple[str, int, int]] | Exception) -> str:
     """Returns the key of the sample with these members; empty if they could not be read."""
     if isinstance(members, Exception):
         return ""
@@ -266,25 +257,21 @@ def sample_headers(
 def first_keys(descriptor: int, stop: int) -> list[str]:
     """Reads the keys of the first two parts in the first `stop` bytes of a tar.
 
-    Fewer where there are fewer, or before a damaged header.
+    Fewer where there are fewer, or before an invalid header.
     """
     keys: list[str] = []
     with open(descriptor, "rb", buffering=0, closefd=False) as file, suppress(TarError):
-        window = _Window(file, _FEW_BYTES)
-        pos = 0
-        while pos < stop and len(keys) < 2:
-            header = _next_header(window, pos)
-            if header is None:
-                break
-            found = split_name(header.name) if header.is_file else None
+        for header in _Window(file, _FEW_BYTES).headers(stop):
+            found = header.key_and_part()
             if found is not None:
                 keys.append(found[0])
-            pos = header.end
+            if len(keys) == 2:
+                break
     return keys
 
 
 class _Window:
-    """Reads a file of any size through one buffer that moves forward."""
+    """Reads a tar of any size through one buffer that moves forward."""
 
     def __init__(self, file: BinaryIO, step: int = _WINDOW) -> None:
         self.file = file
@@ -292,8 +279,23 @@ class _Window:
         self.base = 0
         self.buffer = b""
 
+    def headers(self, stop: int) -> Iterator[Header]:
+        """Yields the headers before byte `stop`, or before the end mark."""
+        pos = 0
+        while pos < stop:
+            at = self.at(pos, BLOCK)
+            try:
+                header = read_header(self.buffer, at, self.base)
+            except CutOffError:  # perhaps only by the end of the window
+                at = self.at(pos, MAX_EXTENSION_BYTES + 2 * BLOCK)
+                header = read_header(self.buffer, at, self.base)
+            if header is None:
+                return
+            yield header
+            pos = header.end
+
     def at(self, pos: int, need: int) -> int:
-        """Makes `need` bytes from `pos` available; gives their place in `buffer`."""
+        """Makes `need` bytes from `pos` available; returns their position in `buffer`."""
         if pos < self.base or pos + need > self.base + len(self.buffer):
             self.file.seek(pos)
             self.base = pos
@@ -313,47 +315,35 @@ def iter_tar(path: Path) -> Iterator[Header]:
             names the file, and the last member that was whole.
     """
     last = "no member"
-    pos = 0
+    end = 0
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123  a descriptor
             size = os.fstat(file.fileno()).st_size
-            window = _Window(file)
-            while pos < size:
-                header = _next_header(window, pos)
-                if header is None:
-                    _check_tail(window, pos)
-                    return
+            for header in _Window(file).headers(size):
                 if header.end > size and header.data + header.size > size:
                     raise TarError(f"truncated: member {header.name!r} is cut off")
                 last = f"member {header.name!r}"
                 yield header
-                pos = header.end
+                end = header.end
+            if end < size:
+                _check_tail(file, end)
     except TarError as error:
         raise TarError(f"{path}: {error} (after {last}); write the tar again") from None
-    if size == 0:
+    if not size:
         raise TarError(f"{path}: the file is empty; write the tar again")
 
 
-def _next_header(window: _Window, pos: int) -> Header | None:
-    place = window.at(pos, BLOCK)
-    try:
-        return read_header(window.buffer, place, window.base)
-    except CutOffError:  # perhaps only by the end of the window
-        place = window.at(pos, MAX_EXTENSION_BYTES + 2 * BLOCK)
-        return read_header(window.buffer, place, window.base)
-
-
-def _check_tail(window: _Window, pos: int) -> None:
+def _check_tail(file: BinaryIO, pos: int) -> None:
     """Refuses data after the end mark: it would be lost without a word."""
     at = pos
     while True:
         try:  # holes in a file, which may be long, are zeros
-            at = window.file.seek(at, os.SEEK_DATA)
+            at = file.seek(at, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return  # the end of the file, or a hole up to it
-            window.file.seek(at)  # a file system that does not know holes
-        chunk = window.file.read(_WINDOW)
+            file.seek(at)  # a file system that does not know holes
+        chunk = file.read(_WINDOW)
         if not chunk:
             return
         if chunk.count(0) != len(chunk):
@@ -441,39 +431,27 @@ def block_members(
         for i, member in zip(active[rows].tolist(), members, strict=True):
             found[i].append(member)
         is_whole[active[is_last]] = True
-        goes_on = (is_file | is_time) & ~is_last
-        active, pos = active[goes_on], ends[goes_on]
+        is_open = (is_file | is_time) & ~is_last
+        active, pos = active[is_open], ends[is_open]
     found = found or [[] for _ in range(len(starts))]
-    return found, _read_others(buffer, starts, stops, bases, ~is_whole, found)
-
-
-def _read_others(
-    buffer: UInt8Array,
-    starts: Int64Array,
-    stops: Int64Array,
-    bases: Int64Array,
-    is_other: BoolArray,
-    found: list[Any],
-) -> list[int]:
-    """Reads samples one by one into `found`; returns which of them have long names."""
     long = []
-    for i in np.flatnonzero(is_other).tolist():
+    for i in np.flatnonzero(~is_whole).tolist():
         base = int(bases[i])
         try:
             headers = sample_headers(buffer.data, int(starts[i]), int(stops[i]), base)
         except TarError as error:
             found[i] = error
             continue
-        found[i] = [Member.of(header, base) for header in headers]
+        found[i] = [header.member(base) for header in headers]
         if any(header.is_long for header in headers):
             long.append(i)
-    return long
+    return found, long
 
 
 def _plain_headers(
     heads: UInt8Array,
 ) -> tuple[npt.NDArray[np.bytes_], Int64Array, BoolArray]:
-    """Reads headers, shape (K, 512): names, sizes, and whether they are plain and undamaged."""
+    """Reads headers, shape (K, 512): names, sizes, and whether they are plain and valid."""
     names = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0]
     sizes = heads[:, 124:135] @ _SIZE + _SIZE_OFFSET
     is_equal = (heads.view("<u4").take(_WORDS, axis=1) & _MASK) == _WANTED
@@ -484,7 +462,7 @@ def _plain_headers(
 
 
 def _texts(names: list[bytes]) -> list[str]:
-    """Decodes names, all at once; gives more texts than names if one has bytes behind its end."""
+    """Decodes names, all at once; returns more texts than names if one has bytes behind its end."""
     return b"\0".join(names).decode("utf-8", "surrogateescape").split("\0") if names else []
 
 

@@ -128,7 +128,7 @@ def test_members_of_old_programs_are_read_as_ever(tmp_path: Path) -> None:
     members, long = block_members(
         np.frombuffer(data, dtype=np.uint8), starts, starts + 1024, np.zeros(6, dtype=np.int64)
     )
-    assert [member.name for (member,) in members[:5]] == names[:5]
+    assert [name for ((name, _, _),) in members[:5]] == names[:5]
     assert long == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar import Member, TarError, block_members, sample_headers
+from energon_lite.storage.tar import TarError, block_members, sample_headers
 
 from ..conftest import examples
 
@@ -58,7 +58,7 @@ def both(data: bytes, starts: list[int], stops: list[int]) -> tuple[list[Any], l
     for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         try:
             headers = sample_headers(data, start, stop, 512 * i)
-            exact.append([Member.of(header, 512 * i) for header in headers])
+            exact.append([header.member(512 * i) for header in headers])
         except TarError as error:
             exact.append(str(error))
         else:
