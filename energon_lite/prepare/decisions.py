@@ -32,7 +32,7 @@ from energon_lite.storage.nvmeta import (
     read_info,
 )
 from energon_lite.storage.split_file import split_text
-from energon_lite.storage.sqlite import count_samples_with, has_sample_with
+from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_yaml
 
 CRUDE = "CrudeWebdataset"
@@ -149,14 +149,15 @@ def check_samples(field_map: FieldMap, index: Path, num_samples: int, root: str)
         DatasetFormatError: Counts the samples that have the parts of each field.
     """
     groups = {name: [way.part for way in ways] for name, ways in field_map.paths.items()}
-    if has_sample_with(index, list(groups.values())):
+    counts = counts_if_none_has(index, list(groups.values()))
+    if counts is None:
         return
-    counts = "; ".join(
-        f"{name!r} ({' or '.join(parts)}) is in {count_samples_with(index, parts):,}"
-        for name, parts in groups.items()
+    found = "; ".join(
+        f"{name!r} ({' or '.join(parts)}) is in {count:,}"
+        for (name, parts), count in zip(groups.items(), counts, strict=True)
     )
     raise DatasetFormatError(
-        f"{root}: none of {num_samples:,} samples has the parts of all fields: {counts}. Files of "
+        f"{root}: none of {num_samples:,} samples has the parts of all fields: {found}. Files of "
         "a sample have the same name up to the first dot and follow each other in the tar"
     )
 

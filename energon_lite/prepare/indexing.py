@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Shard
 from energon_lite.storage.files import open_regular, retried
-from energon_lite.storage.sqlite import ShardRows, read_offsets, read_record
+from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
 _RECORD_FORMAT = 1
@@ -99,8 +99,8 @@ def _index_shard(shard: Shard, folder: Path) -> ShardResult:
 def _kept(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
     """Returns the record of an earlier run, if its rows are of this tar and whole."""
     try:
-        record = json.loads(read_record(rows) or "")
-        offsets = read_offsets(rows)
+        text, offsets = read_shard_rows(rows)
+        record = json.loads(text)
     except (DatasetFormatError, FileNotFoundError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("made_from") != made_from:

@@ -54,7 +54,7 @@ from energon_lite.storage.nvmeta import (
     write_index,
     write_info,
 )
-from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, IndexWriter, read_offsets
+from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, new_index, read_shard_rows
 
 PARTIAL = "prepare.partial"
 
@@ -292,8 +292,7 @@ def _read(
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
-    writer = IndexWriter(folder / INDEX_SQLITE)
-    try:
+    with new_index(folder / INDEX_SQLITE) as add:
         tasks = [(shard, folder) for shard in plan.shards]
         found = ordered_results(index_shard, tasks, num_workers)
         if watch is not None:
@@ -303,7 +302,7 @@ def _read(
                 errors.append(result)
             else:
                 try:
-                    writer.add(result.rows, number)
+                    add(result.rows, number)
                 except DuplicateKeyError as error:
                     errors.append(_duplicate(plan, error, result.shard))
                 results.append(result)
@@ -312,10 +311,6 @@ def _read(
                 progress(Progress(number + 1, len(plan.shards), samples, size, total))
         if errors:
             raise _combined(errors, len(plan.shards))
-        writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
         check_parts(plan.field_map, parts, str(plan.root))
@@ -401,7 +396,7 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)
     for result in results:
-        write_index(result.shard.path, read_offsets(result.rows))
+        write_index(result.shard.path, read_shard_rows(result.rows)[1])
     (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
     write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
     for name, text in plan.texts.items():

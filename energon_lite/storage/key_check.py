@@ -92,8 +92,8 @@ class KeyCheck:
         if shard not in self._first:
             start = shard // _SHARDS_AT_ONCE * _SHARDS_AT_ONCE
             ids = self._ids[start : start + _SHARDS_AT_ONCE]
-            found = self._ask(IndexDatabase.first_keys, ids)
-            self._first.update((start + i, found.get(id_, "")) for i, id_ in enumerate(ids))
+            found = self._ask(IndexDatabase.keys_at, [(id_, 0) for id_ in ids])
+            self._first.update((start + i, found.get((id_, 0), "")) for i, id_ in enumerate(ids))
         return self._first[shard]
 
     def compare(

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -22,10 +22,39 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import create, errors_of, explained, open_regular
 from energon_lite.storage.nvmeta import META
 
+INDEX_SQLITE = "index.sqlite"
+T = TypeVar("T")
+
+# Columns of the tables of the index, in the words of Energon's.
+_TABLES = {
+    "samples": "tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "
+    "sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER",
+    "sample_parts": "tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
+    "content_byte_offset INTEGER, content_byte_size INTEGER",
+}
+_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq
+    ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(
+    tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+# The rows of one shard, as a worker writes them. `sample_index` is the row's id.
+_SHARD_TABLES = {
+    "shard_samples": "sample_index INTEGER PRIMARY KEY, sample_key TEXT, byte_offset INTEGER, "
+    "byte_size INTEGER",
+    "shard_parts": "sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, "
+    "content_byte_size INTEGER",
+    "record": "content TEXT",
+}
+_ROWS_AGAIN = "remove the folder {}, and run the same command again"
+_KEYS_PER_QUERY = 500
+_BY_PLACE = "idx_samples_by_tar_and_idx"
+
 # A row has at least 15 bytes, and a query of ours takes less than 60 steps for it.
 _STEPS_PER_BYTE = 10
 _STEPS_PER_CALL = 100_000
-# What SQLite says where the system refuses to write.
+# Words of SQLite where the system refuses to write.
 _FAULTS = {
     "disk is full": errno.ENOSPC,
     "readonly": errno.EROFS,
@@ -37,45 +66,20 @@ _MAX_VALUE_BYTES = 64 << 20
 _LIMIT_LENGTH = 0  # SQLITE_LIMIT_LENGTH; the module has no name for it before Python 3.11
 
 
+# ------------------------------------------------------------------------------------- reading
+
+
 @contextmanager
-def reading(path: Path, way_out: str) -> Iterator[None]:
-    """Turns what SQLite raises into an error that names the file, and what to do."""
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    """Turns errors of SQLite into errors that name the file and the remedy."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, MemoryError) as error:
         text = "holds a loop, or asks for endless work" if "interrupt" in str(error) else error
-        raise DatasetFormatError(f"{path}: {text}; {way_out}") from None
+        raise DatasetFormatError(f"{path}: {text}; {remedy}") from None
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what SQLite raises where it cannot write into an error of the system."""
-    try:
-        with errors_of(path):
-            yield
-    except sqlite3.OperationalError as error:
-        text = str(error)
-        number = next((number for words, number in _FAULTS.items() if words in text), 0)
-        if not number:
-            raise
-        raise explained(OSError(number, os.strerror(number)), path) from None
-
-
-def create_database(path: Path, tables: str) -> sqlite3.Connection:
-    """Creates a database for one process; what is under its name is replaced, links themselves."""
-    with writing(path):
-        path.unlink(missing_ok=True)
-        os.close(create(path))
-        connection = sqlite3.connect(path.absolute().as_uri(), isolation_level=None, uri=True)
-        # The file gets its name only when it is whole, so it need not survive a crash.
-        connection.executescript(
-            "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF;"
-            "PRAGMA cache_size = -262144;" + tables
-        )
-    return connection
-
-
-def read_only_uri(path: Path) -> str:
+def _read_only_uri(path: Path) -> str:
     """Returns the address under which SQLite opens a file as it is, without journals beside it."""
     return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
 
@@ -85,33 +89,33 @@ class ReadOnlyDatabase:
 
     Args:
         path: the file.
-        tables: for each table the columns that are read.
-        way_out: what to do where something is wrong with the file.
+        tables: for each table the columns that are read, as in CREATE TABLE.
+        remedy: what to do where something is wrong with the file.
 
     Attributes:
         tables: those of the tables that are there.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DatasetFormatError: It is no SQLite database, a table has not these columns, or is a view.
+        DatasetFormatError: It is no SQLite database, a table lacks a column, or is a view.
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path, tables: Mapping[str, Sequence[str]], way_out: str) -> None:
+    def __init__(self, path: Path, tables: Mapping[str, str], remedy: str) -> None:
         descriptor = open_regular(path)
         size = os.fstat(descriptor).st_size
         os.close(descriptor)
         self.path = path
-        self._way_out = way_out
+        self._remedy = remedy
         self._calls = 0
         self._max_calls = 20 + size * _STEPS_PER_BYTE // _STEPS_PER_CALL
-        with reading(path, way_out):
-            self._connection = sqlite3.connect(read_only_uri(path), uri=True)
+        with _reading(path, remedy):
+            self._connection = sqlite3.connect(_read_only_uri(path), uri=True)
         try:
             if hasattr(self._connection, "setlimit"):
                 self._connection.setlimit(_LIMIT_LENGTH, _MAX_VALUE_BYTES)
             self._connection.set_progress_handler(self._is_too_much, _STEPS_PER_CALL)
-            with reading(path, way_out):
+            with _reading(path, remedy):
                 self._connection.execute("PRAGMA trusted_schema = OFF")
                 self._connection.execute("PRAGMA query_only = ON")
             self.tables = frozenset(name for name in tables if self._has(name, tables[name]))
@@ -123,12 +127,7 @@ class ReadOnlyDatabase:
         """Returns the open database."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Closes the file."""
         self.close()
 
@@ -137,7 +136,7 @@ class ReadOnlyDatabase:
         self._connection.close()
 
     def rows(self, query: str, values: Sequence[Any], *kinds: type) -> list[Any]:
-        """Returns the rows that a query has.
+        """Returns the rows of a query.
 
         Args:
             query: SQL, of the tables that are there.
@@ -145,219 +144,40 @@ class ReadOnlyDatabase:
             kinds: of each column, `str` or `int`.
 
         Raises:
-            DatasetFormatError: The file is damaged, or a value of another kind.
+            DatasetFormatError: The file is corrupt, or a value is of another kind.
         """
         self._calls = 0
         found: list[Any] = []
-        with reading(self.path, self._way_out):
+        with _reading(self.path, self._remedy):
             for row in self._connection.execute(query, values):
                 if tuple(map(type, row)) != kinds:
-                    raise DatasetFormatError(
-                        f"{self.path}: has a row {row!r:.200}, where "
-                        f"{', '.join(kind.__name__ for kind in kinds)} should be; {self._way_out}"
-                    )
+                    wanted = ", ".join(kind.__name__ for kind in kinds)
+                    raise self.error(f"has a row {row!r:.200}, where {wanted} should be")
                 found.append(row)
         return found
+
+    def error(self, text: str) -> DatasetFormatError:
+        """Returns an error with the file and the remedy."""
+        return DatasetFormatError(f"{self.path}: {text}; {self._remedy}")
 
     def _is_too_much(self) -> bool:
         self._calls += 1
         return self._calls > self._max_calls
 
-    def _has(self, table: str, columns: Sequence[str]) -> bool:
+    def _has(self, table: str, columns: str) -> bool:
         found = self.rows(
             "SELECT type, coalesce(sql, '') FROM sqlite_master WHERE name = ? COLLATE NOCASE "
             "AND type IN ('table', 'view')", (table,), str, str,
         )  # fmt: skip
-        if not found:
-            return False
-        is_plain = all(
-            kind == "table" and not sql.lower().startswith("create virtual") for kind, sql in found
-        )
+        if any(kind == "view" or sql.lower().startswith("create virtual") for kind, sql in found):
+            raise self.error(f"{table!r} is no plain table")
         stored = self.rows("SELECT name FROM pragma_table_xinfo(?) WHERE hidden = 0", (table,), str)
-        missing = set(columns) - {name for (name,) in stored}
-        if missing or not is_plain:
-            what = (
-                f"table {table!r} has no column {min(missing)!r}"
-                if is_plain
-                else f"{table!r} is no plain table"
-            )
-            raise DatasetFormatError(f"{self.path}: {what}; {self._way_out}")
-        return True
-
-
-INDEX_SQLITE = "index.sqlite"
-
-_TABLES = """
-CREATE TABLE samples (
-    tar_file_id INTEGER NOT NULL,
-    sample_key TEXT NOT NULL UNIQUE,
-    sample_index INTEGER NOT NULL,
-    byte_offset INTEGER,
-    byte_size INTEGER
-);
-CREATE TABLE sample_parts (
-    tar_file_id INTEGER,
-    sample_index INTEGER,
-    part_name TEXT,
-    content_byte_offset INTEGER,
-    content_byte_size INTEGER
-);
-"""
-_INDEXES = """
-CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
-CREATE INDEX idx_sample_parts_seq
-    ON sample_parts(tar_file_id, sample_index, content_byte_offset);
-CREATE INDEX idx_sample_parts_full ON sample_parts(
-    tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
-"""
-# One shard's rows, as a worker writes them. `sample_index` is the row's id.
-_SHARD_TABLES = """
-CREATE TABLE shard_samples (
-    sample_index INTEGER PRIMARY KEY, sample_key TEXT, byte_offset INTEGER, byte_size INTEGER);
-CREATE TABLE shard_parts (
-    sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER);
-CREATE TABLE record (content TEXT);
-"""
-_INDEX_COLUMNS = {
-    "samples": ("tar_file_id", "sample_key", "sample_index", "byte_offset", "byte_size"),
-    "sample_parts": (
-        "tar_file_id", "sample_index", "part_name", "content_byte_offset", "content_byte_size",
-    ),
-}  # fmt: skip
-_SHARD_COLUMNS = {
-    "shard_samples": ("sample_index", "sample_key", "byte_offset", "byte_size"),
-    "shard_parts": ("sample_index", "part_name", "content_byte_offset", "content_byte_size"),
-    "record": ("content",),
-}
-_ROWS_AGAIN = "remove the folder {}, and run the same command again"
-_KEYS_PER_QUERY = 500
-_BY_PLACE = "idx_samples_by_tar_and_idx"
-
-
-class DuplicateKeyError(DatasetFormatError):
-    """Two shards hold a sample of the same key."""
-
-    def __init__(self, key: str, tar_file_id: int) -> None:
-        """Names the key, and the shard that had it first."""
-        super().__init__(f"sample key {key!r} is there twice")
-        self.key = key
-        self.tar_file_id = tar_file_id
-
-
-class ShardRows:
-    """The rows of one shard, in a small database of its own.
-
-    Attributes:
-        samples: (sample_index, key, byte offset, byte size) per sample.
-        parts: (sample_index, part name, content offset, content size) per part.
-    """
-
-    def __init__(self) -> None:
-        """Makes an empty set of rows."""
-        self.samples: list[tuple[int, str, int, int]] = []
-        self.parts: list[tuple[int, str, int, int]] = []
-
-    def write(self, path: Path, record: str) -> None:
-        """Writes the rows, and a text that says what they were made from, at once."""
-        temporary = path.with_name(path.name + ".tmp")
-        with writing(path), closing(create_database(temporary, _SHARD_TABLES)) as connection:
-            connection.execute("BEGIN")
-            connection.executemany("INSERT INTO shard_samples VALUES (?, ?, ?, ?)", self.samples)
-            connection.executemany("INSERT INTO shard_parts VALUES (?, ?, ?, ?)", self.parts)
-            connection.execute("INSERT INTO record VALUES (?)", (record,))
-            connection.execute("COMMIT")
-        with errors_of(path):
-            temporary.replace(path)
-
-
-def read_record(path: Path) -> str | None:
-    """Returns the record of a file that `ShardRows.write` made; None where there is none."""
-    try:
-        with _shard_rows(path) as database:
-            records = database.rows("SELECT content FROM record", (), str)
-    except (FileNotFoundError, DatasetFormatError):
-        return None
-    return str(records[0][0]) if records else None
-
-
-def read_offsets(path: Path) -> list[int]:
-    """Returns the values of `.tar.idx` from a file that `ShardRows.write` made.
-
-    Raises:
-        DatasetFormatError: The file is damaged.
-    """
-    with _shard_rows(path) as database:
-        rows = database.rows(
-            "SELECT byte_offset, byte_size FROM shard_samples ORDER BY sample_index", (), int, int
-        )
-    offsets = [offset for offset, _ in rows]
-    return [*offsets, sum(rows[-1])] if rows else offsets
-
-
-def _shard_rows(path: Path) -> ReadOnlyDatabase:
-    database = ReadOnlyDatabase(path, _SHARD_COLUMNS, _ROWS_AGAIN.format(path.parent))
-    if len(database.tables) < len(_SHARD_COLUMNS):
-        database.close()
-        raise DatasetFormatError(f"{path}: a table is missing; {_ROWS_AGAIN.format(path.parent)}")
-    return database
-
-
-class IndexWriter:
-    """Makes an index database of the rows of all shards; the caller moves it to its place."""
-
-    def __init__(self, path: Path) -> None:
-        """Starts the database at `path`; an existing file is replaced."""
-        self.path = path
-        self.connection = create_database(path, _TABLES)
-
-    def add(self, rows: Path, tar_file_id: int) -> None:
-        """Takes over the rows of one shard.
-
-        Args:
-            rows: a file that `ShardRows.write` made.
-            tar_file_id: position of the shard in `.info.json`.
-
-        Raises:
-            DuplicateKeyError: An earlier shard has a sample of the same key.
-            DatasetFormatError: The rows are damaged.
-            OSError: There is no room for the database.
-        """
-        execute = self.connection.execute
-        with reading(rows, _ROWS_AGAIN.format(rows.parent)), writing(self.path):
-            execute("ATTACH ? AS shard", (read_only_uri(rows),))
-            execute("BEGIN")
-            try:
-                execute(
-                    "INSERT INTO samples SELECT ?, sample_key, sample_index, byte_offset, "
-                    "byte_size FROM shard_samples ORDER BY sample_index",
-                    (tar_file_id,),
-                )
-            except sqlite3.IntegrityError:
-                row = execute(
-                    "SELECT sample_key, tar_file_id FROM samples JOIN shard_samples "
-                    "USING (sample_key) WHERE tar_file_id <> ? LIMIT 1",
-                    (tar_file_id,),
-                ).fetchone()
-                if row is None:
-                    raise
-                raise DuplicateKeyError(*row) from None
-            else:
-                execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
-            finally:
-                if self.connection.in_transaction:  # an error of the disk has ended it already
-                    execute("COMMIT")
-                execute("DETACH shard")
-
-    def finish(self) -> None:
-        """Makes the indexes and closes the file."""
-        with writing(self.path):
-            self.connection.executescript(_INDEXES)
-            self.connection.close()
-
-    def abort(self) -> None:
-        """Closes and removes the file."""
-        self.connection.close()
-        self.path.unlink(missing_ok=True)
+        missing = {column.split()[0] for column in columns.split(", ")} - {
+            name for (name,) in stored
+        }
+        if found and missing:
+            raise self.error(f"table {table!r} has no column {min(missing)!r}")
+        return bool(found)
 
 
 class IndexDatabase(ReadOnlyDatabase):
@@ -371,11 +191,11 @@ class IndexDatabase(ReadOnlyDatabase):
             DatasetFormatError: The file is no SQLite database, or has other tables.
         """
         path = root / META / INDEX_SQLITE
-        way_out = f"run `energon-lite prepare {root} --tar-index-only`"
+        remedy = f"run `energon-lite prepare {root} --tar-index-only`"
         try:
-            super().__init__(path, _INDEX_COLUMNS, way_out)
+            super().__init__(path, _TABLES, remedy)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} is missing; {way_out}") from None
+            raise FileNotFoundError(f"{path} is missing; {remedy}") from None
 
     def sample_indices(self, keys: Iterable[str]) -> dict[str, tuple[int, int]] | None:
         """Finds samples by key.
@@ -385,46 +205,35 @@ class IndexDatabase(ReadOnlyDatabase):
         """
         if "samples" not in self.tables:
             return None
-        found: dict[str, tuple[int, int]] = {}
-        wanted = [key for key in keys if _is_text(key)]
-        for start in range(0, len(wanted), _KEYS_PER_QUERY):
-            some = wanted[start : start + _KEYS_PER_QUERY]
-            rows = self.rows(
-                "SELECT sample_key, tar_file_id, sample_index FROM samples "
-                f"WHERE sample_key IN ({_marks(some)})", some, str, int, int,
-            )  # fmt: skip
-            found.update((key, (tar_file_id, index)) for key, tar_file_id, index in rows)
-        return found
-
-    def first_keys(self, tar_file_ids: Sequence[int]) -> dict[int, str]:
-        """Returns the key of the first sample of each shard, by tar_file_id."""
-        found = self.keys_at([(tar_file_id, 0) for tar_file_id in tar_file_ids])
-        return {tar_file_id: key for (tar_file_id, _), key in found.items()}
+        # No index holds a key with half a surrogate.
+        keys = [key for key in keys if key == key.encode("utf-8", "replace").decode()]
+        query = "SELECT sample_key, tar_file_id, sample_index FROM samples WHERE sample_key IN ({})"
+        rows = (
+            row
+            for some in _chunks(keys)
+            for row in self.rows(query.format(_marks(some)), some, str, int, int)
+        )
+        return {key: (tar_file_id, index) for key, tar_file_id, index in rows}
 
     def keys_at(self, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Returns the keys of samples, by (tar_file_id, sample_index).
 
-        Of none in an old index, which would have to be read whole for it.
+        Returns none of an old index, which would have to be read whole for it.
         """
         found: dict[tuple[int, int], str] = {}
-        starts = range(0, len(places), _KEYS_PER_QUERY) if self._is_by_place() else ()
-        for start in starts:
-            some = places[start : start + _KEYS_PER_QUERY]
+        for some in _chunks(places if self._is_by_place() else ()):
             marks = ",".join(["(?,?)"] * len(some))
             query = (
                 f"WITH places(shard, place) AS (VALUES {marks}) "
                 "SELECT tar_file_id, sample_index, sample_key FROM places CROSS JOIN samples "
                 f"INDEXED BY {_BY_PLACE} ON tar_file_id = shard AND sample_index = place"
             )
-            values = [number for place in some for number in place]
-            found.update(
-                ((tar_file_id, index), key)
-                for tar_file_id, index, key in self.rows(query, values, int, int, str)
-            )
+            rows = self.rows(query, [number for place in some for number in place], int, int, str)
+            found.update(((tar_file_id, index), key) for tar_file_id, index, key in rows)
         return found
 
     def keys_of(self, tar_file_id: int) -> dict[int, str]:
-        """Returns the keys of a shard, by sample_index; of none in an old index, as `keys_at`."""
+        """Returns the keys of a shard, by sample_index; none of an old index, as `keys_at`."""
         query = (
             f"SELECT sample_index, sample_key FROM samples INDEXED BY {_BY_PLACE} "
             "WHERE tar_file_id = ?"
@@ -433,12 +242,12 @@ class IndexDatabase(ReadOnlyDatabase):
 
     def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
         """Adds up where the samples of a shard begin, without the first; there must be `count`."""
-        if not self._is_by_place():
-            return {}
         query = (
             f"SELECT tar_file_id, sum(byte_offset) FROM samples INDEXED BY {_BY_PLACE} "
             "WHERE tar_file_id = ? AND sample_index > 0 GROUP BY tar_file_id HAVING count(*) = ?"
         )
+        if not self._is_by_place():
+            return {}
         return dict(self.rows(query, (tar_file_id, count), int, int))
 
     def _is_by_place(self) -> bool:
@@ -477,50 +286,177 @@ class IndexDatabase(ReadOnlyDatabase):
         return {name: (count, size) for name, count, size in rows}
 
 
-def _is_text(key: str) -> bool:
-    # Half a surrogate, which no index holds.
-    return key.isascii() or key == key.encode("utf-8", "replace").decode()
+def sample_indices(root: Path, keys: Iterable[str]) -> dict[str, tuple[int, int]] | None:
+    """Finds samples as `IndexDatabase.sample_indices`; returns None also without an index."""
+    try:
+        with IndexDatabase(root) as index:
+            return index.sample_indices(keys)
+    except FileNotFoundError:
+        return None
 
 
-def has_sample_with(index: Path, groups: Sequence[Collection[str]]) -> bool:
-    """Returns whether a sample has a part of each group, by an index that `IndexWriter` wrote."""
+def counts_if_none_has(index: Path, groups: Sequence[Collection[str]]) -> list[int] | None:
+    """Counts, where no sample has a part of each group, the samples with a part of one group.
+
+    Returns:
+        The count of each group; None where a sample has parts of all of them.
+    """
     having = " AND ".join(f"max(part_name IN ({_marks(group)}))" for group in groups)
     query = (
         "SELECT 1 FROM sample_parts GROUP BY tar_file_id, sample_index "
         f"HAVING {having or 'true'} LIMIT 1"
     )
-    parts = [part for group in groups for part in group]
-    with ReadOnlyDatabase(index, _INDEX_COLUMNS, "prepare again") as database:
-        return bool(database.rows(query, parts, int))
-
-
-def count_samples_with(index: Path, group: Collection[str]) -> int:
-    """Counts the samples that have a part of a group."""
-    query = (
+    count = (
         "SELECT count(*) FROM (SELECT DISTINCT tar_file_id, sample_index FROM sample_parts "
-        f"WHERE part_name IN ({_marks(group)}))"
+        "WHERE part_name IN ({}))"
     )
-    with ReadOnlyDatabase(index, _INDEX_COLUMNS, "prepare again") as database:
-        ((count,),) = database.rows(query, list(group), int)
-    return int(count)
+    with ReadOnlyDatabase(index, _TABLES, "prepare again") as database:
+        if database.rows(query, [part for group in groups for part in group], int):
+            return None
+        return [database.rows(count.format(_marks(g)), list(g), int)[0][0] for g in groups]
 
 
 def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))
 
 
-def sample_indices(root: Path, keys: Iterable[str]) -> dict[str, tuple[int, int]] | None:
-    """Finds samples of a prepared dataset by key.
+def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[i : i + _KEYS_PER_QUERY] for i in range(0, len(values), _KEYS_PER_QUERY))
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+class DuplicateKeyError(DatasetFormatError):
+    """Two shards hold a sample of the same key."""
+
+    def __init__(self, key: str, tar_file_id: int) -> None:
+        """Names the key, and the shard that had it first."""
+        super().__init__(f"sample key {key!r} is there twice")
+        self.key = key
+        self.tar_file_id = tar_file_id
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns errors of SQLite where it cannot write into errors of the system."""
+    try:
+        with errors_of(path):
+            yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        number = next((number for words, number in _FAULTS.items() if words in text), 0)
+        if not number:
+            raise
+        raise explained(OSError(number, os.strerror(number)), path) from None
+
+
+def _new_database(path: Path, tables: Mapping[str, str]) -> sqlite3.Connection:
+    """Creates a database for one process; what has its name is replaced, also a link."""
+    with _writing(path):
+        path.unlink(missing_ok=True)
+        os.close(create(path))
+        connection = sqlite3.connect(path.absolute().as_uri(), isolation_level=None, uri=True)
+        # The file gets its name only when it is whole, so it need not survive a crash.
+        connection.executescript(
+            "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF;"
+            "PRAGMA cache_size = -262144;"
+            + "".join(f"CREATE TABLE {name} ( {columns} );" for name, columns in tables.items())
+        )
+    return connection
+
+
+class ShardRows:
+    """The rows of one shard, in a small database of its own.
+
+    Attributes:
+        samples: (sample_index, key, byte offset, byte size) per sample.
+        parts: (sample_index, part name, content offset, content size) per part.
+    """
+
+    def __init__(self) -> None:
+        """Makes an empty set of rows."""
+        self.samples: list[tuple[int, str, int, int]] = []
+        self.parts: list[tuple[int, str, int, int]] = []
+
+    def write(self, path: Path, record: str) -> None:
+        """Writes the rows, and a text that names what they were made from, at once."""
+        temporary = path.with_name(path.name + ".tmp")
+        with _writing(path), closing(_new_database(temporary, _SHARD_TABLES)) as connection:
+            connection.execute("BEGIN")
+            connection.executemany("INSERT INTO shard_samples VALUES (?, ?, ?, ?)", self.samples)
+            connection.executemany("INSERT INTO shard_parts VALUES (?, ?, ?, ?)", self.parts)
+            connection.execute("INSERT INTO record VALUES (?)", (record,))
+            connection.execute("COMMIT")
+        with errors_of(path):
+            temporary.replace(path)
+
+
+def read_shard_rows(path: Path) -> tuple[str, list[int]]:
+    """Reads a file that `ShardRows.write` made.
 
     Returns:
-        (tar_file_id, sample_index) of each key that is there; None where there is no index, or
-        no usable table in it.
+        The record, and the values of `.tar.idx`.
 
     Raises:
-        DatasetFormatError: The index is no SQLite database.
+        FileNotFoundError: There is none.
+        DatasetFormatError: The file is corrupt.
     """
-    try:
-        with IndexDatabase(root) as index:
-            return index.sample_indices(keys)
-    except FileNotFoundError:
-        return None
+    with ReadOnlyDatabase(path, _SHARD_TABLES, _ROWS_AGAIN.format(path.parent)) as database:
+        if len(database.tables) < len(_SHARD_TABLES):
+            raise database.error("a table is missing")
+        ((record,),) = database.rows("SELECT max(content) FROM record", (), str)
+        rows = database.rows(
+            "SELECT byte_offset, byte_size FROM shard_samples ORDER BY sample_index", (), int, int
+        )
+    return record, [*(offset for offset, _ in rows), *(sum(row) for row in rows[-1:])]
+
+
+@contextmanager
+def new_index(path: Path) -> Iterator[Callable[[Path, int], None]]:
+    """Creates an index database; the caller moves it to its place.
+
+    Yields:
+        The function that adds the rows of a shard: a file that `ShardRows.write` made, and the
+        position of the shard in `.info.json`. It raises a DuplicateKeyError where an earlier shard
+        has a sample of the same key, a DatasetFormatError where the rows are corrupt.
+
+    Raises:
+        OSError: There is no room for the database.
+    """
+    with closing(_new_database(path, _TABLES)) as connection:
+        try:
+            yield partial(_add_rows, connection, path)
+            with _writing(path):
+                connection.executescript(_INDEXES)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _add_rows(connection: sqlite3.Connection, path: Path, rows: Path, tar_file_id: int) -> None:
+    execute = connection.execute
+    with _reading(rows, _ROWS_AGAIN.format(rows.parent)), _writing(path):
+        execute("ATTACH ? AS shard", (_read_only_uri(rows),))
+        execute("BEGIN")
+        try:
+            execute(
+                "INSERT INTO samples SELECT ?, sample_key, sample_index, byte_offset, "
+                "byte_size FROM shard_samples ORDER BY sample_index",
+                (tar_file_id,),
+            )
+        except sqlite3.IntegrityError:
+            row = execute(
+                "SELECT sample_key, tar_file_id FROM samples JOIN shard_samples "
+                "USING (sample_key) WHERE tar_file_id <> ? LIMIT 1",
+                (tar_file_id,),
+            ).fetchone()
+            if row is None:
+                raise
+            raise DuplicateKeyError(*row) from None
+        else:
+            execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
+        finally:
+            if connection.in_transaction:  # an error of the disk has ended it already
+                execute("COMMIT")
+            execute("DETACH shard")

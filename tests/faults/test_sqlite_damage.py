@@ -24,9 +24,9 @@ from energon_lite.storage.split_file import SplitFile
 from energon_lite.storage.sqlite import (
     INDEX_SQLITE,
     IndexDatabase,
-    IndexWriter,
-    has_sample_with,
-    read_offsets,
+    counts_if_none_has,
+    new_index,
+    read_shard_rows,
 )
 
 from ..conftest import examples
@@ -51,7 +51,7 @@ def use(root: Path) -> list[Any]:
         found: list[Any] = [index.sample_indices(["00003", "00040", "no such"])]
         found += [index.shard_counts(), index.has_unique_keys(), index.part_sizes()]
         found.append(index.shard_rows(1))
-    found.append(has_sample_with(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
+    found.append(counts_if_none_has(root / META / INDEX_SQLITE, [["txt"], ["txt", "jpg"]]))
     return found
 
 
@@ -186,7 +186,7 @@ def test_damaged_rows_of_an_earlier_run_are_made_again(
     root: Path, tmp_path: Path, damage: Callable[[sqlite3.Connection], object]
 ) -> None:
     shard, rows = kept_rows(root, tmp_path)
-    right = read_offsets(rows)
+    right = read_shard_rows(rows)[1]
     assert index_shard((shard, tmp_path)).is_resumed
     with sqlite3.connect(rows) as connection:
         damage(connection)
@@ -194,7 +194,7 @@ def test_damaged_rows_of_an_earlier_run_are_made_again(
     result = index_shard((shard, tmp_path))
     assert not result.is_resumed
     assert result.samples == 30
-    assert read_offsets(rows) == right
+    assert read_shard_rows(rows)[1] == right
 
 
 def test_a_full_disk_is_one_error_and_a_second_run_works(
@@ -225,7 +225,10 @@ def test_rows_that_are_damaged_when_they_are_taken_over_are_named(
     raw = bytearray(rows.read_bytes())
     raw[4096:] = b"\xff" * (len(raw) - 4096)
     rows.write_bytes(raw)
-    writer = IndexWriter(tmp_path / "index.sqlite")
-    with pytest.raises(DatasetFormatError, match=f"{rows}: .*remove the folder"):
-        writer.add(rows, 0)
-    writer.abort()
+    index = tmp_path / "index.sqlite"
+    with (
+        pytest.raises(DatasetFormatError, match=f"{rows}: .*remove the folder"),
+        new_index(index) as add,
+    ):
+        add(rows, 0)
+    assert not index.exists()
