@@ -5,7 +5,7 @@ Source: YAML 1.2.2 for the syntax; the scalar rules were found by running Megatr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,15 @@ from energon_lite.core.json_text import MAX_DEPTH, read_json
 from energon_lite.storage.files import read_file
 
 _WORDS: dict[str, bool | None] = {
-    "yes": True,
-    "true": True,
-    "no": False,
-    "false": False,
-    "null": None,
-    "~": None,
-    "": None,
+    **dict.fromkeys(("yes", "true"), True),
+    **dict.fromkeys(("no", "false"), False),
+    **dict.fromkeys(("null", "~", ""), None),
 }
 # float() reads these, but in our files they are words.
 _NOT_NUMBERS = ("inf", "infinity", "nan")
 _LONGEST_NUMBER = 1000
 _CORE_TAGS = "tag:yaml.org,2002:"
 _KNOWN_TAGS = {_CORE_TAGS + kind for kind in ("str", "int", "float", "bool", "null", "map", "seq")}
-_NO_KEY = "a key must be a word, not a list or a mapping"
 
 # Characters of all that the aliases of a document stand for, with `_VALUE` more for each value: so
 # 10,000 aliases may stand for 100 values each.
@@ -62,13 +57,16 @@ class YamlMap(dict[str, Any]):
             key: the key whose line is meant; None for the mapping itself.
             where: key path of this mapping in its file, "" at the top.
         """
+        return self.line_of(key, ".".join(part for part in (where, key) if part))
+
+    def line_of(self, key: str | None, path: str) -> str:
+        """Names the line of a key, or of the mapping itself, as `FILE:LINE, PATH`."""
         line = self.lines.get(key, self.line) if key is not None else self.line
         file = f"{self.file}:{line}" if line else self.file
-        path = ".".join(part for part in (where, key) if part)
         return ", ".join(part for part in (file, path) if part)
 
 
-# libyaml's parser of events knows no recursion, unlike its composer of nodes.
+# libyaml's parser of events does not recurse, unlike its composer of nodes.
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -124,156 +122,118 @@ def refuse_double(message: str) -> None:
     raise DatasetFormatError(message)
 
 
-class _Open:
-    """A mapping or list that has begun and not ended.
-
-    Attributes:
-        size: its characters, aliases written out; see `_VALUE`.
-        key: key of a mapping whose value comes next; None where a key comes next.
-        is_merge: whether that key is `<<`.
-        merged: the mappings that `<<` names.
-    """
-
-    __slots__ = ("anchor", "is_merge", "key", "key_line", "merged", "size", "value")
-
-    def __init__(self, value: Any, anchor: str | None) -> None:
-        self.value, self.anchor = value, anchor
-        self.size = _VALUE
-        self.key: str | None = None
-        self.key_line = 0
-        self.is_merge = False
-        self.merged: list[YamlMap] = []
-
-
-class _Builder:
-    """Makes Python values of the events of one document, with no recursion.
+class _Reader:
+    """Makes Python values of the events of one document.
 
     Few lines of aliases to aliases can stand for billions of values, through which every reader of
     the document would walk. So what they stand for is counted, by arithmetic.
     """
 
-    def __init__(self, file: str, on_double: OnDouble) -> None:
-        self.file = file
-        self.on_double = on_double
-        self.open = [_Open([], None)]
+    def __init__(self, parser: Any, file: str, on_double: OnDouble) -> None:
+        self._next = parser.get_event
+        self._file = file
+        self._on_double = on_double
         # By anchor its value, or the event of a scalar, and its size; None before its end.
-        self.anchors: dict[str, tuple[Any, int] | None] = {}
-        self.aliased = 0
+        self._anchors: dict[str, tuple[Any, int] | None] = {}
+        self._aliased = 0
+        self._depth = 0
 
-    def error(self, event: Any, message: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.file}:{event.start_mark.line + 1}: {message}")
+    def document(self) -> Any:
+        """Returns the value of the only document."""
+        self._next()
+        if type(self._next()) is yaml.StreamEndEvent:
+            raise DatasetFormatError(f"{self._file}: the file is empty; write it, or remove it")
+        value, _ = self._value(self._next())
+        self._next()
+        event = self._next()
+        if type(event) is not yaml.StreamEndEvent:
+            raise self._error(event, "a second document starts here; keep one document per file")
+        return value
 
-    def take(self, event: Any) -> None:
-        """Takes the next event inside the document."""
-        kind = type(event)
-        if kind is yaml.ScalarEvent:
-            self._scalar(event)
-            if event.anchor is not None:
-                self._declare(event)
-                self.anchors[event.anchor] = event, _VALUE + len(event.value)
-        elif kind is yaml.AliasEvent:
-            target, size = self._target(event)
-            if type(target) is yaml.ScalarEvent:
-                self._scalar(target)
-            else:
-                self._put(event, target, size)
-        elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-            self._begin(event, kind is yaml.MappingStartEvent)
-        else:
-            self._end(event)
+    def _error(self, event: Any, message: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self._file}:{event.start_mark.line + 1}: {message}")
 
-    def _scalar(self, event: Any) -> None:
-        if event.tag is not None:
-            self._check_tag(event)
-        top, value = self.open[-1], event.value
-        top.size += _VALUE + len(value)
-        if type(top.value) is list:
-            top.value.append(value if event.style else _scalar(value))
-        elif top.key is None:
-            top.key, top.key_line = value, event.start_mark.line + 1
-            top.is_merge = value == "<<" and not event.style
-        elif top.is_merge:
-            raise self._no_merge(top)
-        else:
-            self._set(top, value if event.style else _scalar(value))
+    def _value(self, event: Any) -> tuple[Any, int]:
+        """Reads the value that begins with an event; returns it, and its size, see `_VALUE`."""
+        value, size = self._resolved(event)
+        if type(value) is yaml.ScalarEvent:
+            return (value.value if value.style else _scalar(value.value)), size
+        return value, size
 
-    def _check_tag(self, event: Any) -> None:
-        tag = event.tag
-        if tag is not None and tag != "!" and tag not in _KNOWN_TAGS:
-            raise self.error(event, f"tag {tag!r:.80} is not supported; remove it")
-
-    def _declare(self, event: Any) -> None:
-        if event.anchor in self.anchors:
-            raise self.error(event, f"no valid YAML: found duplicate anchor {event.anchor!r:.80}")
-        self.anchors[event.anchor] = None
+    def _resolved(self, event: Any) -> tuple[Any, int]:
+        """Does the same, but returns the event of a scalar."""
+        kind, anchor = type(event), event.anchor
+        if kind is yaml.AliasEvent:
+            return self._target(event)
+        if event.tag not in (None, "!") and event.tag not in _KNOWN_TAGS:
+            raise self._error(event, f"tag {event.tag!r:.80} is not supported; remove it")
+        if anchor is not None:
+            if anchor in self._anchors:
+                raise self._error(event, f"no valid YAML: found duplicate anchor {anchor!r:.80}")
+            self._anchors[anchor] = None
+        found: tuple[Any, int] = event, _VALUE + len(event.value) if kind is yaml.ScalarEvent else 0
+        if kind is not yaml.ScalarEvent:
+            if self._depth >= MAX_DEPTH:
+                text = f"more than {MAX_DEPTH} levels of nesting; write it flatter"
+                raise self._error(event, text)
+            self._depth += 1
+            found = self._list() if kind is yaml.SequenceStartEvent else self._mapping(event)
+            self._depth -= 1
+        if anchor is not None:
+            self._anchors[anchor] = found
+        return found
 
     def _target(self, event: Any) -> tuple[Any, int]:
-        if event.anchor not in self.anchors:
-            raise self.error(event, f"no valid YAML: found undefined alias {event.anchor!r:.80}")
-        target = self.anchors[event.anchor]
+        if event.anchor not in self._anchors:
+            raise self._error(event, f"no valid YAML: found undefined alias {event.anchor!r:.80}")
+        target = self._anchors[event.anchor]
         if target is None:
-            raise self.error(event, "an alias lies inside of what it stands for; remove it")
-        self.aliased += target[1]
-        if self.aliased > MAX_ALIASED:
-            raise self.error(
+            raise self._error(event, "an alias lies inside of what it stands for; remove it")
+        self._aliased += target[1]
+        if self._aliased > MAX_ALIASED:
+            raise self._error(
                 event,
                 f"up to here the aliases stand for more than {MAX_ALIASED >> 20} MB of values; "
                 "use fewer, or write smaller anchors",
             )
         return target
 
-    def _begin(self, event: Any, is_mapping: bool) -> None:
-        self._check_tag(event)
-        top = self.open[-1]
-        if top.key is None and type(top.value) is YamlMap:
-            raise self.error(event, _NO_KEY)
-        if len(self.open) > MAX_DEPTH:
-            raise self.error(event, f"more than {MAX_DEPTH} levels of nesting; write it flatter")
-        if event.anchor is not None:
-            self._declare(event)
-        value = YamlMap(self.file, event.start_mark.line + 1) if is_mapping else []
-        self.open.append(_Open(value, event.anchor))
+    def _list(self) -> tuple[list[Any], int]:
+        values, total = [], _VALUE
+        while type(event := self._next()) is not yaml.SequenceEndEvent:
+            value, size = self._value(event)
+            values.append(value)
+            total += size
+        return values, total
 
-    def _end(self, event: Any) -> None:
-        done = self.open.pop()
-        for other in done.merged:
-            for key in other.keys() - done.value.keys():
-                done.value.lines[key] = other.lines[key]
+    def _mapping(self, start: Any) -> tuple[YamlMap, int]:
+        found, total = YamlMap(self._file, start.start_mark.line + 1), _VALUE
+        merged: list[Any] = []
+        while type(event := self._next()) is not yaml.MappingEndEvent:
+            line = event.start_mark.line + 1
+            key, key_size = self._resolved(event)
+            if type(key) is not yaml.ScalarEvent:
+                raise self._error(event, "a key must be a word, not a list or a mapping")
+            value, size = self._value(self._next())
+            total += key_size + size
+            if key.value == "<<" and not key.style:
+                merged += value if isinstance(value, list) else [value]
+                if not all(isinstance(item, YamlMap) for item in merged):
+                    raise self._error(event, "'<<' merges mappings only")
+                continue
+            if key.value in found:
+                self._on_double(
+                    f"{self._file}:{line}: key {key.value!r:.80} is there twice "
+                    f"(first in line {found.lines[key.value]})"
+                )
+            found.lines[key.value] = line
+            found[key.value] = value
+        for other in merged:
+            for key in other.keys() - found.keys():
+                found.lines[key] = other.lines[key]
             for key in other:
-                done.value.setdefault(key, other[key])
-        if done.anchor is not None:
-            self.anchors[done.anchor] = done.value, done.size
-        self._put(event, done.value, done.size)
-
-    def _put(self, event: Any, value: Any, size: int) -> None:
-        """Puts a finished mapping or list into the one around it."""
-        top = self.open[-1]
-        top.size += size
-        if type(top.value) is list:
-            top.value.append(value)
-        elif top.key is None:
-            raise self.error(event, _NO_KEY)
-        elif top.is_merge:
-            top.merged.extend(value if isinstance(value, list) else [value])
-            if not all(isinstance(item, YamlMap) for item in top.merged):
-                raise self._no_merge(top)
-            top.key = None
-        else:
-            self._set(top, value)
-
-    def _no_merge(self, top: _Open) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.file}:{top.key_line}: '<<' merges mappings only")
-
-    def _set(self, top: _Open, value: Any) -> None:
-        key, lines = top.key, top.value.lines
-        if key in lines:
-            self.on_double(
-                f"{self.file}:{top.key_line}: key {key!r:.80} is there twice "
-                f"(first in line {lines[key]})"
-            )
-        lines[key] = top.key_line
-        top.value[key] = value
-        top.key = None
+                found.setdefault(key, other[key])
+        return found, total
 
 
 def _parse_json(text: str, name: str, on_double: OnDouble) -> Any:
@@ -315,34 +275,13 @@ def parse_yaml(text: str, name: str, on_double: OnDouble = refuse_double) -> Any
             "write it as JSON, or as several files"
         )
     try:
-        return _document(_Parser(text), _Builder(name, on_double))
+        return _Reader(_Parser(text), name, on_double).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
         raise DatasetFormatError(f"{place}: no valid YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise DatasetFormatError(f"{name}: no valid YAML: {error}") from None
-
-
-def _document(parser: Any, builder: _Builder) -> Any:
-    """Returns the value of the only document in a stream of events."""
-    num_documents = 0
-    while True:
-        event = parser.get_event()
-        kind = type(event)
-        if kind is yaml.DocumentStartEvent:
-            num_documents += 1
-            if num_documents > 1:
-                raise builder.error(
-                    event, "a second document starts here; keep one document per file"
-                )
-        elif kind is yaml.StreamEndEvent:
-            break
-        elif kind is not yaml.DocumentEndEvent and kind is not yaml.StreamStartEvent:
-            builder.take(event)
-    if not num_documents:
-        raise DatasetFormatError(f"{builder.file}: the file is empty; write it, or remove it")
-    return builder.open[0].value[0]
 
 
 def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
@@ -374,11 +313,11 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
-def check_keys(mapping: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
-    """Refuses keys that nobody reads.
+def check_keys(mapping: YamlMap, allowed: Collection[str], where: str) -> None:
+    """Refuses keys that nothing reads.
 
     Args:
-        mapping: what was read; a `YamlMap` lets the error name file and line.
+        mapping: what was read.
         allowed: the keys that may be there.
         where: key path of `mapping` in its file, "" at the top.
 
@@ -386,12 +325,6 @@ def check_keys(mapping: Mapping[str, Any], allowed: Collection[str], where: str)
         DatasetFormatError: Names the first key that is not allowed, and the closest that is.
     """
     for key in mapping:
-        if key in allowed:
-            continue
-        place = where
-        if isinstance(mapping, YamlMap):
-            line = mapping.lines.get(key, mapping.line)
-            file = f"{mapping.file}:{line}" if line else mapping.file
-            place = ", ".join(part for part in (file, where) if part)
-        hint = did_you_mean(key, allowed)
-        raise DatasetFormatError(f"{place}: unknown key {key!r}.{hint}")
+        if key not in allowed:
+            hint = did_you_mean(key, allowed)
+            raise DatasetFormatError(f"{mapping.line_of(key, where)}: unknown key {key!r}.{hint}")
