@@ -434,18 +434,26 @@ def block_members(
         is_open = (is_file | is_time) & ~is_last
         active, pos = active[is_open], ends[is_open]
     found = found or [[] for _ in range(len(starts))]
+    others = np.flatnonzero(~is_whole)
+    columns = [column[others].tolist() for column in (starts, stops, bases)]
+    return found, _read_others(buffer, list(zip(others.tolist(), *columns, strict=True)), found)
+
+
+def _read_others(
+    buffer: UInt8Array, others: list[tuple[int, int, int, int]], found: list[Any]
+) -> list[int]:
+    """Reads samples one by one: (number, start, stop, base) each; returns those with long names."""
     long = []
-    for i in np.flatnonzero(~is_whole).tolist():
-        base = int(bases[i])
+    for i, start, stop, base in others:
         try:
-            headers = sample_headers(buffer.data, int(starts[i]), int(stops[i]), base)
+            headers = sample_headers(buffer.data, start, stop, base)
         except TarError as error:
             found[i] = error
             continue
         found[i] = [header.member(base) for header in headers]
         if any(header.is_long for header in headers):
             long.append(i)
-    return found, long
+    return long
 
 
 def _plain_headers(

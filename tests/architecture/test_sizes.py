@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1380,
     "sources": 1301,
     "stages": 4802,
-    "storage": 2923,
+    "storage": 2927,
     "task_encoder": 810,
     "testing": 351,
     "": 390,
