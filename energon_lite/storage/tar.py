@@ -34,7 +34,7 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
 GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
-_DECIMAL = re.compile(r"[0-9]{1,19}")
+_DECIMAL = re.compile(rb"[0-9]{1,19}")
 _WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
 # Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
 MAX_EXTENSION_BYTES = 1 << 20
@@ -116,6 +116,8 @@ def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
             raise TarError(f"broken PAX header at byte {pos}")
         if key.startswith(b"GNU.sparse."):
             raise _sparse(pos)
+        if key == b"size" and (not _DECIMAL.fullmatch(value) or int(value) >= 1 << 63):
+            raise TarError(f"broken PAX header at byte {pos} (size={value[:40]!r})")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         at = end
     return records
@@ -177,11 +179,7 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
                 lead = bytes(buffer[pos + 345 : pos + BLOCK - 12]).split(b"\0", 1)[0]
                 name = lead + b"/" + name
             path = name.decode("utf-8", "surrogateescape")
-        if "size" in extended:
-            text = extended["size"]
-            if not _DECIMAL.fullmatch(text) or int(text) >= 1 << 63:
-                raise TarError(f"broken PAX header at byte {base + start} (size={text[:40]!r})")
-            size = int(text)
+        size = int(extended.get("size", size))
         is_file = kind in _REGULAR and not path.endswith("/")
         # Directories, links and devices have no content, whatever their size field says.
         stored = 0 if b"1" <= kind <= b"6" else size
