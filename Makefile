@@ -10,10 +10,10 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test trainers check lint types architecture bench soak clean
+.PHONY: help install demo test trainers check lint types architecture docs-index bench soak clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 # torch comes first and alone: the installer then takes the build that suits the machine, and
 # setuptools, which the second line builds with, comes with it.
@@ -66,6 +66,9 @@ types: $(INSTALLED)
 
 architecture: $(INSTALLED)
 	$(BIN)/python -m pytest tests/architecture -q --benchmark-disable
+
+docs-index: $(INSTALLED) ## Write docs/modules.md from the docstrings
+	$(BIN)/python -m tests.architecture.module_index
 
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)

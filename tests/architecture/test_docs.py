@@ -9,6 +9,7 @@ import pytest
 
 import energon_lite
 
+from . import module_index
 from .doc_blocks import find_blocks, run_blocks
 from .source_tree import REPO, repository_files
 
@@ -33,6 +34,11 @@ DOCUMENT_SUFFIXES = {".md", ".rst", ".yaml", ".yml", ".toml"}
 def test_python_blocks_of_the_page_run(page: Path, data_folder: Path) -> None:
     name = "doc_" + re.sub(r"\W", "_", page.relative_to(REPO).as_posix())
     assert run_blocks(page, name) > 0
+
+
+def test_list_of_modules_is_that_of_the_code() -> None:
+    written = module_index.PAGE.read_text(encoding="utf-8")
+    assert written == module_index.page(), "docs/modules.md is out of date: make docs-index"
 
 
 def test_no_file_names_a_place_of_one_machine() -> None:
