@@ -41,12 +41,12 @@ USED_TWICE = {
 
 # Private functions and classes that two modules define still; none may be added.
 HELPERS_DEFINED_TWICE = {
-    "_Builder", "_Held", "_as_it_is", "_asked", "_at_least_one", "_checked", "_count", "_damaged",
+    "_Held", "_as_it_is", "_asked", "_at_least_one", "_checked", "_count", "_damaged",
     "_decode", "_depth", "_describe", "_field", "_first_not_below", "_fits", "_homes", "_insert",
     "_integers", "_is_text", "_joined", "_kept", "_key", "_limits", "_marks", "_measured", "_moved",
-    "_named", "_number", "_open", "_opened", "_pack", "_parts", "_percent", "_plain", "_read",
-    "_refusal", "_refuse", "_root", "_rows", "_search", "_set", "_source", "_split", "_sum",
-    "_take", "_text", "_texts", "_tokens", "_warn_once",
+    "_named", "_number", "_open", "_opened", "_pack", "_parts", "_plain", "_read",
+    "_refuse", "_root", "_rows", "_search", "_set", "_source", "_split", "_sum",
+    "_take", "_texts", "_tokens", "_warn_once",
 }  # fmt: skip
 
 MODULES = package_modules()

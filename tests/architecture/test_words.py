@@ -45,7 +45,7 @@ BETTER = {
     "of its own": "its",
 }
 # How many of these remain: lower the numbers, never raise them.
-REMAINING = {PACKAGE: 850, "docs": 240}
+REMAINING = {PACKAGE: 770, "docs": 110}
 
 MODULES = package_modules()
 _PHRASES = re.compile(rf"\b(?:{'|'.join(BETTER)})\b".replace(" ", r"\s+(?:#\s*)?"), re.IGNORECASE)
@@ -76,9 +76,10 @@ def test_docstrings_begin_with_a_verb_of_the_field() -> None:
 
 
 def test_phrases_of_a_dialect_become_fewer() -> None:
+    written = [page for page in sorted((REPO / "docs").rglob("*.md")) if page.name != "modules.md"]
     found = {
         PACKAGE: phrases(module.path for module in MODULES),
-        "docs": phrases([REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]),
+        "docs": phrases([REPO / "README.md", *written]),
     }
     more = {part: len(places) for part, places in found.items() if len(places) > REMAINING[part]}
     assert more == {}, "\n".join(place for part in more for place in found[part])
