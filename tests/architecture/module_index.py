@@ -10,8 +10,8 @@ PAGE = REPO / "docs/modules.md"
 
 _HEAD = """# Modules
 
-The first line of the docstring of each module, by folder. `make docs-index` writes this page; a test
-compares it with the code. How the parts work together: [architecture.md](architecture.md).
+The first line of the docstring of each module, by folder. `make docs-index` writes this page, and a
+test compares it with the code. How the parts work together: [architecture.md](architecture.md).
 """
 
 
