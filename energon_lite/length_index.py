@@ -20,7 +20,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.metadataset.reading import is_metadataset, split_names
+from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of

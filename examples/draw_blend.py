@@ -21,7 +21,7 @@ from drawing import COLOURS, IMAGES, line, text, write_picture
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
 from energon_lite.metadataset.nodes import Blend
-from energon_lite.metadataset.reading import read_metadataset
+from energon_lite.metadataset.read import read_metadataset
 from energon_lite.order.blending import BlendOrder
 from energon_lite.order.schedules import Weights
 

@@ -20,10 +20,9 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.metadataset.grammar import NODE_SHAPES, ROLES
-from energon_lite.metadataset.grammar_file import DATASET_V1, FILE, SPLIT_V1
-from energon_lite.metadataset.grammar_values import SCHEDULE, SUBSET
-from energon_lite.metadataset.reading import leaves, read_metadataset, split_names
+from energon_lite.metadataset.nodes import KEYS, MetadatasetFile, OlderEntry, OlderSplit, leaves
+from energon_lite.metadataset.read import read_metadataset, split_names
+from energon_lite.metadataset.values import Subset, WrittenSchedule, keys_of
 from energon_lite.storage.yaml import load_yaml
 
 from .conftest import REPO
@@ -180,5 +179,5 @@ def test_every_key_of_the_grammar_is_on_the_page_and_no_other() -> None:
     text = (REPO / "docs" / "metadatasets.md").read_text().split("## Different from Energon")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     listed = {key.strip("`") for row in rows for key in row.strip().split(", ")}
-    shapes = [*NODE_SHAPES.values(), *ROLES, FILE, SPLIT_V1, DATASET_V1, SCHEDULE, SUBSET]
-    assert listed == {key.name for shape in shapes for key in shape.keys}
+    kinds = [*KEYS, MetadatasetFile, OlderSplit, OlderEntry, WrittenSchedule, Subset]
+    assert listed == {name for kind in kinds for name in keys_of(kind)}

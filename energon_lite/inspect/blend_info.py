@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.metadataset.nodes import Leaf
-from energon_lite.metadataset.reading import leaves, read_metadataset, split_names
+from energon_lite.metadataset.nodes import Leaf, leaves
+from energon_lite.metadataset.read import read_metadataset, split_names
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import read_info
 from energon_lite.storage.split_file import read_split_part

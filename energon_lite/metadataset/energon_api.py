@@ -13,7 +13,7 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
 from energon_lite.metadataset.nodes import Leaf, Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.metadataset.reading import is_metadataset, read_metadataset, split_names
+from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 

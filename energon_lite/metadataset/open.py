@@ -16,8 +16,9 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Leaf, Node, SubsetRange, combined_multiplier, leaves
-from energon_lite.metadataset.reading import is_metadataset, read_metadataset
+from energon_lite.metadataset.nodes import Leaf, Node, combined_multiplier, leaves
+from energon_lite.metadataset.read import is_metadataset, read_metadataset
+from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
@@ -69,20 +70,14 @@ def open_node(
             )
         return read_metadataset(path, split_part)
     assert not isinstance(path, Mapping)
-    subset = own.get("subset")
+    subset = own.pop("subset", None)
     return Leaf(
         path=path,
         written=str(path),
         source_id=own.get("name") or f"{path.resolve().name}/{split_part}",
-        name=own.get("name"),
         split_part=split_part,
-        subflavors={},
-        loss_weight=own.get("loss_weight", 1.0),
-        shuffle_over_epochs_multiplier=1,
-        dataset_config=own.get("dataset_config"),
-        split_config=own.get("split_config"),
         subset=() if subset is None else (SubsetRange(*subset),),
-        place="",
+        **own,
     )
 
 
@@ -183,12 +178,12 @@ def warn_outdated(root: Path, name: str) -> None:
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
-    """Names a place in a metadataset in the errors of what is made of it; "" names none."""
+def located(place: Place) -> Iterator[None]:
+    """Names a place in a metadataset in the errors of what is made of it."""
     try:
         yield
     except (FileNotFoundError, ValueError, TypeError) as error:
-        if not place or place in str(error):
+        if str(place) in str(error):
             raise
         raise type(error)(f"{place}: {error}") from error
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from energon_lite.storage.local_paths import local_text
 
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where a path of a metadataset leads.
 
     Attributes:
@@ -29,8 +28,7 @@ class Target:
     label: str | None
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(NamedTuple):
     """A folder that holds a metadataset file; `path`, `shown` and `label` as in `Target`.
 
     Attributes:
@@ -128,7 +126,7 @@ def joined(folder: Path, text: str) -> Path:
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)
-    return Path("/", *parts)
+    return Path("/" + "/".join(parts))
 
 
 def normalised(text: str) -> str:

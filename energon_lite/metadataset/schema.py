@@ -5,37 +5,57 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from energon_lite.metadataset.grammar import NODE_SHAPES, ROLES
-from energon_lite.metadataset.grammar_file import DATASET_V1, FILE, SPLIT_V1, V1, V2
-from energon_lite.metadataset.grammar_values import PERCENT_SUBSET, SCHEDULE, SUBSET
-from energon_lite.metadataset.shapes import Key, Shape
+from energon_lite.metadataset.nodes import (
+    ALLOWED,
+    ENTRIES,
+    KINDS,
+    NEWER,
+    OLDER,
+    MetadatasetFile,
+    OlderEntry,
+    OlderSplit,
+)
+from energon_lite.metadataset.values import (
+    Key,
+    Keys,
+    PercentSubset,
+    Subset,
+    WrittenSchedule,
+    about,
+    keys_of,
+)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_MAPS = {
+    "schedule": WrittenSchedule,
+    "subset": Subset,
+    "percent_subset": PercentSubset,
+    "v1_split": OlderSplit,
+    "v1_dataset": OlderEntry,
+}
 
 
 def _key(key: Key) -> dict[str, Any]:
     schema: dict[str, Any] = {**key.value.schema, "description": key.about}
-    if key.default is not None:
-        is_exact = isinstance(key.default, Fraction)
-        schema["default"] = int(key.default) if is_exact else key.default
+    if key.default not in (None, "", ()):
+        schema["default"] = int(key.default) if isinstance(key.default, Fraction) else key.default
     return schema
 
 
-def _map(shape: Shape, title: str, also: tuple[Key, ...] = ()) -> dict[str, Any]:
-    keys = (*shape.keys, *also)
-    schema = {
+def _map(title: str, kind: type[Any], keys: Keys) -> dict[str, Any]:
+    required = [name for name, key in keys.items() if key.is_required]
+    return {
         "title": title,
-        "description": shape.about,
+        "description": about(kind),
         "type": "object",
-        "properties": {key.name: _key(key) for key in keys},
-        "required": [key.name for key in keys if key.required],
+        "properties": {name: _key(key) for name, key in keys.items()},
+        **({"required": required} if required else {}),
         "additionalProperties": False,
     }
-    return schema if schema["required"] else {k: v for k, v in schema.items() if k != "required"}
 
 
 def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[str, Any]:
-    schema = _map(FILE, title)
+    schema = _map(title, MetadatasetFile, keys_of(MetadatasetFile))
     schema["properties"]["__class__"].update({"enum": [class_name], "default": class_name})
     schema["properties"]["splits"]["additionalProperties"] = {"$ref": f"#/$defs/{split}"}
     if is_required:
@@ -46,24 +66,21 @@ def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[st
 def metadataset_schema() -> dict[str, Any]:
     """Returns the JSON Schema (draft 2020-12) of metadataset files, of both forms."""
     definitions: dict[str, Any] = {}
-    for role in ROLES:
-        names = {main: f"{role.name}_{shape.name}" for main, shape in NODE_SHAPES.items()}
-        definitions[role.name] = {
-            "title": role.about,
-            "anyOf": [{"$ref": f"#/$defs/{name}"} for name in names.values()],
-        }
-        for main, shape in NODE_SHAPES.items():
-            title = f"{role.name} with {main!r}"
-            definitions[names[main]] = _map(shape, title, role.keys)
-    for shape in (SCHEDULE, SUBSET, PERCENT_SUBSET, SPLIT_V1, DATASET_V1):
-        definitions[shape.name] = _map(shape, shape.name)
+    for name, entry in ENTRIES.items():
+        text = about(entry) if entry else "A split, or an entry of concat."
+        options = [{"$ref": f"#/$defs/{name}_{main}"} for main in KINDS]
+        definitions[name] = {"title": text, "anyOf": options}
+        for main, kind in KINDS.items():
+            title = f"{name} with {main!r}"
+            definitions[f"{name}_{main}"] = _map(title, kind, ALLOWED[kind, entry])
+    definitions.update({name: _map(name, kind, keys_of(kind)) for name, kind in _MAPS.items()})
     return {
         "$schema": DIALECT,
         "title": "Metadataset",
-        "description": FILE.about,
+        "description": about(MetadatasetFile),
         "anyOf": [
-            _file("MetadatasetV2", "node", V2, is_required=True),
-            _file("Metadataset, the older form", SPLIT_V1.name, V1, is_required=False),
+            _file("MetadatasetV2", "node", NEWER, is_required=True),
+            _file("Metadataset, the older form", "v1_split", OLDER, is_required=False),
         ],
         "$defs": definitions,
     }

@@ -21,7 +21,7 @@ BUDGET = {
     "inspect": 1306,
     "loader": 3334,
     "loss": 210,
-    "metadataset": 1615,
+    "metadataset": 1335,
     "names": 387,
     "order": 739,
     "prepare": 1088,

@@ -21,9 +21,9 @@ from energon_lite.core.errors import (
     describe,
 )
 from energon_lite.core.json_text import MAX_DEPTH
-from energon_lite.metadataset import reading
+from energon_lite.metadataset import read
 from energon_lite.metadataset.energon_api import load_dataset
-from energon_lite.metadataset.reading import read_metadataset
+from energon_lite.metadataset.read import read_metadataset
 from energon_lite.storage.braces import MAX_NAMES, expand
 from energon_lite.storage.length_files import read_lengths
 from energon_lite.storage.nvmeta import read_dataset_config, read_info
@@ -194,8 +194,8 @@ def test_a_hundred_thousand_excluded_samples_are_read_in_no_time(texts: Path) ->
 def test_files_that_name_one_another_ten_times_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reading._LARGEST_TREE >= 100_000
-    monkeypatch.setattr(reading, "_LARGEST_TREE", 5_000)
+    assert read._LARGEST_TREE >= 100_000
+    monkeypatch.setattr(read, "_LARGEST_TREE", 5_000)
     head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     for level in range(12):
         entries = [{"path": f"{level + 1}.yaml"} for _ in range(10)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.metadataset.grammar import HOMES, NODE_SHAPES, ROLES
-from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, SubsetRange
-from energon_lite.metadataset.reading import read_metadataset
+from energon_lite.metadataset.nodes import HOMES, KEYS, KINDS, Blend, BlendEpochized, Leaf
+from energon_lite.metadataset.read import read_metadataset
+from energon_lite.metadataset.values import SubsetRange
 from energon_lite.order.schedules import Schedule
 from energon_lite.storage.yaml import dump_yaml
 
@@ -32,7 +32,6 @@ RANGE = (
     "a list of two percentages, as ['0%', '50%'], or two sample numbers, as [0, 1000] or "
     "[1000, end]"
 )
-NO_CLASS = "(`trust` is only for classes that a dataset.yaml names)"
 
 
 def read(text: str, folder: Path, split: str = "train") -> Any:
@@ -74,7 +73,7 @@ MISTAKES = {
     "misspelled root key": (
         HEAD + "split:\n  train: {path: a}\n",
         "demo.yaml:3: unknown key 'split'. Did you mean 'splits'? "
-        "Allowed here: __module__, __class__, splits, expand_paths.",
+        "Allowed here: splits, __module__, __class__, expand_paths.",
     ),
     "no kind": (
         train("name: x"),
@@ -344,7 +343,7 @@ MISTAKES = {
     ),
     "a list": (
         "- path: a\n",
-        "demo.yaml: expected a map with the keys __module__, __class__, splits, expand_paths, not "
+        "demo.yaml: expected a map with the keys splits, __module__, __class__, expand_paths, not "
         "[{'path': 'a'}].",
     ),
     "empty file (item 28)": ("", "demo.yaml: the file is empty; write it, or remove it"),
@@ -354,13 +353,13 @@ MISTAKES = {
     ),
     "foreign module": (
         "__module__: my.data\n__class__: MetadatasetV2\nsplits:\n  train: {path: a}\n",
-        "demo.yaml:1, __module__: 'my.data' is no module of metadatasets; write megatron.energon. "
-        f"No other module is imported for one {NO_CLASS}",
+        "demo.yaml:1, __module__: expected megatron.energon, or a module in it, as no other is "
+        "imported, even with `trust`, not 'my.data'.",
     ),
     "foreign class": (
         "__module__: megatron.energon\n__class__: MetadatasetV3\nsplits:\n  train: {path: a}\n",
-        "demo.yaml:2, __class__: 'MetadatasetV3' is no class of metadatasets. Did you mean "
-        f"'MetadatasetV2'? No other class is imported for one {NO_CLASS}",
+        "demo.yaml:2, __class__: expected one of Metadataset, MetadatasetV2, not 'MetadatasetV3'. "
+        "Did you mean 'MetadatasetV2'?",
     ),
     "mistake in another split": (
         HEAD + "splits:\n  train: {path: a}\n  val: {paht: b}\n",
@@ -410,8 +409,7 @@ MISTAKES = {
     ),
     "no datasets": (
         "splits:\n  train:\n    datasets: []\n",
-        "demo.yaml:3, splits.train.datasets: expected a list of at least one entry, as "
-        "[{path: ./coco}], not [].",
+        "demo.yaml:3, splits.train.datasets: the list is empty; give at least one entry",
     ),
 }  # fmt: skip
 
@@ -508,18 +506,17 @@ def test_every_misspelled_key_is_named_with_the_right_one(whole: Any, folder: Pa
             else:
                 assert f"unknown key {wrong!r}. Did you mean {right!r}?" in str(caught.value)
             tried.add(right)
-    every_key = {key.name for shape in NODE_SHAPES.values() for key in shape.keys}
-    every_key |= {key.name for role in ROLES for key in role.keys}
+    every_key = {name for keys in KEYS.values() for name in keys}
     assert len(tried) >= 10
     assert whole is FULL_V1 or every_key <= tried
 
 
 def test_every_key_that_has_one_home_says_so() -> None:
-    for main, shape in NODE_SHAPES.items():
-        others = [other for other in NODE_SHAPES.values() if other is not shape]
-        for key in shape.keys[1:]:
-            if all(key.name not in {k.name for k in other.keys} for other in others):
-                assert HOMES[key.name] == f"beside {main!r}"
+    for main, kind in KINDS.items():
+        others = [KEYS[other] for other in KINDS.values() if other is not kind]
+        for name in KEYS[kind]:
+            if name != main and not any(name in keys for keys in others):
+                assert HOMES[name] == f"beside {main!r}"
 
 
 def test_percentages_are_exact(folder: Path) -> None:
@@ -551,7 +548,7 @@ def test_settings_of_a_blend_have_defaults_and_can_be_set(folder: Path) -> None:
     text = entries("- path: a\nunit: tokens\nlengths: gpt2\nuntil: all_once\nname: mine")
     node = read(text, folder)
     assert (node.unit, node.lengths, node.until) == ("tokens", "gpt2", "all_once")
-    assert (node.name, node.place) == ("mine", "demo.yaml:4, splits.train")
+    assert (node.name, str(node.place)) == ("mine", "demo.yaml:4, splits.train")
     assert read(entries("- path: a\nblend_mode: random"), folder).mode == "random"
 
 

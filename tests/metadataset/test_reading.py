@@ -20,10 +20,11 @@ from energon_lite.metadataset.nodes import (
     Leaf,
     Member,
     Node,
-    SubsetRange,
     children,
+    leaves,
 )
-from energon_lite.metadataset.reading import is_metadataset, leaves, read_metadataset, split_names
+from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
+from energon_lite.metadataset.values import SubsetRange
 from energon_lite.order.schedules import Schedule
 from energon_lite.storage.yaml import dump_yaml
 
@@ -134,7 +135,7 @@ def test_paths_are_relative_to_their_file_and_ids_to_the_root(folder: Path) -> N
         folder / "coco", folder.parent / "far", folder / "abs" / "in",
     ]  # fmt: skip
     assert found[1].written == "../../far/"
-    assert found[1].place == "sub/inner.yaml:7, splits.train.concat[1]"
+    assert str(found[1].place) == "sub/inner.yaml:7, splits.train.concat[1]"
 
 
 def test_ids_do_not_say_where_the_root_metadataset_lies(folder: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_file_named_by_an_absolute_path_gives_short_ids(folder: Path) -> None:
 def test_relative_paths_of_a_dict_start_in_the_current_folder(folder: Path) -> None:
     leaf = only_leaf(inline({"path": Path("sets") / "coco"}))
     assert (leaf.path, leaf.source_id) == (folder / "sets" / "coco", "sets/coco/train")
-    assert leaf.place == "<dict>, splits.train"
+    assert str(leaf.place) == "<dict>, splits.train"
 
 
 def test_links_are_not_followed(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.metadataset.reading import read_metadataset
+from energon_lite.metadataset.read import read_metadataset
 from energon_lite.metadataset.schema import DIALECT, metadataset_schema
 from energon_lite.storage.yaml import parse_yaml
 

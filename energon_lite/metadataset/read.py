@@ -1,0 +1,289 @@
+"""Metadataset file -> tree of nodes, in which the metadatasets that it names are in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from energon_lite.core.errors import DatasetFormatError, add_note
+from energon_lite.core.json_text import MAX_DEPTH
+from energon_lite.metadataset.nodes import (
+    Blend,
+    BlendEpochized,
+    Concat,
+    Leaf,
+    MetadatasetFile,
+    Node,
+    combined_multiplier,
+    read_content,
+)
+from energon_lite.metadataset.paths import Folder, Target, root_folder
+from energon_lite.metadataset.values import Place, SubsetRange, as_read, close_match
+from energon_lite.storage.files import errors_of
+from energon_lite.storage.local_paths import local_path, local_text
+from energon_lite.storage.yaml import load_yaml
+
+Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
+
+_SUFFIXES = (".yaml", ".yml")
+_INLINE = "<dict>"
+# So 10,000 datasets may have 180 subflavors each.
+_LARGEST_TREE, _TAGS = 100_000, 20
+
+
+@dataclass(frozen=True)
+class _File:
+    """An open metadataset; `chain` has (real path, shown name) of it and those it was named by."""
+
+    name: str
+    content: MetadatasetFile
+    folder: Folder
+    chain: tuple[tuple[str, str], ...]
+    tree: _Tree
+
+
+@dataclass
+class _Tree:
+    """The tree that is being made of several files: those that were read, and how large it is.
+
+    Ten files, each of which names the next one ten times, stand for ten billion datasets.
+    """
+
+    files: dict[str, MetadatasetFile] = field(default_factory=dict)
+    size: float = 0
+    blends: dict[type[Any], Place] = field(default_factory=dict)
+
+    def add(self, node: Node, here: _Around) -> None:
+        """Counts a node, with the tags that hold there."""
+        self.size += 1 + _num_values(here.subflavors) / _TAGS
+        if self.size > _LARGEST_TREE:
+            raise node.place.error(
+                f"the datasets and blends up to here, those of nested metadatasets included, are "
+                f"more than {_LARGEST_TREE:,}, where {_TAGS} subflavors count as one more; name "
+                "fewer, or give them fewer subflavors"
+            )
+        if here.depth > MAX_DEPTH // 2:
+            raise node.place.error(f"more than {MAX_DEPTH // 2} nodes inside of one another")
+        if not isfinite(here.loss_weight):
+            raise node.place.error("the loss weights down to here multiply to infinity; lower them")
+        if isinstance(node, Blend | BlendEpochized):
+            self.blends.setdefault(type(node), node.place)
+
+    def check_blends(self) -> None:
+        """Refuses `blend` and `blend_epochized` in one tree, as Energon does."""
+        if len(self.blends) > 1:
+            raise DatasetFormatError(
+                "all blends of a split must have the same blend mode: "
+                f"{self.blends[BlendEpochized]} is a 'blend_epochized', {self.blends[Blend]} a "
+                "'blend'. Write one of them in the other form"
+            )
+
+
+class _Around(NamedTuple):
+    """What the nodes around a node say about it; `name` only if it comes from a reference."""
+
+    split_part: str
+    subflavors: dict[str, Any]
+    loss_weight: float = 1.0
+    multiplier: int | None = 1
+    subset: tuple[SubsetRange, ...] = ()
+    name: str | None = None
+    mode: str = "exact"
+    unit: str = "samples"
+    lengths: str | None = None
+    depth: int = 0
+
+    def entered(self, node: Node) -> _Around:
+        """Returns what holds inside a node."""
+        tags = node.subflavors
+        return self._replace(
+            split_part=node.split_part or self.split_part,
+            subflavors={**tags, **self.subflavors} if tags else self.subflavors,
+            loss_weight=self.loss_weight * node.loss_weight,
+            multiplier=combined_multiplier(self.multiplier, node.shuffle_over_epochs_multiplier),
+            subset=(*node.subset, *self.subset),
+            name=self.name or node.name,
+            depth=self.depth + 1,
+        )
+
+
+def is_metadataset(path: Source) -> bool:
+    """Returns whether a path or mapping is a metadataset: by its form only, nothing is read."""
+    if isinstance(path, Mapping):
+        return True
+    local = local_path(path)
+    return local.suffix in _SUFFIXES and not local.is_dir()
+
+
+def split_names(source: Source) -> list[str]:
+    """Returns the names of the splits of a metadataset, in the file's order.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: The file is wrong; names file, line and key.
+    """
+    return list(_open_root(source).content.splits)
+
+
+def read_metadataset(source: Source, split_part: str) -> Node:
+    """Reads one split of a metadataset.
+
+    The whole file is checked, and each metadataset that the split names. No dataset is opened.
+
+    Args:
+        source: path of a YAML file, or a mapping with the same content, whose relative paths are
+            relative to the current folder.
+        split_part: the split.
+
+    Raises:
+        FileNotFoundError: A metadataset is missing.
+        DatasetFormatError: A file is wrong, or has no such split; names file, line and key.
+    """
+    file = _open_root(source)
+    node = _split(file, _Around(split_part, {}), Place(file.name))
+    file.tree.check_blends()
+    return node
+
+
+def _open_root(source: Source) -> _File:
+    if isinstance(source, Mapping):
+        content = read_content(as_read(source, _INLINE), _INLINE)
+        return _File(_INLINE, content, root_folder(_INLINE), (), _Tree())
+    name = local_text(os.fspath(source))
+    with errors_of(name):
+        is_file = Path(name).is_file()
+    if not is_file:
+        what = "is a folder, not a metadataset file" if Path(name).is_dir() else "does not exist"
+        raise FileNotFoundError(f"metadataset {name} {what}; check the path")
+    content = read_content(load_yaml(Path(name)), name)
+    return _File(name, content, root_folder(name), ((os.path.realpath(name), name),), _Tree())
+
+
+def _open_nested(file: _File, target: Target, place: Place) -> _File:
+    with errors_of(target.path):
+        is_file = target.path.is_file()
+    if not is_file:
+        raise FileNotFoundError(
+            f"{place}: there is no metadataset {target.path}; check the path, which is relative to "
+            "the folder of the file that names it"
+        )
+    real = os.path.realpath(target.path)
+    known = [path for path, _ in file.chain]
+    chain = (*file.chain, (real, target.shown))
+    if real in known:
+        names = " -> ".join(name for _, name in chain[known.index(real) :])
+        raise place.error(f"metadatasets name each other in a circle: {names}")
+    files = file.tree.files
+    if target.shown not in files:
+        files[target.shown] = read_content(load_yaml(target.path), target.shown)
+    return _File(target.shown, files[target.shown], file.folder.above(target), chain, file.tree)
+
+
+def _split(file: _File, around: _Around, place: Place) -> Node:
+    name, splits = around.split_part, file.content.splits
+    if name not in splits:
+        subject = "" if place.file == file.name else f"{file.name} has "
+        raise place.error(
+            f"{subject}no split {name!r}.{close_match(name, splits)} Splits there: "
+            f"{', '.join(splits)}. Ask for one of them with split_part"
+        )
+    return _looked_up(splits[name], file, around)
+
+
+def _looked_up(node: Node, file: _File, around: _Around) -> Node:
+    """Returns a node, and those in it, with what holds there."""
+    here = around.entered(node)
+    file.tree.add(node, here)
+    if isinstance(node, Leaf):
+        return _leaf(node, file, here)
+    inside = here._replace(name=None)
+    if isinstance(node, Concat):
+        nodes = tuple(_looked_up(member, file, inside) for member in node.members)
+        return replace(node, members=nodes, name=here.name)
+    if isinstance(node, Blend):
+        inside = _blending(node, inside)
+        node = replace(node, mode=inside.mode, unit=inside.unit, lengths=inside.lengths)
+    members: Any = tuple(
+        replace(member, node=_looked_up(member.node, file, inside))
+        for member in node.members
+        if not member.is_off
+    )
+    if not members:
+        what, one = ("weights", "a weight") if isinstance(node, Blend) else ("repetitions",) * 2
+        raise node.place.error(
+            f"all {what} are 0, which turns every entry off. Give {one} above 0 to at least one"
+        )
+    return replace(node, members=members, name=here.name)
+
+
+def _blending(node: Blend, around: _Around) -> _Around:
+    """Returns how a blend chooses, which holds for the blends in it that do not say it."""
+    unit, mode = node.unit or around.unit, node.mode or around.mode
+    if unit != "tokens":
+        if node.lengths:
+            raise node.at("lengths").error("'lengths' has no meaning without 'unit: tokens'")
+        return around._replace(mode=mode, unit=unit, lengths=None)
+    if mode == "random":
+        raise node.at("unit" if node.unit else "blend_mode").error(
+            "a blend by tokens is exact: 'unit: tokens' cannot be 'blend_mode: random'"
+        )
+    return around._replace(mode=mode, unit=unit, lengths=node.lengths or around.lengths)
+
+
+def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
+    """Returns a leaf with what holds there, or the node that a nested metadataset stands for."""
+    try:
+        target = file.folder.find(node.written, expand=file.content.expand_paths)
+    except ValueError as error:
+        raise node.at("path").error(str(error)) from None
+    suffix = target.path.suffix
+    if suffix == ".jsonl" and not target.path.is_dir():
+        raise node.at("path").error(
+            f"{node.written!r}: this version does not read JSONL datasets; pack the samples into "
+            "tar shards and prepare their folder"
+        )
+    if suffix in _SUFFIXES and not target.path.is_dir():
+        return _nested(node, file, here, target)
+    return replace(
+        node,
+        path=target.path,
+        source_id=here.name or f"{file.folder.name(target)}/{here.split_part}",
+        name=here.name,
+        split_part=here.split_part,
+        subflavors=here.subflavors,
+        loss_weight=here.loss_weight,
+        shuffle_over_epochs_multiplier=here.multiplier,
+        subset=here.subset,
+    )
+
+
+def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
+    place = node.at("path")
+    for key in ("dataset_config", "split_config"):
+        if getattr(node, key) is not None:
+            raise node.at(key).error(
+                f"{key!r} is for dataset folders, and {node.written} is a metadataset; set it "
+                "beside the paths of the folders in there"
+            )
+    if node.subset and isinstance(node.subset[0].start, int):
+        raise node.at("subset").error(
+            f"numbers of samples are for the path of a dataset, and {node.written} is a "
+            "metadataset; write percentages, as ['0%', '50%']"
+        )
+    try:
+        return _split(_open_nested(file, target, place), here, place)
+    except (DatasetFormatError, FileNotFoundError) as error:
+        if str(place) not in str(error):
+            add_note(error, f"{target.shown} is named at {place}")
+        raise
+
+
+def _num_values(tags: Any) -> int:
+    if isinstance(tags, dict):
+        return len(tags) + sum(_num_values(value) for value in tags.values())
+    return 1 + sum(map(_num_values, tags)) if isinstance(tags, list) else 0

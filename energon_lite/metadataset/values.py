@@ -1,0 +1,442 @@
+"""Values that may stand in a metadataset, and the reader of maps of them.
+
+A declaration serves three readers: the parser, the error texts and the JSON Schema.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from fractions import Fraction
+from inspect import cleandoc
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from energon_lite.core.errors import DatasetFormatError, did_you_mean
+from energon_lite.order.schedules import KINDS, Schedule, Weight
+from energon_lite.storage.yaml import YamlMap
+
+_LONGEST_SHOWN = 80
+_LONGEST_PERCENT = 100
+
+
+class Place(NamedTuple):
+    """A place in a file, for error texts.
+
+    Attributes:
+        file: the file's name.
+        line: counted from 1; 0 where it is unknown.
+        path: key path, as `splits.train.blend[2]`; "" for the whole file.
+    """
+
+    file: str
+    line: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        file = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{file}, {self.path}" if self.path else file
+
+    def line_of(self, mapping: YamlMap, key: str) -> Place:
+        """Returns the line of a key; the path stays that of the mapping."""
+        return Place(self.file, mapping.lines.get(key, mapping.line), self.path)
+
+    def key(self, mapping: YamlMap, key: str) -> Place:
+        """Returns the place of a key of the mapping that is here."""
+        path = f"{self.path}.{key}" if self.path else key
+        return Place(self.file, mapping.lines.get(key, mapping.line), path)
+
+    def item(self, index: int, value: Any) -> Place:
+        """Returns the place of an item of the list that is here."""
+        line = value.line if isinstance(value, YamlMap) else self.line
+        return Place(self.file, line, f"{self.path}[{index}]")
+
+    def error(self, message: str) -> DatasetFormatError:
+        """Makes the exception that names this place."""
+        return DatasetFormatError(f"{self}: {message}")
+
+    def mismatch(self, expected: str, found: Any, hint: str = "") -> DatasetFormatError:
+        """Makes the exception for a value of the wrong type."""
+        return self.error(f"expected {expected}, not {shown(found)}.{hint}")
+
+
+NOWHERE = Place("")
+
+
+def shown(value: Any) -> str:
+    """Returns a value as error texts show it: on one line, and not too long."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
+
+
+def close_match(word: Any, options: Iterable[str]) -> str:
+    """Returns ` Did you mean 'x'?` if an option is similar to the word, else nothing."""
+    hint = did_you_mean(str(word), options)
+    return hint if "Did you mean" in hint else ""
+
+
+class Value(NamedTuple):
+    """A type of value.
+
+    Attributes:
+        read: takes what the YAML has and its place; returns what it means, or raises
+            `DatasetFormatError`.
+        schema: the same in JSON Schema.
+    """
+
+    read: Callable[[Any, Place], Any]
+    schema: Mapping[str, Any]
+
+
+class Key(NamedTuple):
+    """A key of a map.
+
+    Attributes:
+        value: what may stand there.
+        field: the field that has the value.
+        about: for users; from the docstring of the class.
+        default: what its absence means; not the YAML's value but what `value.read` returns.
+        is_required: whether it must be there.
+    """
+
+    value: Value
+    field: str
+    about: str
+    default: Any
+    is_required: bool
+
+
+Keys = Mapping[str, Key]
+
+
+def key(value: Value, name: str = "", **default: Any) -> Any:
+    """Declares a field of a dataclass as a key of the grammar.
+
+    Args:
+        value: what may stand there.
+        name: the key, if the field has another name.
+        default: `default` or `default_factory` of the field; without one the key is required.
+    """
+    return field(metadata={"key": (name, value)}, **default)
+
+
+def about(kind: type[Any]) -> str:
+    """Returns what a class is, for users: the first line of its docstring."""
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def keys_of(kind: Any) -> Keys:
+    """Returns the keys that a dataclass declares, the required ones first."""
+    abouts: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        section = cleandoc(cls.__doc__ or "").partition("Attributes:")[2]
+        abouts.update(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE))
+    found = {}
+    for one in fields(kind):
+        if "key" in one.metadata:
+            name, value = one.metadata["key"]
+            text = " ".join(abouts.get(one.name, "").split())
+            default = None if one.default is MISSING else one.default
+            is_required = one.default is one.default_factory is MISSING
+            found[name or one.name] = Key(value, one.name, text, default, is_required)
+    return dict(sorted(found.items(), key=lambda item: not item[1].is_required))
+
+
+def unknown_key(
+    mapping: YamlMap, key: str, place: Place, allowed: Iterable[str]
+) -> DatasetFormatError:
+    """Makes the exception for a key that has no meaning in a map."""
+    return place.line_of(mapping, key).error(
+        f"unknown key {key!r}.{close_match(key, allowed)} Allowed here: {', '.join(allowed)}."
+    )
+
+
+def read_map(
+    raw: Any,
+    place: Place,
+    keys: Keys,
+    refusal: Callable[[YamlMap, str, Place, Iterable[str]], DatasetFormatError] = unknown_key,
+) -> dict[str, Any]:
+    """Reads a map with fixed keys.
+
+    Args:
+        raw: what the YAML has.
+        place: where.
+        keys: all that may be there.
+        refusal: makes the exception for another key.
+
+    Returns:
+        The value of each key that is there, by its field.
+
+    Raises:
+        DatasetFormatError: No map, an unknown key, a missing key or a wrong value.
+    """
+    if not isinstance(raw, YamlMap):
+        raise place.mismatch(f"a map with the keys {', '.join(keys)}", raw)
+    for name in raw:
+        if name not in keys:
+            raise refusal(raw, name, place, keys)
+    for name, key in keys.items():
+        if key.is_required and name not in raw:
+            raise place.error(f"key {name!r} is missing. {key.about}")
+    return {
+        keys[name].field: keys[name].value.read(raw[name], place.key(raw, name)) for name in raw
+    }
+
+
+def as_read(value: Any, file: str) -> Any:
+    """Returns Python values as if they had been read from `file`, at unknown lines."""
+    if isinstance(value, Mapping):
+        mapping = YamlMap(file)
+        for key, item in value.items():
+            mapping[str(key)] = as_read(item, file)
+        return mapping
+    if isinstance(value, list | tuple):
+        return [as_read(item, file) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def checked(
+    expected: str,
+    accepts: Callable[[Any], bool],
+    schema: Mapping[str, Any],
+    hint: Callable[[Any], str] = lambda _raw: "",
+) -> Value:
+    """Makes the type of all values that a function accepts; they mean what they are."""
+
+    def read(raw: Any, place: Place) -> Any:
+        if accepts(raw):
+            return raw
+        raise place.mismatch(expected, raw, hint(raw))
+
+    return Value(read, schema)
+
+
+def choice(*options: str) -> Value:
+    """Makes the type of a few words."""
+    return checked(
+        f"one of {', '.join(options)}",
+        lambda raw: isinstance(raw, str) and raw in options,
+        {"enum": list(options)},
+        hint=lambda raw: close_match(raw, options),
+    )
+
+
+def or_nothing(value: Value, absent: Any = None) -> Value:
+    """Makes the type in which an empty value, too, is fine; it is read as `absent`."""
+
+    def read(raw: Any, place: Place) -> Any:
+        return absent if raw is None else value.read(raw, place)
+
+    return Value(read, {"anyOf": [dict(value.schema), {"type": "null"}]})
+
+
+def is_integer(raw: Any) -> bool:
+    """Returns whether a value is a whole number; `true` is none, though Python says so."""
+    return isinstance(raw, int) and not isinstance(raw, bool)
+
+
+def read_number(raw: Any, place: Place, expected: str = "a number of at least 0") -> float:
+    """Reads a finite number of at least 0."""
+    if is_integer(raw) or isinstance(raw, float):
+        try:
+            number = float(raw)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number) and number >= 0:
+            return number
+    raise place.mismatch(expected, raw)
+
+
+def _read_repetitions(raw: Any, place: Place) -> Fraction:
+    read_number(raw, place)
+    # 0.1 means a tenth, not the float next to it.
+    return Fraction(str(raw))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a copy of a value with ordinary dicts and lists in it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _read_tags(raw: Any, place: Place) -> Any:
+    if isinstance(raw, YamlMap):
+        return _plain(raw)
+    raise place.mismatch("a map of tags", raw)
+
+
+TEXT = checked(
+    "text",
+    lambda raw: isinstance(raw, str) and raw != "",
+    {"type": "string", "minLength": 1},
+    hint=lambda raw: f" Write it in quotes: '{raw}'." if isinstance(raw, int | float) else "",
+)
+FLAG = checked("true or false", lambda raw: isinstance(raw, bool), {"type": "boolean"})
+TAGS = Value(_read_tags, {"type": "object"})
+NUMBER = Value(read_number, {"type": "number", "minimum": 0})
+COUNT = checked(
+    "a whole number of at least 1",
+    lambda raw: is_integer(raw) and raw >= 1,
+    {"type": "integer", "minimum": 1},
+)
+REPETITIONS = Value(_read_repetitions, NUMBER.schema)
+MULTIPLIER = checked(
+    "a whole number of at least 1, -1 (with replacement) or null",
+    lambda raw: raw is None or (is_integer(raw) and (raw == -1 or raw >= 1)),
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}, {"type": "null"}]},
+)
+
+
+@dataclass(frozen=True)
+class SubsetRange:
+    """Samples `start` to `stop`, the latter excluded.
+
+    Attributes:
+        start: a sample's number; or, as `Fraction` in 0..1, a share of the samples there are.
+        stop: likewise; None for the end. Of the same type as `start`.
+    """
+
+    start: Fraction | int
+    stop: Fraction | int | None
+
+
+# Also a pattern of the JSON Schema, hence in what Python and JavaScript share.
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
+_RANGE = "two percentages, as ['0%', '50%'], or two sample numbers, as [0, 1000] or [1000, end]"
+
+
+def _read_range(raw: Any, place: Place) -> SubsetRange:
+    if not isinstance(raw, list) or len(raw) != 2:
+        raise place.mismatch(f"a list of {_RANGE}", raw)
+    percents = [isinstance(end, str) and _PERCENT.fullmatch(end) for end in raw]
+    if all(percents):
+        if max(map(len, raw)) > _LONGEST_PERCENT:
+            raise place.mismatch(f"percentages of at most {_LONGEST_PERCENT} characters", raw)
+        start, stop = (Fraction(match[1]) / 100 for match in percents if match)
+        if stop > 1:
+            raise place.error(f"{raw[1]!r} is more than 100%")
+        found = SubsetRange(start, stop)
+    elif any(percents):
+        raise place.error(
+            f"{shown(raw)} mixes a percentage with something else; write both ends in percent "
+            "('100%' is the end) or both as sample numbers"
+        )
+    else:
+        first, last = raw
+        if not is_integer(first) or not (is_integer(last) or last == "end") or first < 0:
+            raise place.mismatch(f"a list of {_RANGE}", raw)
+        found = SubsetRange(first, None if last == "end" else last)
+    if found.stop is not None and found.start >= found.stop:
+        raise place.error(f"{shown(raw)} selects nothing: it must start before it ends")
+    return found
+
+
+def _read_percent_range(raw: Any, place: Place) -> SubsetRange:
+    found = _read_range(raw, place)
+    if isinstance(found.start, int):
+        raise place.error(
+            f"{shown(raw)}: numbers of samples are for the path of a dataset; write percentages, "
+            "as ['0%', '50%']"
+        )
+    return found
+
+
+_PAIR = {"type": "array", "minItems": 2, "maxItems": 2}
+_PERCENTAGES = {**_PAIR, "items": {"type": "string", "pattern": f"^{_PERCENT.pattern}$"}}
+_LAST = {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "end"}]}
+_NUMBERS = {**_PAIR, "prefixItems": [{"type": "integer", "minimum": 0}, _LAST]}
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A range of the samples. Of nested ranges the outer is taken inside the inner one.
+
+    Attributes:
+        range: [start, end], the end excluded: in percent, or as numbers of samples, whose end may
+            be the word end. Numbers are for datasets, not for metadatasets.
+    """
+
+    range: SubsetRange = key(Value(_read_range, {"anyOf": [_PERCENTAGES, _NUMBERS]}))
+
+
+@dataclass(frozen=True)
+class PercentSubset:
+    """A range of the samples. Of nested ranges the outer is taken inside the inner one.
+
+    Attributes:
+        range: [start, end] in percent, the end excluded.
+    """
+
+    range: SubsetRange = key(Value(_read_percent_range, _PERCENTAGES))
+
+
+def subset(kind: type[Any], name: str) -> Value:
+    """Makes the type of an optional subset: the ranges that it takes, none or one."""
+    keys = keys_of(kind)
+
+    def read(raw: Any, place: Place) -> tuple[SubsetRange, ...]:
+        return (read_map(raw, place, keys)["range"],)
+
+    return or_nothing(Value(read, {"$ref": f"#/$defs/{name}"}), absent=())
+
+
+def _read_points(raw: Any, place: Place) -> tuple[tuple[float, float], ...]:
+    if not isinstance(raw, YamlMap) or not raw:
+        raise place.mismatch("a map of points, as {0: 1.0, 1000: 0.1}", raw)
+    points = []
+    for text, value in raw.items():
+        at = place.key(raw, text)
+        try:
+            x = float(text)
+        except ValueError:
+            raise at.error(f"{text!r} is not a number of draws or steps") from None
+        points.append((x, read_number(value, at)))
+    return tuple(sorted(points))
+
+
+_POINTS = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"pattern": r"^\+?[0-9._]+([eE][+-]?[0-9]+)?$"},
+    "additionalProperties": NUMBER.schema,
+}
+
+
+@dataclass(frozen=True)
+class WrittenSchedule:
+    """A weight that changes over the run.
+
+    Attributes:
+        schedule: What is between two points: a line, the value of the left one, or half a cosine
+            wave.
+        points: Weights by the number of samples drawn so far in the run, or by steps.
+        samples_per_step: Says that the points are in steps, and how many samples a step takes.
+    """
+
+    schedule: str = key(choice(*KINDS))
+    points: tuple[tuple[float, float], ...] = key(Value(_read_points, _POINTS))
+    samples_per_step: int | None = key(or_nothing(COUNT), default=None)
+
+    def to_draws(self) -> Schedule:
+        """Returns the schedule, by draws of the run."""
+        return Schedule(self.schedule, self.points).scaled(self.samples_per_step or 1)
+
+
+_SCHEDULE = keys_of(WrittenSchedule)
+
+
+def _read_weight(raw: Any, place: Place) -> Weight:
+    if not isinstance(raw, YamlMap):
+        return read_number(raw, place, "a number of at least 0 or a schedule")
+    written = WrittenSchedule(**read_map(raw, place, _SCHEDULE))
+    try:
+        return written.to_draws()
+    except (ValueError, OverflowError) as error:
+        raise place.error(str(error)) from None
+
+
+WEIGHT = Value(_read_weight, {"anyOf": [dict(NUMBER.schema), {"$ref": "#/$defs/schedule"}]})
