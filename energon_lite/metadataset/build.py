@@ -8,13 +8,7 @@ from fractions import Fraction
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.metadataset.nodes import (
-    Blend,
-    BlendEpochized,
-    Leaf,
-    Node,
-    leaves,
-)
+from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, Node, leaves
 from energon_lite.metadataset.open import LeafOpener, located
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blend import BlendDataset
@@ -72,12 +66,12 @@ def _blend(node: Blend, opener: LeafOpener, endless: bool) -> AnyDataset:
             f"{node.place}: `until: forever` where the data must end (repeat=False, or a node "
             "around it that has an end); leave it out, or say `until: all_once`"
         )
-    flat = list(_flattened(node, node))
+    with located(node.place):
+        flat, weights = _flattened(node, node)
     members = [_build(member, opener, until == "forever") for member in flat]
     pairs = [(member, 1.0) for member in members]
     dataset: AnyDataset
     with located(node.place):
-        weights = _weights(node, node)
         if node.unit == "tokens":
             dataset = TokenBlendDataset(
                 *pairs, until=until, weights=weights, lengths=_indexed(opener, node, flat, members)
@@ -130,33 +124,28 @@ def _blend_epochized(node: BlendEpochized, opener: LeafOpener) -> AnyDataset:
     return BlendDataset(*zip(members, map(float, sizes), strict=True))
 
 
-def _is_one_with(inner: Node, outer: Blend) -> bool:
-    """Whether a nested blend can be read as a part of the one around it."""
-    return (
-        isinstance(inner, Blend)
-        and inner.until in (None, outer.until)
-        and (inner.mode, inner.unit, inner.lengths) == (outer.mode, outer.unit, outer.lengths)
-    )
+def _is_one_with(inner: Blend, outer: Blend) -> bool:
+    """Returns whether a nested blend can be read as a part of the blend around it."""
+    same = (inner.mode, inner.unit, inner.lengths) == (outer.mode, outer.unit, outer.lengths)
+    return same and inner.until in (None, outer.until)
 
 
-def _flattened(blend: Blend, outer: Blend) -> Iterator[Node]:
-    """Yields the members of a blend, with those of the blends in it in their place."""
-    for member in blend.members:
-        if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
-            yield from _flattened(member.node, outer)
-        else:
-            yield member.node
+def _flattened(blend: Blend, outer: Blend) -> tuple[list[Node], Weights]:
+    """Returns the members of a blend, with those of the blends in it in their place, and weights.
 
-
-def _weights(blend: Blend, outer: Blend) -> Weights:
-    """Returns the weights of the same members, as a tree."""
+    The weights are a tree, level by level.
+    """
+    nodes: list[Node] = []
     entries: list[Weight | tuple[Weight, Weights]] = []
     for member in blend.members:
         if isinstance(member.node, Blend) and _is_one_with(member.node, outer):
-            entries.append((member.weight, _weights(member.node, outer)))
+            inner, weights = _flattened(member.node, outer)
+            nodes += inner
+            entries.append((member.weight, weights))
         else:
+            nodes.append(member.node)
             entries.append(member.weight)
-    return Weights(entries)
+    return nodes, Weights(entries)
 
 
 def _repeated(node: BlendEpochized, times: Fraction) -> Iterator[tuple[Fraction, Node]]:

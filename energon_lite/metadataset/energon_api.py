@@ -1,21 +1,143 @@
-"""Energon's names for opening a path without building a pipeline."""
+"""Energon's names for opening a path without building a pipeline, and what it gives to builders."""
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
-from energon_lite.metadataset.nodes import Leaf, Node, leaves
+from energon_lite.metadataset.nodes import (
+    Blend,
+    BlendEpochized,
+    Concat,
+    Leaf,
+    Node,
+    children,
+    leaves,
+)
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
+from energon_lite.order.schedules import Schedule, weight_at
+from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
+
+
+class DatasetBlendMode(enum.Enum):
+    """What the numbers of a list of datasets mean."""
+
+    NONE = "none"
+    DATASET_WEIGHT = "dataset_weight"
+    SAMPLE_REPETITIONS = "sample_repetitions"
+
+
+@dataclass(kw_only=True)
+class LoadedDataset:
+    """One leaf, opened.
+
+    Attributes:
+        dataset: builds the source.
+        weight: its share of the whole blend, at the start of the run; None outside of blends.
+        repetitions: how many times an epoch has it; None outside of epochized blends.
+        aux: always None: auxiliary data are not in this version.
+    """
+
+    dataset: BaseCoreDatasetFactory[Any]
+    weight: float | None = None
+    repetitions: float | None = None
+    aux: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class LoadedDatasetList:
+    """The leaves of a split, in the order of the file."""
+
+    datasets: list[LoadedDataset]
+    blend_mode: DatasetBlendMode = DatasetBlendMode.NONE
+
+
+def loaded_datasets(node: Node, opener: LeafOpener) -> LoadedDatasetList:
+    """Opens the leaves of a tree."""
+    found = [
+        LoadedDataset(dataset=opener.open(leaf), weight=weight, repetitions=repetitions)
+        for leaf, weight, repetitions in _amounts(node, 1.0, 1)
+    ]
+    mode = DatasetBlendMode.NONE
+    if isinstance(node, Blend):
+        mode = DatasetBlendMode.DATASET_WEIGHT
+    elif isinstance(node, BlendEpochized):
+        mode = DatasetBlendMode.SAMPLE_REPETITIONS
+    return LoadedDatasetList(datasets=found, blend_mode=mode)
+
+
+def check_is_list(node: Node, who: str) -> None:
+    """Checks that a tree says no more than a list of datasets with numbers can.
+
+    Args:
+        node: the tree.
+        who: what gets the list, for the error.
+
+    Raises:
+        ValueError: It does; names the place, and what is lost.
+    """
+    found = _beyond_a_list(node, type(node))
+    if found is not None:
+        raise ValueError(
+            f"{who} gets a list of datasets, each with a weight or repetitions, which cannot say "
+            f"{found}. Take that out of the metadataset, or do not override it"
+        )
+
+
+def _beyond_a_list(node: Node, kind: type[Any]) -> str | None:
+    """Returns what a list cannot say of a tree, whose root is of a kind; None if nothing."""
+    if isinstance(node, Leaf):
+        return None
+    if not isinstance(node, kind):
+        names = {Blend: "blend", BlendEpochized: "blend_epochized", Concat: "concat"}
+        return f"{node.place}: {names[type(node)]} inside {names[kind]}"
+    if isinstance(node, Blend):
+        settings = {
+            "unit: tokens": node.unit == "tokens",
+            f"until: {node.until}": node.until not in (None, "forever"),
+            f"blend_mode: {node.mode}": node.mode != "exact",
+            "a weight that changes": any(isinstance(m.weight, Schedule) for m in node.members),
+        }
+        for name, is_set in settings.items():
+            if is_set:
+                return f"{node.place}: {name}"
+    return next((f for f in (_beyond_a_list(n, kind) for n in children(node)) if f), None)
+
+
+def _amounts(
+    node: Node, weight: float, repetitions: Fraction | int
+) -> Iterator[tuple[Leaf, float | None, float | None]]:
+    """Yields each leaf with its share of the blend, or its repetitions."""
+    if isinstance(node, Leaf):
+        yield node, None, None
+    elif isinstance(node, Blend):
+        start = np.zeros(1, dtype=np.int64)
+        own = [float(weight_at(member.weight, start)[0]) for member in node.members]
+        for member, part in zip(node.members, own, strict=True):
+            share = weight * part / (sum(own) or 1.0)
+            for leaf, inner, _ in _amounts(member.node, share, 1):
+                yield leaf, share if inner is None else inner, None
+    elif isinstance(node, BlendEpochized):
+        for entry in node.members:
+            times = repetitions * entry.repetitions
+            for leaf, _, inner in _amounts(entry.node, 1.0, times):
+                yield leaf, None, float(times) if inner is None else inner
+    else:
+        for below in node.members:
+            yield from _amounts(below, weight, repetitions)
 
 
 class TraversedDatasetReference(NamedTuple):
@@ -126,7 +248,7 @@ class DatasetLoader(DatasetLoaderInterface):
     ) -> None:
         self.path: AnyPath = Path(path)
         self.split_part = split_part
-        self._leaf = {
+        self._leaf: dict[str, Any] = {
             "subflavors": dict(subflavors or {}),
             "shuffle_over_epochs_multiplier": shuffle_over_epochs_multiplier,
             "dataset_config": dataset_config,
@@ -135,9 +257,9 @@ class DatasetLoader(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """Returns the one leaf."""
-        leaf = open_node(_source(self.path), self.split_part or split_part, {})
+        leaf = open_node(self.path, self.split_part or split_part, {})
         assert isinstance(leaf, Leaf)
-        return Leaf(**{**vars(leaf), **self._leaf})
+        return replace(leaf, **self._leaf)
 
 
 class Metadataset(DatasetLoaderInterface):
@@ -148,7 +270,7 @@ class Metadataset(DatasetLoaderInterface):
 
     def node(self, split_part: str) -> Node:
         """Returns what a split holds, as a tree."""
-        return read_metadataset(_source(self.path), split_part)
+        return read_metadataset(self.path, split_part)
 
 
 class MetadatasetV2(Metadataset):
@@ -166,10 +288,10 @@ def load_dataset(path: AnyPath, **kwargs: Any) -> DatasetLoaderInterface:
         FileNotFoundError: There is no such path.
         DatasetFormatError: The file is wrong.
     """
-    if not is_metadataset(_source(path)):
+    if not is_metadataset(path):
         assert not isinstance(path, Mapping)
         return DatasetLoader(path=path, **kwargs)
-    for name in split_names(_source(path)):
+    for name in split_names(path):
         open_node(path, name, dict(kwargs))
     return MetadatasetV2(path)
 
@@ -182,7 +304,7 @@ def traverse_metadataset(
     Raises:
         DatasetFormatError: `path` is no metadataset, or wrong.
     """
-    if not is_metadataset(_source(path)):
+    if not is_metadataset(path):
         raise DatasetFormatError(f"{path} is no metadataset; give a YAML file or a dict")
     return load_dataset(path, **kwargs).traverse(split_part=split_part)
 
@@ -195,7 +317,3 @@ def prepare_metadataset(path: str | PathLike[str]) -> None:
         DatasetFormatError: A file is wrong.
     """
     load_dataset(path)
-
-
-def _source(path: AnyPath) -> Path | Mapping[str, Any]:
-    return path if isinstance(path, Mapping) else Path(path)

@@ -195,8 +195,8 @@ _HOMES = {
         "core.service_fields": "add_sample_restore_key add_source_info get_sample_restore_key "
         "get_source_info set_sample_restore_key",
         "core.system_rng": "SystemRng SystemRngState",
-        "metadataset.energon_api": "TraversedDatasetReference",
-        "metadataset.loaded": "DatasetBlendMode LoadedDataset LoadedDatasetList",
+        "metadataset.energon_api": "DatasetBlendMode LoadedDataset LoadedDatasetList "
+        "TraversedDatasetReference",
         "storage.local_paths": "EPath",
         "transforms": "CustomTransform MergeTransform",
         "task_encoder.base": "T_batch T_encoded_sample T_raw_batch T_sample",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from energon_lite.core.dataset import AnyDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.loaded import DatasetBlendMode, LoadedDataset
+from energon_lite.metadataset.energon_api import DatasetBlendMode, LoadedDataset
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs

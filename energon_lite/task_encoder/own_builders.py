@@ -6,7 +6,7 @@ from typing import Any
 
 from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.loaded import LoadedDataset, check_is_list, loaded_datasets
+from energon_lite.metadataset.energon_api import LoadedDataset, check_is_list, loaded_datasets
 from energon_lite.metadataset.nodes import Node
 from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.loss_weights import LossWeightDataset

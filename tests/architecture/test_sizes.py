@@ -21,7 +21,7 @@ BUDGET = {
     "inspect": 1306,
     "loader": 3334,
     "loss": 210,
-    "metadataset": 1335,
+    "metadataset": 1321,
     "names": 387,
     "order": 739,
     "prepare": 1088,
