@@ -11,7 +11,16 @@ import pytest
 from energon_lite import SavableDataLoader, WorkerConfig, get_loader, get_savable_loader
 from energon_lite.core.errors import StateError
 
-from ..helpers import Ranks, assert_same, keys_of, text_set, through_json, train, validation
+from ..helpers import (
+    Ranks,
+    assert_same,
+    keys_of,
+    pairwise,
+    text_set,
+    through_json,
+    train,
+    validation,
+)
 
 
 @pytest.fixture(scope="session")
@@ -276,9 +285,10 @@ def uneven_run(
 
 
 # With 6 streams each is one rank's alone; with 1 and 4 the ranks share them, and leave gaps.
-@pytest.mark.parametrize("num_streams", [1, 4, 6])
-@pytest.mark.parametrize("counts", [[1, 4, 2], [0, 4, 0], [5, 0, 1], [3, 3, 4]])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("num_streams", "counts", "world_size"),
+    pairwise([1, 4, 6], [[1, 4, 2], [0, 4, 0], [5, 0, 1], [3, 3, 4]], [1, 2, 3, 4]),
+)
 def test_slots_that_faster_ranks_gave_are_not_given_again(
     texts, counts, world_size, num_streams
 ) -> None:

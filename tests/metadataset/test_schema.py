@@ -130,11 +130,13 @@ def test_schema_takes_what_the_parser_takes_and_no_misspelled_key(whole: Any) ->
     assert not any(matches(text, SCHEMA) for text in wrong)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_schema_refuses_what_the_parser_refuses(name: str) -> None:
-    text, _ = MISTAKES[name]
-    if text:
-        assert matches(parse_yaml(text, "x.yaml"), SCHEMA) == (name in BEYOND_SCHEMA)
+def test_schema_refuses_what_the_parser_refuses() -> None:
+    matched = {
+        name
+        for name, (text, _) in MISTAKES.items()
+        if text and matches(parse_yaml(text, "x.yaml"), SCHEMA)
+    }
+    assert matched == {name for name in BEYOND_SCHEMA if MISTAKES[name][0]}
 
 
 VALUES = [

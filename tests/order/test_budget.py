@@ -15,6 +15,8 @@ from energon_lite.core.topology import Stream
 from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 
+from ..helpers import pairwise
+
 ONLY = Stream(0, 1)
 LAG = 16
 # Distance from the shares in longest samples: 0.7 is the largest found; where lengths are known
@@ -85,9 +87,10 @@ CASES: dict[str, tuple[list[float], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lag", [0, LAG])
-@pytest.mark.parametrize("stream", [Stream(0, 1), Stream(1, 4), Stream(3, 4)])
+@pytest.mark.parametrize(
+    ("case", "lag", "stream"),
+    pairwise(list(CASES), [0, LAG], [Stream(0, 1), Stream(1, 4), Stream(3, 4)]),
+)
 def test_every_prefix_of_a_stream_is_within_one_longest_sample(case, lag, stream) -> None:
     weights, means = CASES[case]
     of = [lengths(mean, i) for i, mean in enumerate(means)]

@@ -114,10 +114,10 @@ def test_no_samples_of_several_resources_give_no_packs(
 
 
 @pytest.mark.parametrize("pack", PACKERS)
-@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4"])
-def test_any_integer_type_gives_the_same(pack: Callable[..., Any], dtype: str) -> None:
+def test_any_integer_type_gives_the_same(pack: Callable[..., Any]) -> None:
     lengths = [100, 3, 70, 30, 97, 50, 50]
-    assert pack(np.array(lengths, dtype), 120) == pack(lengths, 120)
+    for dtype in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4"):
+        assert pack(np.array(lengths, dtype), 120) == pack(lengths, 120), dtype
 
 
 @pytest.mark.parametrize("pack", PACKERS)

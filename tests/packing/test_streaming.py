@@ -344,8 +344,7 @@ def test_the_scarcest_resource_is_filled(capacity: tuple[int, int], share_of_tex
     assert len(packs) <= 1.01 * (rows.sum(axis=0) / capacity).max()
 
 
-@pytest.mark.parametrize("exponent", range(2, 17, 2))
-@pytest.mark.parametrize("beside", [-1, 0, 1])
+@pytest.mark.parametrize(("exponent", "beside"), zip(range(2, 17), [-1, 0, 1] * 5, strict=True))
 def test_powers_of_two_and_their_neighbours(exponent: int, beside: int) -> None:
     capacity = (1 << exponent) + beside
     lengths = np.clip(text_lengths(1000, capacity, median=max(1, capacity // 4)), 1, capacity)

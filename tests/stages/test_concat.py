@@ -29,7 +29,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.concat import total_items
 
-from ..helpers import text_set
+from ..helpers import pairwise, text_set
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 STREAMS = range(1, 10)
@@ -106,9 +106,10 @@ def test_each_stream_reads_the_parts_in_their_order(roots) -> None:
         assert set(names) == {"a", "b"}
 
 
-@pytest.mark.parametrize("repeats", [0.1, 0.5, 1, 1.3, 2.75, Fraction(7, 3)])
-@pytest.mark.parametrize("num_streams", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "num_streams", "repeats"),
+    pairwise(SIZES, [1, 2, 3, 5, 9], [0.1, 0.5, 1, 1.3, 2.75, Fraction(7, 3)]),
+)
 def test_repetition_gives_exactly_that_share_in_each_pass(
     roots, size, num_streams, repeats
 ) -> None:
