@@ -9,20 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.bounds import bound_of
-from energon_lite.batching.fill import fill_packs, sort_into_classes
-from energon_lite.batching.fit import fit_in_order, largest_share_first
+from energon_lite.batching.fit import fit_decreasing, fit_in_order
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.batching.stream import pack_sizes
 from energon_lite.core.seeds import key_of, random_words
 
-# Steps and exponent; see `fill_packs`. The first is first-fit decreasing. Where two or three
-# samples fill a pack, an exponent well above 1 is best, and which one depends on the lengths. These
-# cost milliseconds, since packs are repeated.
-_SEARCHES = (
-    (0, 1.0), (100, 1.0), (1000, 1.0), (5000, 1.0),
-    (50, 1.3), (100, 1.5), (100, 1.6), (100, 1.7), (100, 1.8), (100, 2.0),
-)  # fmt: skip
+# Samples that the streaming packer may choose from.
 _WINDOWS = (16, 64, 128, 256)
 
 
@@ -37,10 +30,10 @@ def pack_best(
 ) -> Lists:
     """Packs with each of several methods, cheap ones first, and gives the fewest packs.
 
-    First-fit decreasing; packs built one by one with a search for what fills them [1], opened with
-    the longest sample left, or with the next one in random order from buffers of several sizes. It
-    stops as soon as `lower_bound` is reached. The result depends on the arguments only. About 1
-    second for 100,000 samples, and far less if first-fit decreasing reaches the bound.
+    First-fit decreasing; then packs opened with the next sample in random order, from buffers of
+    several sizes, with a search for what fills them [1]. It stops as soon as `lower_bound` is
+    reached. The result depends on the arguments only. About 1 second for 100,000 samples, and far
+    less if first-fit decreasing reaches the bound.
 
     Args:
         lengths: shape (N,), each in 1..capacity; or (N, R), see `first_fit_decreasing`.
@@ -86,18 +79,7 @@ def pack_best(
 
 def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
     """Packs with one method after the other, when asked for the next."""
-    if len(sizes.capacities) == 1:
-        classes = sort_into_classes(sizes)
-        for steps, exponent in _SEARCHES:
-            yield fill_packs(
-                classes,
-                sizes.capacity,
-                sizes.max_samples,
-                max_steps=min(steps, max_steps),
-                exponent=exponent,
-            )
-    else:
-        yield fit_in_order(sizes, largest_share_first(sizes))
+    yield fit_decreasing(sizes)
     num_samples = len(sizes.lengths)
     # Raw words, not a permutation of numpy's, which another version may draw otherwise.
     words = random_words(key_of("packing.portfolio"), size=num_samples)

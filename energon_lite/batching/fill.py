@@ -67,66 +67,24 @@ def _count_and_sort(classes_N: Int64Array, num_classes: int) -> tuple[Int64Array
     return starts, order_N
 
 
-def fill_packs(
-    classes: LengthClasses,
-    capacity: int,
-    max_samples: int,
-    *,
-    max_steps: int = 0,
-    exponent: float = 1.0,
-) -> Lists:
-    """Opens a pack with the longest sample left, and fills it up, until no sample is left.
+def fill_packs(classes: LengthClasses, capacity: int, max_samples: int) -> Lists:
+    """Fills one pack after the other with the longest sample that fits, over and over.
 
-    Args:
-        classes: the samples.
-        capacity: tokens a pack can hold.
-        max_samples: samples in one pack at most.
-        max_steps: how many samples the search may put into a pack, and take out again, to find
-            what fills it best. With 0 it takes the longest sample that fits, over and over: that
-            is first-fit decreasing.
-        exponent: the search looks for the pack whose lengths to this power add up to most. With 1
-            it looks for the least room left. Above 1, long samples are worth more than short ones
-            that fill as much: the short ones are kept, to fill what later packs leave.
+    These are the packs of first-fit decreasing. The same pack is repeated while samples last.
     """
     num_samples, num_classes = len(classes.samples), len(classes.starts) - 2
     left = np.diff(classes.starts)
     below = np.maximum.accumulate(np.where(left > 0, np.arange(num_classes + 1), 0))
-    state = (left, below, classes.starts[:-1].copy(), classes.samples)
-    packs = (np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64))
-    # In a search, one place for each sample. Else one for each length, and as 1 + 2 + ... + n is at
-    # most the capacity, n is at most the root of twice that.
-    most = min(max_samples, num_samples, capacity if max_steps else math.isqrt(2 * capacity)) + 1
-    scratch = np.empty((4, most), np.int64)
-    pattern, takes, path, best = scratch
+    indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
+    # One place for each length: as 1 + 2 + ... + n is at most the capacity, n is at most the root
+    # of twice the capacity.
+    pattern, takes = np.empty((2, min(max_samples, num_samples, math.isqrt(2 * capacity)) + 1), int)
+    free = classes.starts[:-1].copy()
     num_packs = _fill(
-        classes.lengths,
-        *state,
-        *packs,
-        pattern,
-        takes,
-        path,
-        best,
-        _worth_of_classes(classes, capacity, exponent),
-        capacity if exponent == 1 else _UNREACHED,
-        capacity,
-        max_samples,
-        max_steps,
-    )
-    return Lists(packs[0], packs[1][: num_packs + 1].copy())
-
-
-_UNREACHED = 1 << 62  # more than any pack is worth
-
-
-def _worth_of_classes(classes: LengthClasses, capacity: int, exponent: float) -> Int64Array:
-    """What a sample of each class adds to the worth of a pack, shape (D + 1,).
-
-    Integers: sums are exact, and the last bit of a power, which differs between machines, is lost.
-    """
-    lengths = classes.lengths if len(classes.lengths) else np.arange(len(classes.starts) - 1)
-    if exponent == 1:
-        return np.ascontiguousarray(lengths)
-    return np.rint((lengths / capacity) ** exponent * (1 << 24)).astype(np.int64)
+        classes.lengths, left, below, free, classes.samples, indices, offsets, pattern, takes,
+        capacity, max_samples,
+    )  # fmt: skip
+    return Lists(indices, offsets[: num_packs + 1].copy())
 
 
 @kernel()
@@ -193,23 +151,10 @@ def _longest_that_fit(
     return size
 
 
-@kernel()
-def _count_equal(path: Int64Array, num: int, pattern: Int64Array, takes: Int64Array) -> int:
-    """Turns classes 7, 7, 3 into the pattern 7, 3 and the takes 2, 1; gives how many they are."""
-    size = 0
-    for j in range(num):
-        if j and path[j] == path[j - 1]:
-            takes[size - 1] += 1
-        else:
-            pattern[size], takes[size] = path[j], 1
-            size += 1
-    return size
+_ARRAYS = ", ".join(["int64[::1]"] * 4 + ["int32[::1]"] + ["int64[::1]"] * 4)
 
 
-_ARRAYS = ", ".join(["int64[::1]"] * 4 + ["int32[::1]"] + ["int64[::1]"] * 7)
-
-
-@kernel(f"({_ARRAYS}, int64, int64, int64, int64)")
+@kernel(f"({_ARRAYS}, int64, int64)")
 def _fill(
     lengths: Int64Array,
     left: Int64Array,
@@ -220,13 +165,8 @@ def _fill(
     offsets: Int64Array,
     pattern: Int64Array,
     takes: Int64Array,
-    path: Int64Array,
-    best: Int64Array,
-    worth: Int64Array,
-    enough: int,
     capacity: int,
     max_samples: int,
-    max_steps: int,
 ) -> int:
     """Writes `indices` and `offsets`, and gives the number of packs.
 
@@ -234,14 +174,7 @@ def _fill(
     """
     num_packs = position = 0
     while position < len(samples_N):
-        if max_steps == 0:
-            size = _longest_that_fit(lengths, left, below, pattern, takes, capacity, max_samples)
-        else:
-            path[0] = _class_left(below, len(below) - 1)
-            num = _search(
-                lengths, left, below, path, best, worth, enough, capacity, max_samples, max_steps
-            )
-            size = _count_equal(best, num, pattern, takes)
+        size = _longest_that_fit(lengths, left, below, pattern, takes, capacity, max_samples)
         # The same pack again, as often as every class in it lasts.
         times = len(samples_N)
         for j in range(size):
@@ -263,59 +196,3 @@ def _fill(
             if left[c] == 0:
                 below[c] = c - 1
     return num_packs
-
-
-@kernel()
-def _search(
-    lengths: Int64Array,
-    left: Int64Array,
-    below: Int64Array,
-    path: Int64Array,
-    best: Int64Array,
-    worth: Int64Array,
-    enough: int,
-    capacity: int,
-    max_samples: int,
-    max_steps: int,
-) -> int:
-    """Looks for the pack of most worth that opens with class `path[0]`; gives its size.
-
-    It is content with `enough`. Depth first, longest first, so that the first thing it tries is
-    first-fit decreasing.
-    """
-    num_classes = len(below) - 1
-    seed = path[0]
-    room = capacity - _length_of(lengths, seed)
-    left[seed] -= 1
-    size, best_size = 1, 1
-    gained, best_gained = worth[seed], -1
-    c = seed if left[seed] else seed - 1
-    steps = 0
-    while True:
-        c = _class_left(below, min(c, _class_within(lengths, num_classes, room)))
-        if c > 0 and left[c] == 0:  # all in the path; below[] does not know
-            c -= 1
-            continue
-        if c > 0 and size < max_samples and steps < max_steps:
-            path[size] = c
-            size += 1
-            left[c] -= 1
-            room -= _length_of(lengths, c)
-            gained += worth[c]
-            steps += 1
-            continue
-        if gained > best_gained:
-            best_gained, best_size = gained, size
-            for j in range(size):
-                best[j] = path[j]
-        if best_gained >= enough or size == 1 or steps >= max_steps:
-            break
-        size -= 1
-        c = path[size]
-        left[c] += 1
-        room += _length_of(lengths, c)
-        gained -= worth[c]
-        c -= 1
-    for j in range(size):
-        left[path[j]] += 1
-    return best_size

@@ -47,7 +47,11 @@ def first_fit_decreasing(
     FFD(I) ≤ 11/9 OPT(I) + 6/9", ESCAPE 2007. Building the packs one after the other, and repeating
     one while samples last, gives the same packs.
     """
-    sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
+    return fit_decreasing(check_sizes(lengths, capacity, max_samples=max_samples, align=align))
+
+
+def fit_decreasing(sizes: Sizes) -> Lists:
+    """Does first-fit decreasing, for lengths that are checked."""
     if len(sizes.capacities) == 1:
         return fill_packs(sort_into_classes(sizes), sizes.capacity, sizes.max_samples)
     return fit_in_order(sizes, largest_share_first(sizes))

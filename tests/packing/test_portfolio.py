@@ -80,7 +80,7 @@ def question_lengths(num: int, capacity: int) -> np.ndarray:
     return np.clip(np.rint(drawn), 30, capacity).astype(np.int64)
 
 
-@pytest.mark.parametrize(("capacity", "share"), [(384, 0.996), (512, 0.999)])
+@pytest.mark.parametrize(("capacity", "share"), [(384, 0.993), (512, 0.999)])
 def test_few_samples_in_a_pack(capacity: int, share: float) -> None:
     check(question_lengths(88_641, capacity), capacity, share)
 
