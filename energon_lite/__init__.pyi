@@ -99,8 +99,7 @@ from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 from energon_lite.stages.packing.selected import PackedSamplesOutput
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.task_encoder.augment import AugmentTaskEncoder
-from energon_lite.task_encoder.base import DefaultTaskEncoder, TaskEncoder
+from energon_lite.task_encoder.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 
 __version__: str

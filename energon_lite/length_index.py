@@ -34,8 +34,7 @@ from energon_lite.storage.length_files import (
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.split_file import split_part_names
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
-from energon_lite.task_encoder.fingerprint import fingerprint
-from energon_lite.task_encoder.hooks import Hooks
+from energon_lite.task_encoder.hooks import Hooks, fingerprint
 
 __all__ = ["DEFAULT_NAME", "LengthFunction", "LengthReport", "measure_lengths"]
 

@@ -14,9 +14,9 @@ from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder
+from energon_lite.task_encoder.builders import own_training, own_validation
 from energon_lite.task_encoder.hook_checks import check_sizes, checked_config, checked_encoder
 from energon_lite.task_encoder.hooks import Batching, Hooks
-from energon_lite.task_encoder.own_builders import own_training, own_validation
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 

@@ -32,7 +32,7 @@ from energon_lite.cli import app
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, FatalSampleError
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.storage.length_files import lengths_path, read_lengths
-from energon_lite.task_encoder.fingerprint import fingerprint
+from energon_lite.task_encoder.hooks import fingerprint
 
 from .conftest import REPO
 from .helpers import number_of, text_of, text_set

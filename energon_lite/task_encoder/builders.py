@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
-from energon_lite.core.dataset import AnyDataset
+from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.energon_api import DatasetBlendMode, LoadedDataset
+from energon_lite.metadataset.energon_api import (
+    DatasetBlendMode,
+    LoadedDataset,
+    check_is_list,
+    loaded_datasets,
+)
+from energon_lite.metadataset.nodes import Node
+from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs
+from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:
@@ -171,3 +180,63 @@ class PipelineBuilders:
 
     def _hooks(self, worker_config: WorkerConfig | None) -> Hooks:
         return Hooks(cast("AnyTaskEncoder", self), worker_config)
+
+
+def _is_older(builder: Callable[..., Any]) -> bool:
+    """Whether a `build_train_datasets` is of the time before Energon had blend modes.
+
+    It gets pairs (dataset, weight), as Energon's page on custom blending still shows it.
+    """
+    parameters = inspect.signature(builder).parameters
+    has_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return not has_any and "blend_mode" not in parameters
+
+
+def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any) -> AnyDataset:
+    """Makes the training dataset by the user's `build_train_datasets`.
+
+    Args:
+        hooks: the hooks of the task encoder.
+        opener: the tree, and what opens its leaves.
+        repeat: whether epoch follows epoch.
+        settings: the other arguments of `build_train_datasets`.
+
+    Raises:
+        ValueError: The metadataset says more than the list of datasets that it gets.
+        TypeError: It returned no dataset.
+    """
+    build = hooks.encoder.build_train_datasets
+    check_is_list(opener.node, build.__qualname__)
+    loaded = loaded_datasets(opener.node, opener)
+    if not _is_older(build):
+        settings = {**settings, "blend_mode": loaded.blend_mode, "repeat": repeat}
+        return _finished(hooks, build, loaded.datasets, settings)
+    if not repeat:
+        raise TypeError(f"repeat=False, but {build.__qualname__} has no parameter `repeat`")
+    size = settings["shuffle_buffer_size"] or 0
+    pairs = []
+    for one in loaded.datasets:
+        source = one.dataset.build(shuffle_buffer_size=size, repeat=True)
+        pairs.append((hooks.cooked(source, one.dataset), one.weight or 1.0))
+    return _finished(hooks, build, pairs, settings)
+
+
+def own_validation(hooks: Hooks, node: Node, opener: LeafOpener, **settings: Any) -> AnyDataset:
+    """Makes the validation dataset by the user's `build_val_datasets`; weights do not count."""
+    loaded: list[LoadedDataset] = loaded_datasets(node, opener).datasets
+    return _finished(hooks, hooks.encoder.build_val_datasets, loaded, settings)
+
+
+def _finished(hooks: Hooks, build: Any, datasets: Any, settings: dict[str, Any]) -> AnyDataset:
+    config = hooks.config or WorkerConfig.default_worker_config()
+    dataset = build(datasets=datasets, worker_config=config, **settings)
+    if not isinstance(dataset, SavableDataset):
+        raise TypeError(
+            f"{build.__qualname__} returned {dataset!r:.80}; return the dataset that it builds"
+        )
+    return dataset if _is_weighed(dataset) else LossWeightDataset(dataset)
+
+
+def _is_weighed(dataset: AnyDataset) -> bool:
+    below = dataset.children
+    return isinstance(dataset, LossWeightDataset) or (len(below) == 1 and _is_weighed(below[0]))

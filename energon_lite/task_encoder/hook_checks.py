@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from energon_lite.core.topology import WorkerConfig
@@ -124,13 +122,3 @@ _LEAST = {
     "virtual_epoch_length": (0, "; 0 is for no end"),
     "limit": (0, "; 0 and None are for no limit"),
 }
-
-
-def is_older(builder: Callable[..., Any]) -> bool:
-    """Whether a `build_train_datasets` is of the time before Energon had blend modes.
-
-    It gets pairs (dataset, weight), as Energon's page on custom blending still shows it.
-    """
-    parameters = inspect.signature(builder).parameters
-    has_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return not has_any and "blend_mode" not in parameters

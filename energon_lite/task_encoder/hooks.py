@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
@@ -24,10 +27,31 @@ from energon_lite.stages.packing.dataset import PackingDataset
 from energon_lite.stages.planned.lists import PlannedLists
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker, find_cooker
-from energon_lite.task_encoder.fingerprint import is_outdated
 
 if TYPE_CHECKING:
     from energon_lite.task_encoder.base import AnyTaskEncoder
+
+
+_NO_LENGTH = (
+    "does not say how long a sample is: give it a method sample_length(self, sample) -> int (or a "
+    "dict of resources)"
+)
+
+
+def fingerprint(encoder: Any) -> str:
+    """Names what measures, with a hash of its code where that can be had.
+
+    The code is that of the class and of those above it, not of what they call.
+    """
+    measures: Any = getattr(encoder, "_length_function", type(encoder))
+    code = blake2b(digest_size=8)
+    for part in getattr(measures, "__mro__", (measures,)):
+        if part.__module__.partition(".")[0] not in ("energon_lite", "builtins", "typing"):
+            with suppress(OSError, TypeError):
+                code.update(inspect.getsource(part).encode())
+    if hasattr(encoder, "_task_encoder"):  # an AugmentTaskEncoder has most hooks of that
+        code.update(fingerprint(encoder._task_encoder).encode())
+    return f"{measures.__module__}:{measures.__qualname__}:{code.hexdigest()}"
 
 
 class Batching(NamedTuple):
@@ -61,8 +85,13 @@ class Hooks:
         )
 
     def is_outdated(self, measured_by: str) -> bool:
-        """Returns whether the encoder's code changed since it measured a length index."""
-        return is_outdated(measured_by, self.encoder)
+        """Returns whether the encoder's code changed since it had the fingerprint `measured_by`.
+
+        Of another encoder this is not known: a tokenizer may have many.
+        """
+        now = fingerprint(self.encoder)
+        is_same_name = measured_by.rpartition(":")[0] == now.rpartition(":")[0]
+        return is_same_name and measured_by != now
 
     def _check_index(self, dataset: SavableDataset[Any]) -> None:
         """Warns if what is planned goes by an index that an older encoder measured."""
@@ -105,10 +134,7 @@ class Hooks:
         """
         encoder = self.encoder
         if not encoder.overrides("sample_length"):
-            raise ValueError(
-                f"{type(encoder).__name__} does not say how long a sample is: give it a method "
-                "sample_length(self, sample) -> int (or a dict of resources)"
-            )
+            raise ValueError(f"{type(encoder).__name__} {_NO_LENGTH}")
         dataset = encoder.build_encode_sample(dataset, worker_config=self.config)
         if encoder.overrides("postencode_sample") and encoder.packing is None:
             dataset = MapDataset(dataset, self.hook("postencode_sample"))
@@ -143,67 +169,84 @@ class Hooks:
 
     def batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         """Puts packing and batching, with the hooks from there on, over encoded samples."""
-        encoder = self.encoder
-        packs = self._packs(batching)
-        self._check_batching(packs)
-        if encoder.overrides("postencode_sample") and not packs:
+        has, packs = self.encoder.overrides, self._packs(batching)
+        self._check(dataset, batching)
+        if has("postencode_sample") and not packs:
             dataset = MapDataset(dataset, self.hook("postencode_sample"))
-        # Where samples are packed or batched by their length, that measures them.
-        is_measured = encoder.packing is not None or encoder.batching is not None
-        if encoder.overrides("sample_length") and not is_measured:
+        # Packing and `batching` measure the samples themselves.
+        is_measured = self.encoder.packing is not None or self.encoder.batching is not None
+        if has("sample_length") and not is_measured:
             dataset = MeasureDataset(dataset, self.hook("sample_length"))
-        elif not encoder.overrides("sample_length") and dataset.traits.measures:
-            raise ValueError(
-                f"a blend has `unit: tokens`, but {type(encoder).__name__} does not say how long a "
-                "sample is: give it a method sample_length(self, sample) -> int, or name a stored "
-                "index with `lengths` in the blend"
-            )
         if packs:
             dataset = self._packed(dataset, batching)
-        return self._batched(dataset, batching)
+        batches = self._batches(dataset, batching)
+        if batches is None:
+            return dataset
+        return MapDataset(batches, self.hook("encode_batch")) if has("encode_batch") else batches
 
     def _packs(self, batching: Batching) -> bool:
-        """Returns whether samples are packed, and checks that what it needs is there."""
-        encoder, name = self.encoder, type(self.encoder).__name__
-        if encoder.packing is not None:
-            if not isinstance(encoder.packing, Packing):
-                raise TypeError(
-                    f"{name}.packing={encoder.packing!r}; make it Packing(capacity=...)"
-                )
-            if not encoder.overrides("sample_length"):
-                raise ValueError(
-                    f"{name} has `packing`, but does not say how long a sample is: give it a "
-                    "method sample_length(self, sample) -> int (or a dict of resources)"
-                )
-            if encoder.overrides("select_samples_to_pack"):
-                raise ValueError(
-                    f"{name} has both `packing` and select_samples_to_pack; leave one of them out"
-                )
-            return True
-        if batching.packing_buffer_size is None:
-            return False
-        for hook in ("select_samples_to_pack", "pack_selected_samples"):
-            if not encoder.overrides(hook):
-                raise ValueError(
-                    f"packing_buffer_size={batching.packing_buffer_size}, but {name} has no "
-                    f"{hook}. Give it one, or `packing = Packing(capacity=...)` and "
-                    "sample_length(sample)"
-                )
-        return True
+        return self.encoder.packing is not None or batching.packing_buffer_size is not None
+
+    def _check(self, dataset: SavableDataset[Any], batching: Batching) -> None:
+        """Checks that packing and batching have what they need, and do not contradict."""
+        encoder, name, has = self.encoder, type(self.encoder).__name__, self.encoder.overrides
+        packing, lists, (batch_size, drop_last, buffer) = (
+            encoder.packing,
+            encoder.batching,
+            batching,
+        )
+        is_split, has_length = isinstance(lists, ModalitySplit), has("sample_length")
+        problems = [
+            (packing is not None and not isinstance(packing, Packing),
+             TypeError(f"{name}.packing={packing!r}; make it Packing(capacity=...)")),
+            (packing is not None and not has_length,
+             ValueError(f"{name} has `packing`, but {_NO_LENGTH}")),
+            (packing is not None and has("select_samples_to_pack"),
+             ValueError(
+                f"{name} has both `packing` and select_samples_to_pack; leave one of them out")),
+            *((packing is None and buffer is not None and not has(hook),
+               ValueError(
+                f"packing_buffer_size={buffer}, but {name} has no {hook}. Give it one, or `packing "
+                "= Packing(capacity=...)` and sample_length(sample)"))
+              for hook in ("select_samples_to_pack", "pack_selected_samples")),
+            (lists is not None and not isinstance(lists, (Buckets, ModalitySplit)),
+             TypeError(f"{name}.batching={lists!r}; make it Buckets(max_tokens=...), or "
+                       "ModalitySplit(group_by, shares=...)")),
+            (lists is not None and not has_length,
+             ValueError(f"{name} has `batching`, but {_NO_LENGTH}")),
+            (lists is not None and self._packs(batching),
+             ValueError(f"{name} has both `batching` and packing; leave one of them out")),
+            (lists is not None and has("batch_group_criterion"),
+             ValueError(f"{name} has both `batching` and batch_group_criterion; give the group as "
+                        f"{type(lists).__name__}(group_by=...)")),
+            (is_split and batch_size is None,
+             ValueError(f"{name} has batching=ModalitySplit(...), but the pipeline has no "
+                        "batch_size; give the samples of a batch")),
+            (is_split and has("encode_batch") and self.hook("encode_batch").is_generator,
+             ValueError(f"{name}.encode_batch is a generator; with ModalitySplit a batch must stay "
+                        "one batch, or ranks come out of step")),
+            (isinstance(lists, ModalitySplit) and drop_last and lists.end == "pad",
+             ValueError('batch_drop_last=True contradicts end="pad"; give one')),
+            (dataset.traits.measures and not has_length,
+             ValueError(f"a blend has `unit: tokens`, but {name} {_NO_LENGTH}, or name a stored "
+                        "index with `lengths` in the blend")),
+        ]  # fmt: skip
+        for is_there, error in problems:
+            if is_there:
+                raise error
 
     def _packed(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         encoder, packing = self.encoder, self.encoder.packing
-        # Which of a sample's tokens count, and how much, changes what a resumed run gives.
+        # Which of a sample's tokens count, and how much, changes what a resumed run returns.
         loss = packing.loss if packing and isinstance(packing.loss, str) else "function"
+        encodes = encoder.overrides("postencode_sample")
         return PackingDataset(
             dataset,
             batching.packing_buffer_size,
             packing or self.hook("select_samples_to_pack"),
             self.hook("pack_selected_samples"),
             sample_length=self.hook("sample_length") if packing else None,
-            sample_encoder=self.hook("postencode_sample")
-            if encoder.overrides("postencode_sample")
-            else None,
+            sample_encoder=self.hook("postencode_sample") if encodes else None,
             slicer=encoder.slice_sample,
             packer_config={"loss": loss} if packing else None,
             drop_last=False,
@@ -211,85 +254,29 @@ class Hooks:
             worker_config=self.config,
         )
 
-    def _batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
-        encoder, (batch_size, drop_last, _) = self.encoder, batching
-        if encoder.batching is not None:
-            dataset = self._batched_by_length(dataset, encoder.batching, batching)
-        elif encoder.overrides("batch_group_criterion"):
-            criterion = self.hook("batch_group_criterion")
-            dataset = GroupBatchDataset(
-                dataset, batch_size, criterion, self.hook("batch"), drop_last=drop_last
+    def _batches(
+        self, dataset: SavableDataset[Any], batching: Batching
+    ) -> SavableDataset[Any] | None:
+        """Puts the stage over samples that makes batches; None if there are to be none."""
+        batch_size, drop_last, _ = batching
+        lists, batch = self.encoder.batching, self.hook("batch")
+        if isinstance(lists, Buckets):
+            return BucketBatchDataset(
+                dataset, lists, batch, sample_length=self.hook("sample_length"),
+                batch_size=batch_size, drop_last=drop_last,
+            )  # fmt: skip
+        if lists is not None:
+            assert batch_size is not None
+            split = replace(lists, end="drop") if drop_last else lists
+            return SplitModalityBatchDataset(
+                dataset, split, batch_size, batch, sample_length=self.hook("sample_length")
             )
-        elif batch_size is not None:
-            dataset = BatchDataset(dataset, batch_size, self.hook("batch"), drop_last=drop_last)
-        else:
-            return dataset
-        if encoder.overrides("encode_batch"):
-            dataset = MapDataset(dataset, self.hook("encode_batch"))
-        return dataset
-
-    def _check_batching(self, packs: bool) -> None:
-        """Checks that `batching` has what it needs, and nothing else makes batches."""
-        encoder, name = self.encoder, type(self.encoder).__name__
-        if encoder.batching is None:
-            return
-        if not isinstance(encoder.batching, (Buckets, ModalitySplit)):
-            raise TypeError(
-                f"{name}.batching={encoder.batching!r}; make it Buckets(max_tokens=...), or "
-                "ModalitySplit(group_by, shares=...)"
-            )
-        if not encoder.overrides("sample_length"):
-            raise ValueError(
-                f"{name} has `batching`, but does not say how long a sample is: give it a method "
-                "sample_length(self, sample) -> int (or a dict of resources)"
-            )
-        if packs:
-            raise ValueError(f"{name} has both `batching` and packing; leave one of them out")
-        if encoder.overrides("batch_group_criterion"):
-            raise ValueError(
-                f"{name} has both `batching` and batch_group_criterion; give the group as "
-                f"{type(encoder.batching).__name__}(group_by=...)"
-            )
-
-    def _batched_by_length(
-        self, dataset: SavableDataset[Any], settings: Buckets | ModalitySplit, batching: Batching
-    ) -> SavableDataset[Any]:
-        """Puts the stage over samples that `batching` of the encoder asks for."""
-        if isinstance(settings, ModalitySplit):
-            return self._split(dataset, settings, batching)
-        return BucketBatchDataset(
-            dataset,
-            settings,
-            self.hook("batch"),
-            sample_length=self.hook("sample_length"),
-            batch_size=batching.batch_size,
-            drop_last=batching.batch_drop_last,
-        )
-
-    def _split(
-        self, dataset: SavableDataset[Any], split: ModalitySplit, batching: Batching
-    ) -> SavableDataset[Any]:
-        if batching.batch_size is None:
-            raise ValueError(
-                f"{type(self.encoder).__name__} has batching=ModalitySplit(...), but the pipeline "
-                "has no batch_size; give the samples of a batch"
-            )
-        if self.encoder.overrides("encode_batch") and self.hook("encode_batch").is_generator:
-            raise ValueError(
-                f"{type(self.encoder).__name__}.encode_batch is a generator; with ModalitySplit a "
-                "batch must stay one batch, or ranks come out of step"
-            )
-        if batching.batch_drop_last:
-            if split.end == "pad":
-                raise ValueError('batch_drop_last=True contradicts end="pad"; give one')
-            split = replace(split, end="drop")
-        return SplitModalityBatchDataset(
-            dataset,
-            split,
-            batching.batch_size,
-            self.hook("batch"),
-            sample_length=self.hook("sample_length"),
-        )
+        if self.encoder.overrides("batch_group_criterion"):
+            group = self.hook("batch_group_criterion")
+            return GroupBatchDataset(dataset, batch_size, group, batch, drop_last=drop_last)
+        if batch_size is None:
+            return None
+        return BatchDataset(dataset, batch_size, batch, drop_last=drop_last)
 
     def decoder(self, kwargs: dict[str, Any]) -> SampleDecoder | None:
         """Returns the encoder's decoder, or the one that Energon's old keywords describe."""

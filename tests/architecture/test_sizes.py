@@ -29,7 +29,7 @@ BUDGET = {
     "sources": 1301,
     "stages": 4802,
     "storage": 2927,
-    "task_encoder": 810,
+    "task_encoder": 739,
     "testing": 351,
     "": 390,
 }
