@@ -1,0 +1,119 @@
+"""The order of samples that a user's sampler yields, and its epoch."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from energon_lite.core.arrays import Int64Array
+
+_log = logging.getLogger(__name__)
+
+
+class EpochSampler(Sampler[int]):
+    """The `sampler` of a batch sampler, whose `set_epoch` is the batch sampler's.
+
+    accelerate, and with it the Trainer of transformers, sets the epoch of a batch sampler by
+    `batch_sampler.sampler.set_epoch(epoch)` only.
+    """
+
+    def __init__(self, order: Iterable[int], set_epoch: Callable[[int], None]) -> None:
+        self.order = order
+        self.set_epoch = set_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the indices of the user's sampler."""
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        """Returns the length of the user's sampler."""
+        return len(self.order)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the user's sampler."""
+        if name.startswith("__") or name == "order":
+            raise AttributeError(name)
+        return getattr(self.order, name)
+
+
+def epoch_of(sampler: object) -> int | None:
+    """Returns the epoch of a sampler that has `set_epoch`; None for any other."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None
+
+
+def is_unseeded(sampler: object) -> bool:
+    """Whether a sampler draws its order from torch's global generator."""
+    # SeedableRandomSampler, which accelerate puts in place of a RandomSampler, has a seed.
+    return getattr(sampler, "generator", sampler) is None and not hasattr(sampler, "initial_seed")
+
+
+def check_sampler(sampler: object, *, has_own_order: bool = False) -> None:
+    """Refuses a sampler that differs between ranks; any sampler where the order is `seed`'s.
+
+    Raises:
+        TypeError: names the sampler and the remedy.
+    """
+    if (num_replicas := getattr(sampler, "num_replicas", 1) or 1) > 1:
+        raise TypeError(
+            f"sampler, a {type(sampler).__name__}, yields other samples on each of {num_replicas} "
+            "ranks, which would make different numbers of batches of them. Omit it: ranks get "
+            "parts of one plan. If Lightning puts it there, use "
+            "Trainer(use_distributed_sampler=False)."
+        )
+    if has_own_order and sampler is not None:
+        raise TypeError(
+            f"sampler is a {type(sampler).__name__}, but this batch sampler orders samples itself, "
+            "by seed and epoch. Omit it."
+        )
+
+
+def check_seeded(sampler: object, world_size: int) -> None:
+    """Refuses an order that each of several processes would draw for itself.
+
+    Raises:
+        ValueError: names the sampler and the remedy.
+    """
+    if world_size > 1:
+        raise ValueError(
+            f"Each of {world_size} processes would draw another order from sampler, a "
+            f"{type(sampler).__name__} without generator, and samples would be lost. Omit sampler, "
+            "and MultipackBatchSampler shuffles by seed and epoch; or pass the sampler "
+            "generator=torch.Generator().manual_seed(seed), the same on each."
+        )
+
+
+def warn_of_copies(world_size: int) -> None:
+    """Warns if several processes would train on the same batches."""
+    if world_size > 1:
+        _log.warning(
+            "With sampler= and without rank and world_size, each of %d processes gets all "
+            "batches. Pass the loader to Accelerator.prepare(), which shards them, or pass rank "
+            "and world_size.", world_size,
+        )  # fmt: skip
+
+
+def order_of(sampler: Iterable[int], num_samples: int) -> Int64Array:
+    """Iterates a sampler once, and leaves it in its epoch.
+
+    Raises:
+        TypeError: It yields something else than integers.
+        ValueError: It yields nothing, or an index that is not in 0..num_samples-1.
+    """
+    epoch = epoch_of(sampler)
+    order = np.fromiter(map(operator.index, sampler), np.int64)
+    if epoch_of(sampler) != epoch:
+        sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # accelerate's increments itself
+    if not len(order):
+        raise ValueError("sampler yields no index; one that can be iterated but once is exhausted.")
+    is_bad = (order < 0) | (order >= num_samples)
+    if is_bad.any():
+        raise ValueError(
+            f"sampler yields index {order[is_bad.argmax()]}, but lengths has {num_samples:,} entries"
+        )
+    return order
