@@ -59,10 +59,9 @@ from energon_lite.names.alias import as_energon
 from energon_lite.order.schedules import Schedule
 from energon_lite.pipeline import get_train_dataset, get_val_dataset, get_val_datasets
 from energon_lite.prepare.run import prepare_dataset
-from energon_lite.samplers.modality_indices import SplitModalitySampler
 from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.samplers.packed_rows import PackedCollator, PackedRows
-from energon_lite.samplers.split_modality import SplitModalityBatchSampler
+from energon_lite.samplers.split_modality import SplitModalityBatchSampler, SplitModalitySampler
 from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
 from energon_lite.sources.dataset_classes import (
     CrudeWebdataset,

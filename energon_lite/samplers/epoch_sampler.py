@@ -196,7 +196,7 @@ class EpochBatchSampler(BatchSampler):
             check_seeded(self._order, self.world_size)
         if self._is_assumed:
             with suppress(ValueError):  # `_ranks` raises it, if there is no process group by then
-                self.rank, self.world_size = _own_place()
+                self.rank, self.world_size = _rank_and_world_size()
 
     def _ranks(self) -> Sequence[int]:
         """Returns the ranks whose batches are wanted: this one, or all if accelerate shards them.
@@ -209,7 +209,7 @@ class EpochBatchSampler(BatchSampler):
         shard = find_shard()
         if shard is None or shard.world_size == 1:
             if self._is_assumed and not self._is_sharded:
-                self._move(*_own_place())
+                self._move(*_rank_and_world_size())
             return [self.rank]
         if self._is_placed:
             raise ValueError(
@@ -282,7 +282,7 @@ class EpochBatchSampler(BatchSampler):
         return self.end == "split"
 
     def permutation(self, num: int, epoch: int, number: int) -> Int64Array:
-        """Returns a permutation of 0..num-1, the same on all ranks; `number` tells several apart."""
+        """Returns a permutation of 0..num-1, the same on all ranks; `number` is the use of it."""
         key = key_of(f"samplers.{self._name}", self.seed)
         return Permutation(num, key, epoch, number)(np.arange(num))
 
@@ -340,7 +340,7 @@ class EpochBatchSampler(BatchSampler):
         num_left += -(num_left % row_size) if is_dropped else -num_left % row_size
         if num_left == 0 and self._first == 0:
             raise ValueError(
-                f"An epoch of {len(self.lengths):,} samples yields no batch: of them are made "
+                f"An epoch of {len(self.lengths):,} samples yields no batch: they make "
                 f"{num_lists:,} {self._unit}, and a step takes {max(row_size, 1):,} (batch_size="
                 f"{self._batch_size}, world_size={self.world_size}, drop_last={self.drop_last}, "
                 f"end={self.end!r}). Use drop_last=False and end='pad', smaller batches, or fewer "
@@ -423,7 +423,7 @@ class EpochBatchSampler(BatchSampler):
         ranks = self._ranks()
         iteration = self._iteration = self._begin()
         if self._has_order and not self._is_placed and not self._is_sharded:
-            world_size = _own_place()[1]
+            world_size = _rank_and_world_size()[1]
             if self._is_unseeded:
                 check_seeded(self._order, world_size)
             warn_of_copies(world_size)
@@ -613,7 +613,7 @@ def also_called(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-def _own_place() -> tuple[int, int]:
+def _rank_and_world_size() -> tuple[int, int]:
     """Returns rank and world size as torch.distributed and the environment have them."""
     config = WorkerConfig.default_worker_config(num_workers=0)
     return config.rank, config.world_size
@@ -642,10 +642,10 @@ def either(name: str, value: Any, other_name: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """Refuses a value that is not one of `allowed`, with a `ValueError`."""
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}")
 
 
 def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -> Int64Array:

@@ -1,47 +1,55 @@
-"""The batch sampler: packs of `energon_lite.samplers`' plans, rank by rank and batch by batch."""
+"""The batch sampler of packs: samples share packs, and packs batches.
+
+Axes: N samples, R resources, P packs.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import cached_property
-from itertools import product
-from typing import Any, get_args
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+# By way of the package, which imports a packer, and with it numba, when it is first used.
+from energon_lite import packing as packers
+from energon_lite.batching.costs import CostModel
+from energon_lite.batching.global_window import NO_PACK, global_window
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.errors import StateError, did_you_mean
-from energon_lite.core.topology import WorkerConfig
-from energon_lite.samplers.base import PlannedBatchSampler, as_integer, either
-from energon_lite.samplers.base_order import check_replicas, order_of, unseeded_error
-from energon_lite.samplers.original_calls import (
-    AXOLOTLS_ORDER,
-    WITHOUT_EFFECT,
-    AxolotlNames,
-    also_called,
-)
-from energon_lite.samplers.plan import (
-    Algorithm,
-    Deal,
+from energon_lite.core.errors import did_you_mean
+from energon_lite.core.seeds import key_of
+from energon_lite.samplers.epoch_sampler import (
     End,
-    EpochPlan,
+    EpochBatchSampler,
     Overlong,
-    PackSettings,
+    also_called,
+    as_integer,
+    as_lengths,
     check_choice,
-    deal_packs,
-    digest,
-    plan_epoch,
+    cut_lists,
+    either,
 )
+from energon_lite.samplers.sample_order import check_sampler
 
+Algorithm = Literal["best", "streaming", "first_fit_decreasing", "first_fit", "sequential"]
+
+# One pack in a thousand is not worth the seconds that the search for it would take in each epoch.
+_TOLERANCE = 0.001
+# Arguments of axolotl's that set how its packing is computed, not its result, and their defaults.
+_IGNORED: dict[str, Any] = {
+    "group_size": 100_000, "mp_start_method": "fork", "num_count_samples": 4,
+    "num_processes": None, "packing_efficiency_estimate": 1.0, "safe_mode": True,
+}  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
-class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
+class MultipackBatchSampler(EpochBatchSampler):
     """Puts samples into packs and packs into batches, the same on all ranks of a run.
 
     A batch is a list of packs, a pack a list of sample indices, as with axolotl's class of this
@@ -51,56 +59,62 @@ class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
         MultipackBatchSampler(RandomSampler(dataset), lengths=lengths, batch_size=4,
                               batch_max_len=2048, drop_last=True)  # axolotl's
 
-    In the first, each epoch has an order of its own, fixed by `seed` and epoch, and each rank gets
-    its part. In the second, the order is that of `sampler`, drawn once for each epoch, at the first
-    `len()` or iteration, and must be the same on each rank; all batches come on every rank.
-    Where accelerate (or the Trainer of transformers) deals batches to processes, both give each
-    process its part.
+    In the first, seed and epoch fix the order of samples, and each rank gets its part. In the
+    second, the order is that of `sampler`, drawn once for each epoch, at the first `len()` or
+    iteration, and must be the same on each rank; all batches come on every rank. Where accelerate
+    (or the Trainer of transformers) shards batches, both yield each process its part.
 
     Call `set_epoch` before each epoch, as for `DistributedSampler`. `DataLoader(dataset,
     batch_sampler=...)` calls `dataset[pack]` for each pack of a batch, with a list of indices.
 
     Args:
-        lengths: shape (N,); tokens of each sample, at least 1.
-        capacity: tokens a pack can hold.
+        lengths: shape (N,); tokens of each sample, at least 1. With several resources shape (N, R),
+            its columns in the order of `capacity`, or a dict of columns.
+        capacity: tokens a pack can contain; or a dict of what it can contain of each resource, with
+            an entry "tokens".
         batch_size: packs in a batch.
         algorithm: "best" takes the fewest packs of several methods, and stops at 0.1 % above the
             least possible; the others are functions of `energon_lite.packing`.
         max_samples: samples in a pack at most; None for any number, with `sampler` 200.
-        align: lengths are rounded up to a multiple of this.
+        align: lengths are rounded up to a multiple of this; a number, or one for each resource.
         overlong: what becomes of samples above the capacity: "error"; "drop"; or "alone", each in
-            a pack of its own that is too large. `num_overlong` counts them.
-        seed: another value gives other epochs.
-        shuffle: whether samples are shuffled before packing, and packs after it. Samples whose
-            length nobody shares may meet the same others again, but with "first_fit" and
+            a pack by itself that is too large. `num_overlong` counts them.
+        seed: another value yields other epochs.
+        shuffle: whether samples are shuffled before packing, and packs after it. Samples of a
+            length that is unique may meet the same others again, but with "first_fit" and
             "sequential". With `sampler` packs alone are shuffled, and not if they are "sequential".
-            Without, sorted packing gives long samples first.
+            Without, sorted packing has long samples first.
         drop_last: whether there is no last batch of fewer packs. By default so with `sampler`.
         end: how ranks get equally many packs in the last step: "split" cuts a few packs in parts,
             so that every sample comes once, also with `drop_last`; if there are too few samples
             for that, it is as "pad". "pad" repeats packs from the start of the epoch, fewer than
-            there are ranks, or with `drop_last` leaves them out; "drop" leaves some out.
-            `num_repeated` and `num_dropped` count their samples.
-        rank: index of this data-parallel process, given together with `world_size`. By default as
-            `torch.distributed` says, with `sampler` 0 of 1. Leave both out where accelerate deals
-            batches to processes.
+            there are ranks, or with `drop_last` drops them; "drop" drops some. `num_repeated` and
+            `num_dropped` count their samples.
+        rank: index of this data-parallel process, passed together with `world_size`. By default as
+            in `torch.distributed`, with `sampler` 0 of 1. Omit both where accelerate shards
+            batches.
         world_size: number of data-parallel processes.
         flatten: whether a batch is one list of indices, without bounds of packs.
-        sampler: gives the order of samples, or of some of them.
+        balance: "global_window" orders packs so that all ranks have packs of similar cost in the
+            same step: those of `balance_window` steps are sorted by cost. None for random order.
+        balance_window: steps that are sorted together; more balance better.
+        cost: with `balance`, an `energon_lite.balance.CostModel`; tiles are the second resource.
+        sampler: yields the order of samples, or of some of them.
         batch_max_len: another name of `capacity`.
         bin_size: another name of `max_samples`.
         sequential: the same as `algorithm="sequential"`.
-        **unused: axolotl's `group_size`, `num_processes`, `mp_start_method`, `num_count_samples`,
+        **ignored: axolotl's `group_size`, `num_processes`, `mp_start_method`, `num_count_samples`,
             `packing_efficiency_estimate` and `safe_mode`, which have no effect. All of axolotl's
-            arguments may be given by position, in its order.
+            arguments may be positional, in its order.
 
     Attributes:
-        epoch: as `set_epoch` or `load_state_dict` left it.
+        epoch: as `set_epoch` or `load_state_dict` set it.
+        packing: the settings of packs.
 
     Raises:
-        TypeError: An argument is missing, given twice, unknown, or not an integer.
+        TypeError: An argument is missing, passed twice, unknown, or not an integer.
         ValueError: There are no lengths; one is below 1, or too long; a setting is out of range.
-            Iteration and `len()` raise it, too, if no batch can be made of the packs there are.
+            Iteration and `len()` raise it, too, if the packs make no batch.
 
     Example:
         >>> sampler = MultipackBatchSampler([6, 5, 4, 3, 2], capacity=10, batch_size=2)
@@ -108,19 +122,22 @@ class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
         (1, 1.0)
     """
 
-    _format = "energon_lite.multipack"
-    _unit = "packs"
+    _name, _unit = "multipack", "packs"
 
-    @also_called(*AXOLOTLS_ORDER)
+    @also_called(
+        "sampler", "batch_size", "batch_max_len", "lengths", "packing_efficiency_estimate",
+        "drop_last", "num_count_samples", "sequential", "group_size", "bin_size", "num_processes",
+        "safe_mode", "mp_start_method",
+    )  # fmt: skip
     def __init__(
         self,
-        lengths: npt.ArrayLike,
-        capacity: int | None = None,
+        lengths: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        capacity: int | Mapping[str, int] | None = None,
         batch_size: int = 1,
         *,
         algorithm: Algorithm | None = None,
         max_samples: int | None = None,
-        align: int = 1,
+        align: int | Mapping[str, int] = 1,
         overlong: Overlong = "error",
         seed: int = 0,
         shuffle: bool | None = None,
@@ -129,172 +146,203 @@ class MultipackBatchSampler(PlannedBatchSampler, AxolotlNames):
         rank: int | None = None,
         world_size: int | None = None,
         flatten: bool = False,
+        balance: Literal["global_window"] | None = None,
+        balance_window: int = 64,
+        cost: CostModel | None = None,
         sampler: Iterable[int] | None = None,
         batch_max_len: int | None = None,
         bin_size: int | None = None,
         sequential: bool = False,
-        **unused: Any,
+        **ignored: Any,
     ) -> None:
-        _check_arguments(unused, lengths, sampler)
+        _check_ignored(ignored)
+        _check_orders(lengths, sampler)
         if sequential and algorithm not in (None, "sequential"):
-            raise ValueError(f"sequential=True contradicts algorithm={algorithm!r}; give one.")
+            raise ValueError(f"sequential=True contradicts algorithm={algorithm!r}; pass one.")
         check_choice("end", end, get_args(End))
-        has_sampler = sampler is not None
-        algorithm = "sequential" if sequential else algorithm or "best"
-        capacity = either("capacity", capacity, "batch_max_len", batch_max_len)
-        if capacity is None:
-            raise TypeError("capacity is missing: how many tokens can a pack hold?")
-        if max_samples is None and bin_size is None and has_sampler:
+        check_choice("overlong", overlong, get_args(Overlong))
+        check_choice("balance", balance, (None, "global_window"))
+        max_samples = either("max_samples", max_samples, "bin_size", bin_size)
+        if max_samples is None and sampler is not None:
             max_samples = 200
-        if shuffle is None:
-            shuffle = not has_sampler or algorithm != "sequential"
-        self.settings = PackSettings(
-            capacity, algorithm, either("max_samples", max_samples, "bin_size", bin_size),
-            as_integer("align", align), overlong, as_integer("seed", seed), shuffle,
+        self.packing = packing = _packing(
+            capacity=either("capacity", capacity, "batch_max_len", batch_max_len),
+            algorithm="sequential" if sequential else algorithm or "best", align=align,
+            max_samples=max_samples, overlong=overlong, balance=balance,
+            balance_window=balance_window, cost=cost,
         )  # fmt: skip
-        self.lengths = self.settings.check(lengths)
-        order = range(len(self.lengths)) if sampler is None else sampler
-        super().__init__(order, batch_size, has_sampler if drop_last is None else drop_last)
-        self.end = end
-        self.flatten = flatten
-        self._has_sampler, self._unused = has_sampler, unused
-        self._find_place(rank, world_size, is_alone=has_sampler)
-        if self._is_unseeded and self._is_placed:
-            raise unseeded_error(sampler, self.world_size)
-        self._enter(0, 0, {})
+        lengths_N = _lengths_of(packing, lengths)
+        self.flatten, self._is_nested = flatten, not flatten
+        vars(self).update(_IGNORED | ignored)
+        is_overlong = np.any(lengths_N.reshape(len(lengths_N), -1) > packing.limits, axis=1)
+        is_sequential = sampler is not None and packing.algorithm == "sequential"
+        super().__init__(
+            lengths_N, sampler, batch_size,
+            sampler is not None if drop_last is None else drop_last,
+            seed=seed, shuffle=not is_sequential if shuffle is None else shuffle, end=end,
+            overlong=overlong,
+            is_overlong=is_overlong,
+            limit=f"the capacity of {packing.capacity}"
+            + (f" (aligned to {packing.align})" if packing.align != 1 else ""),
+            settings=_config_of(packing),
+        )  # fmt: skip
+        self._set_place(rank, world_size)
 
-    def _batches(self, dealt: Deal, ranks: Sequence[int]) -> Iterator[list[Any]]:
-        self._check_audience()
-        packs = self._planned().packs
-        for step, rank in product(range(dealt.num_batches), ranks):
-            start, size = dealt.place(step, rank)
-            batch = [packs[i % len(packs)].tolist() for i in range(start, start + size)]
-            yield [index for pack in batch for index in pack] if self.flatten else batch
+    def plan(self, order_N: Int64Array, epoch: int) -> Lists:
+        """Returns the packs of an epoch: packed, cut for the ranks, shuffled, and balanced."""
+        packing = self.packing
+        lengths_NR = self.lengths.reshape(len(self.lengths), -1)
+        # As large as a whole pack, an overlong sample shares it with none.
+        sizes_NR = np.where(
+            self._is_overlong[order_N, None], packing.limits, lengths_NR[order_N]
+        ).astype(np.int64)
+        settings: dict[str, Any] = {"max_samples": packing.max_samples, "align": packing.alignments}
+        if packing.algorithm == "best":
+            settings["tolerance"] = _TOLERANCE
+        names = {"best": "pack_best", "streaming": "pack_stream"}
+        pack = getattr(packers, names.get(packing.algorithm, packing.algorithm))
+        packs: Lists = pack(sizes_NR, packing.capacities, **settings)
+        packs = cut_lists(Lists(order_N[packs.indices], packs.offsets), self.layout.multiple)
+        if self.shuffle:
+            packs = packs.reordered(self.permutation(len(packs), epoch, 1))
+        if packing.balance:
+            # Windows of equal size: a last one of few steps would balance worse.
+            num_steps = -(-len(packs) // self.layout.num_ranks)
+            num_windows = max(1, round(num_steps / packing.balance_window))
+            steps = global_window(
+                packing.cost.costs(packs, lengths_NR), self.layout.num_ranks,
+                -(-num_steps // num_windows), key_of("samplers.balance", self.seed), epoch=epoch,
+                remainder="ragged",
+            ).steps.ravel()  # fmt: skip
+            packs = packs.reordered(steps[steps != NO_PACK])
+        return packs
 
-    @property
-    def num_overlong(self) -> int:
-        """How many samples of this epoch are longer than a pack: left out, or alone in one."""
-        return int(self._planned().num_overlong)
+    # What axolotl's code reads. Numbers of tokens are those of one epoch: of all ranks.
 
-    @property
-    def num_repeated(self) -> int:
-        """How many samples are given twice, over all ranks, so that each gets as many packs.
-
-        After `load_state_dict`, of the rest of the epoch; so with `num_dropped` and `efficiency`.
-        """
-        deal = self._deal()
-        return self._num_samples(np.arange(deal.num_packs, deal.end) % deal.num_packs)
-
-    @property
-    def num_dropped(self) -> int:
-        """How many samples are left out with packs that make no batch, by `end` or `drop_last`."""
-        deal = self._deal()
-        return self._num_samples(np.arange(deal.end, deal.num_packs))
-
-    def _sizes_given(self) -> Int64Array:
-        deal = self._deal()
-        given = np.arange(deal.first, deal.end) % deal.num_packs
-        sizes: Int64Array = self._planned().packs.sizes(self.lengths)[given]
+    def _sizes_yielded(self) -> Int64Array:
+        """Returns the tokens of each pack that is left, over all ranks."""
+        packs = self._planned().lists
+        sizes_P = packs.sizes(self.lengths.reshape(len(self.lengths), -1)[:, 0])
+        sizes: Int64Array = sizes_P[self._rows().ravel() % len(packs)]
         return sizes
 
-    def generate_batches(self, set_stats: bool = False) -> list[list[Any]]:  # noqa: ARG002
-        """Returns the batches that an iteration would yield, as axolotl's; counts none as given."""
-        return list(self._batches(self._deal(), [self.rank]))
+    def efficiency(self) -> float:
+        """Returns the share of packs' room for tokens that is filled, in 0..1, over all ranks.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on in the middle of an epoch: the next iteration gives the packs not given before.
-
-        `batch_size`, `end`, `drop_last` and the number of ranks may differ from those of the run
-        that saved. `len()` counts what is left, until that has been given or another epoch begins:
-
-            sampler.load_state_dict(state)
-            for epoch in range(sampler.epoch, num_epochs):
-                sampler.set_epoch(epoch)
-                for batch in loader:
-                    ...
-
-        A `sampler` must give the order that it gave: seed it by the epoch. If it does not, `len()`
-        and iteration raise `StateError`.
-
-        Raises:
-            StateError: This is no state of such a sampler; or it is one of other lengths or
-                settings, which are named.
+        Padding by `align` counts as empty, a pack above the capacity as full. 1 if nothing is left.
         """
-        super().load_state_dict(state)
+        slots = self.total_token_slots
+        return self.total_tokens_used / slots if slots else 1.0
 
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        """What another run must have in common to go on where this one stopped."""
-        return {
-            "num_samples": len(self.lengths),
-            "lengths": digest(self.lengths),
-            "has_sampler": self._has_sampler,
-            **asdict(self.settings),
-        }
+    @property
+    def batch_max_len(self) -> int:
+        """Tokens a pack can contain: `capacity`."""
+        return self.packing.tokens
 
-    def _enter(self, epoch: int, first: int, state: Mapping[str, Any]) -> None:
-        super()._enter(epoch, first, state)
-        self._saved_order: str | None = state.get("order")
+    @property
+    def bin_size(self) -> int | None:
+        """Samples in a pack at most: `max_samples`."""
+        return self.packing.max_samples
 
-    def _more_state(self) -> dict[str, Any]:
-        return super()._more_state() | {"order": self._planned().order_digest}
+    @property
+    def sequential(self) -> bool:
+        """Whether packs keep the order of samples."""
+        return self.packing.algorithm == "sequential"
 
-    def _multiple(self) -> int:
-        if self.end != "split":
-            return 1
-        return self.world_size * (self.batch_size if self.drop_last or self._is_split else 1)
+    @property
+    def total_tokens_used(self) -> int:
+        """Tokens of the packs of this epoch, over all ranks."""
+        return int(self._sizes_yielded().sum())
 
-    def _make_plan(self, multiple: int) -> EpochPlan:
-        order = None
-        if self._has_sampler:
-            if self._is_unseeded and self.world_size > 1:
-                raise unseeded_error(self._order, self.world_size)
-            order = order_of(self._order, len(self.lengths))
-        plan = plan_epoch(self.lengths, order, self.settings, self.epoch, multiple)
-        if self._saved_order not in (None, plan.order_digest):
-            raise StateError(
-                f"sampler gives another order in epoch {self.epoch} than when the state was "
-                "saved: which samples are left, nobody knows. Seed it by the epoch, or give "
-                "lengths without sampler."
-            )
-        self._check_first(len(plan.packs))
-        return plan
+    @property
+    def total_token_slots(self) -> int:
+        """Tokens that there is room for in these packs; in one that is too large, as it has."""
+        return int(np.maximum(self._sizes_yielded(), self.packing.tokens).sum())
 
-    def _deal(self) -> Deal:
-        return deal_packs(
-            len(self._planned().packs), self._first, self.batch_size, self.world_size,
-            drop_last=self.drop_last, end=self.end,
-        )  # fmt: skip
+    eff_total_used, eff_total_slots = total_tokens_used, total_token_slots  # older names
 
-    def _check_audience(self) -> None:
-        """Warns if all processes are to train on the same batches, as none deals them."""
-        if not self._has_sampler or self._is_placed or self._is_dealt:
-            return
-        world_size = WorkerConfig.default_worker_config(num_workers=0).world_size
-        if world_size > 1 and self._is_unseeded:
-            raise unseeded_error(self._order, world_size)
-        if world_size > 1:
-            _log.warning(
-                "With sampler= and without rank and world_size, each of %d processes gets all "
-                "batches. Pass the loader to Accelerator.prepare(), which deals them, or give rank "
-                "and world_size.", world_size,
-            )  # fmt: skip
+    @property
+    def len_across_ranks(self) -> int:
+        """`len()`, which is the same on all ranks already."""
+        return len(self)
 
-    def _num_samples(self, places: Int64Array) -> int:
-        return int(np.diff(self._planned().packs.offsets)[places].sum())
+    def num_batches(self) -> int:
+        """Returns `len()`."""
+        return len(self)
+
+    def gather_efficiency(self) -> float:
+        """Returns `efficiency()`, which is of all ranks already."""
+        return self.efficiency()
+
+    def gather_len_batches(self, num: float) -> int:
+        """Returns a number of batches, which is the same on all ranks already."""
+        return math.floor(num)
+
+    def generate_batches(self, set_stats: bool = False) -> list[list[Any]]:  # noqa: ARG002
+        """Returns the batches that an iteration would yield, without counting them as yielded."""
+        return list(self._batches([self.rank]))
 
 
-def _check_arguments(unused: dict[str, Any], lengths: object, sampler: object) -> None:
-    for name in unused.keys() - set(WITHOUT_EFFECT):
+def _check_ignored(ignored: Mapping[str, Any]) -> None:
+    """Warns of arguments without effect, and refuses unknown ones."""
+    for name in ignored.keys() - _IGNORED.keys():
         known = [*inspect.signature(MultipackBatchSampler).parameters][:-1]
         raise TypeError(
             f"MultipackBatchSampler has no argument {name!r}."
-            + did_you_mean(name, [*known, *WITHOUT_EFFECT])
+            + did_you_mean(name, [*known, *_IGNORED])
         )
+    if ignored:
+        _log.warning("MultipackBatchSampler ignores %s.", ", ".join(sorted(ignored)))
+
+
+def _check_orders(lengths: object, sampler: object) -> None:
     if isinstance(lengths, Sampler):
         raise TypeError(
-            f"lengths is a {type(lengths).__name__}. With a sampler, give the arguments of "
+            f"lengths is a {type(lengths).__name__}. With a sampler, pass the arguments of "
             "axolotl's class: sampler, batch_size, batch_max_len, lengths. If Lightning puts it "
             "there, use Trainer(use_distributed_sampler=False)."
         )
-    check_replicas(sampler)
+    check_sampler(sampler)
+
+
+def _packing(**settings: Any) -> Packing:
+    """Returns the settings of packs, checked as those of a task encoder."""
+    if settings["capacity"] is None:
+        raise TypeError("capacity is missing: how many tokens can a pack contain?")
+    for name in ("capacity", "align", "max_samples", "balance_window"):
+        if isinstance(settings[name], Mapping):
+            settings[name] = {key: as_integer(name, n) for key, n in settings[name].items()}
+        elif settings[name] is not None:
+            settings[name] = as_integer(name, settings[name])
+    # A global window needs all lengths, which a task encoder has in an index, and samplers always.
+    return Packing(**settings, lengths="all")
+
+
+def _config_of(packing: Packing) -> dict[str, Any]:
+    """Returns the settings that another run must have in common."""
+    balance = packing.balance
+    return {
+        "capacity": packing.tokens if len(packing.limits) == 1 else list(packing.capacities),
+        "algorithm": packing.algorithm,
+        "max_samples": packing.max_samples,
+        "align": packing.token_alignment if len(packing.limits) == 1 else list(packing.alignments),
+        "balance": balance and [balance, packing.balance_window, str(packing.cost)],
+    }
+
+
+def _lengths_of(packing: Packing, lengths: Any) -> Int64Array:
+    """Returns lengths of shape (N,), or (N, R) with columns in the order of `packing.resources`."""
+    resources = packing.resources
+    if isinstance(lengths, Mapping):
+        if set(lengths) != set(resources):
+            raise ValueError(
+                f"lengths has {', '.join(map(str, lengths))}, but capacity {', '.join(resources)}"
+            )
+        lengths = np.stack([np.asarray(lengths[name]) for name in resources], axis=-1)
+    elif isinstance(packing.capacity, Mapping) and np.ndim(lengths) == 2:
+        columns = [list(packing.capacity).index(name) for name in resources]
+        if np.shape(lengths)[1] == len(columns):
+            lengths = np.asarray(lengths)[:, columns]
+    if len(resources) == 1 and np.ndim(lengths) == 2 and np.shape(lengths)[1] == 1:
+        lengths = np.asarray(lengths)[:, 0]
+    return as_lengths(lengths, 1, len(resources))

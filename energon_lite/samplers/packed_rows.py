@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from energon_lite.batching.rules import Packing
-from energon_lite.samplers.plan import check_choice
+from energon_lite.samplers.epoch_sampler import check_choice
 from energon_lite.stages.packing.pack_samples import pack_samples
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 

@@ -114,6 +114,6 @@ def order_of(sampler: Iterable[int], num_samples: int) -> Int64Array:
     is_bad = (order < 0) | (order >= num_samples)
     if is_bad.any():
         raise ValueError(
-            f"sampler yields index {order[is_bad.argmax()]}, but lengths has {num_samples:,} entries"
+            f"sampler yields index {order[is_bad.argmax()]}, but there are {num_samples:,} lengths"
         )
     return order

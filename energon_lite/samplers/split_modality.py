@@ -1,45 +1,43 @@
-"""The batch sampler of steps in which all samples are of one group, such as a modality.
+"""The samplers of steps in which all samples are of one group, such as a modality.
 
 Axes: N samples, S steps, G samples of a step over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from copy import copy
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import BatchSampler
+import torch
+from torch.utils.data import Sampler
 
 from energon_lite.batching.length_windows import End, number_groups
-from energon_lite.batching.steps import GroupSteps, deal, step_groups
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.steps import step_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
-from energon_lite.core.seeds import key_of
-from energon_lite.order.permutation import Permutation
-from energon_lite.samplers.base import (
-    PaddedBatchSampler,
+from energon_lite.samplers.epoch_sampler import (
+    PaddedEpochBatchSampler,
+    also_called,
     as_integer,
-    check_lengths,
+    as_lengths,
+    check_choice,
+    digest,
     either,
-    positive,
 )
-from energon_lite.samplers.base_order import refuse_sampler
-from energon_lite.samplers.original_calls import also_called
-from energon_lite.samplers.plan import check_choice, digest
+from energon_lite.samplers.sample_order import check_sampler
 
 
-class SplitModalityBatchSampler(PaddedBatchSampler):
-    """Makes each step of one group only, and of like lengths, the same on all ranks of a run.
+class SplitModalityBatchSampler(PaddedEpochBatchSampler):
+    """Makes each step of one group only, and of similar length, the same on all ranks of a run.
 
     All ranks together take `global_batch_size` samples in a step, and all of these are of one
     group: with images, say, or only text. So no rank runs the image encoder while another has
     nothing for it. Samples of a group are shuffled, sorted by length within windows of many steps,
-    cut into steps, and dealt to ranks in turn: within a step the longest sample of each rank is
+    cut into steps, and assigned to ranks in turn: within a step the longest sample of each rank is
     about as long as any other, so that no rank waits for another and little is padded. Then the
     steps are shuffled over the whole epoch.
 
@@ -60,24 +58,24 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         groups: N groups.
         batch_size: samples of a batch, if a step has several on each rank, since gradients are
             accumulated. By default, `global_batch_size / num_replicas`.
-        window: steps of a window; more give less padding: 8 leave about 5 %, 64 about 1 %. Windows
+        window: steps of a window; more leave less padding: 8 leave about 5 %, 64 about 1 %. Windows
             have at most a quarter of a group, or samples would meet the same others in each epoch.
         longest_first: whether the epoch begins with the step that has the longest sample, to find
             out early if memory is enough for it.
-        seed: another value gives other epochs.
+        seed: another value yields other epochs.
         end: what becomes of samples of a group that fill no step: "pad" repeats others of the
-            group, "drop" leaves them out, other ones in each epoch. `num_repeated` and
-            `num_dropped` count them.
+            group, "drop" drops them, other ones in each epoch. `num_repeated` and `num_dropped`
+            count them.
         drop_last: True is the same as `end="drop"`.
-        rank: index of this data-parallel process, given together with `num_replicas`. By default as
-            `torch.distributed` says.
+        rank: index of this data-parallel process, passed together with `num_replicas`. By default
+            as in `torch.distributed`.
         num_replicas: number of data-parallel processes.
         world_size: another name of `num_replicas`.
-        dataset: if given, its length must be N.
-        sampler: not taken. Lightning puts one here, and gets an error that says what to do.
+        dataset: if passed, its length must be N.
+        sampler: refused. Lightning puts one here; the error names the remedy.
 
     Raises:
-        TypeError: An argument is given twice, or not an integer; or a group is not hashable.
+        TypeError: An argument is passed twice, or not an integer; or a group is not hashable.
         ValueError: There are no lengths; one is negative; numbers of lengths, groups or samples
             differ; `global_batch_size` is not a multiple of the number of ranks, or of it times
             `batch_size`; or another setting is out of range. Iteration and `len()` raise it, too,
@@ -90,7 +88,7 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         [[(True, 9), (True, 8)], [(False, 5), (False, 4)], [(True, 3), (True, 2)]]
     """
 
-    _format, _unit = "energon_lite.split_modality", "samples"
+    _name, _unit = "split_modality", "samples in steps of one group"
 
     @also_called(
         "dataset", "modality_lengths", "global_batch_size", "num_replicas", "rank", "seed",
@@ -114,157 +112,183 @@ class SplitModalityBatchSampler(PaddedBatchSampler):
         dataset: Sized | None = None,
         sampler: None = None,
     ) -> None:
-        refuse_sampler(sampler)
-        self.groups, self.lengths = _groups_and_lengths(modality_lengths, groups)
-        if dataset is not None and len(dataset) != len(self.lengths):
+        check_sampler(sampler, has_own_order=True)
+        self.groups, lengths_N = _groups_and_lengths(modality_lengths, groups)
+        if dataset is not None and len(dataset) != len(lengths_N):
             raise ValueError(
-                f"dataset has {len(dataset):,} samples, but modality_lengths {len(self.lengths):,}"
+                f"dataset has {len(dataset):,} samples, but modality_lengths {len(lengths_N):,}"
             )
-        if end is not None:
-            check_choice("end", end, get_args(End))
+        check_choice("end", end or "pad", get_args(End))
         if drop_last and end == "pad":
-            raise ValueError("drop_last=True contradicts end='pad'; give one.")
-        self.end: End = end or ("drop" if drop_last else "pad")
-        self._find_place(
-            rank, either("num_replicas", num_replicas, "world_size", world_size),
-            name="num_replicas",
-        )  # fmt: skip
-        self.global_batch_size = positive("global_batch_size", global_batch_size)
-        self._is_whole_step = batch_size is None
-        if batch_size is None:
-            _check_multiple(self.global_batch_size, num_replicas=self.world_size)
-            batch_size = self.global_batch_size // self.world_size
-        batch_size = positive("batch_size", batch_size)
-        _check_multiple(self.global_batch_size, batch_size=batch_size, num_replicas=self.world_size)
-        self.window = positive("window", window)
+            raise ValueError("drop_last=True contradicts end='pad'; pass one.")
+        end = end or ("drop" if drop_last else "pad")
+        self.global_batch_size = as_integer("global_batch_size", global_batch_size, 1)
+        self.window = as_integer("window", window, 1)
         self.longest_first = bool(longest_first)
-        self.seed = as_integer("seed", seed)
-        BatchSampler.__init__(self, range(len(self.lengths)), batch_size, self.end == "drop")
-        self._enter(0, 0, {})
+        super().__init__(
+            lengths_N, None, 1 if batch_size is None else batch_size, end == "drop", seed=seed,
+            shuffle=True, end=end,
+            settings={
+                "groups": digest(self.groups), "global_batch_size": self.global_batch_size,
+                "window": self.window, "longest_first": self.longest_first, "end": end,
+            },
+        )  # fmt: skip
+        self._set_place(
+            rank, either("num_replicas", num_replicas, "world_size", world_size), "num_replicas"
+        )
+        self._is_whole_step = batch_size is None
+        self._fit_batches()
 
-    @property
-    def num_repeated(self) -> int:
-        """How many samples are given a second time, over all ranks, to fill steps of their group.
-
-        After `load_state_dict`, of the rest of the epoch.
-        """
-        return int(self._planned().is_repeat.ravel()[self._deal().first :].sum())
-
-    @property
-    def num_dropped(self) -> int:
-        """How many samples of the epoch are left out since they fill no step of their group."""
-        return int(self._planned().num_dropped)
-
-    def _settle(self, rank: int, world_size: int) -> None:
-        if world_size == self.world_size:
-            return super()._settle(rank, world_size)
-        if self._is_dealt:
+    def _fit_batches(self) -> None:
+        """Sets the batch size by the number of ranks; refuses ranks that cannot share a step."""
+        factors = {"num_replicas": self.world_size}
+        if not self._is_whole_step:
+            factors = {"batch_size": self._batch_size or 1} | factors
+        product = int(np.prod(list(factors.values())))
+        if rest := self.global_batch_size % product:
+            named = " times ".join(f"{name}={value}" for name, value in factors.items())
             raise ValueError(
-                f"accelerate deals whole batches to {world_size} processes, but the sampler was "
-                f"made for {self.world_size}, with {self.batch_size} samples in a batch. Make it "
-                "after Accelerator() or TrainingArguments; with split_batches=True, give rank=0 "
-                "and num_replicas=1."
+                f"global_batch_size={self.global_batch_size} is not a multiple of {named}: ranks "
+                f"would get different numbers of samples. {self.global_batch_size - rest} or "
+                f"{self.global_batch_size - rest + product} would be one."
             )
         if self._is_whole_step:
-            _check_multiple(self.global_batch_size, num_replicas=world_size)
-            self.batch_size = self.global_batch_size // world_size
-        _check_multiple(self.global_batch_size, batch_size=self.batch_size, num_replicas=world_size)
-        return super()._settle(rank, world_size)
+            self._batch_size = self.global_batch_size // self.world_size
 
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        return {
-            "num_samples": len(self.lengths),
-            "lengths": digest(self.lengths),
-            "groups": digest(self.groups),
-            "global_batch_size": self.global_batch_size,
-            "window": self.window,
-            "longest_first": self.longest_first,
-            "seed": self.seed,
-            "end": self.end,
-        }
-
-    def _make_plan(self, multiple: int) -> GroupSteps:  # noqa: ARG002
-        plan = plan_steps(
-            self.lengths, self.groups, step_size=self.global_batch_size, window=self.window,
-            end=self.end, longest_first=self.longest_first, seed=self.seed, epoch=self.epoch,
-        )  # fmt: skip
-        if not plan.indices.size:
+    def _move(self, rank: int, world_size: int) -> None:
+        if world_size != self.world_size and self._is_sharded:
             raise ValueError(
-                f"Of an epoch of {len(self.lengths):,} samples nothing would be given: "
-                f"end='drop' leaves out what fills no step of {self.global_batch_size:,} of "
-                "one group. Use end='pad', or a smaller global_batch_size."
+                f"accelerate shards whole batches to {world_size} processes, but the sampler was "
+                f"made for {self.world_size}, with {self.batch_size} samples in a batch. Make it "
+                "after Accelerator() or TrainingArguments; with split_batches=True, pass rank=0 "
+                "and num_replicas=1."
             )
-        self._check_first(plan.indices.size)
-        return plan
+        super()._move(rank, world_size)
+        self._fit_batches()
 
-    def _deal(self) -> Chunks:
-        chunks = Chunks(
-            self._first, self._planned().indices.size, self.batch_size * self.world_size
-        )
-        if (chunks.stop - chunks.first) % chunks.size:
-            left = -chunks.first % self.global_batch_size
+    def plan(self, order_N: Int64Array, epoch: int) -> Lists:
+        """Returns the samples of an epoch, each a list: step after step, the longest first."""
+        steps_SG = step_groups(
+            order_N, self.lengths, self.groups, step_size=self.global_batch_size,
+            window=self.window, end="drop" if self.end == "drop" else "pad",
+        ).indices  # fmt: skip
+        steps_SG = steps_SG[self.permutation(len(steps_SG), epoch, 1)]
+        if self.longest_first and len(steps_SG):
+            longest = int(self.lengths[steps_SG[:, 0]].argmax())
+            steps_SG[[0, longest]] = steps_SG[[longest, 0]]
+        return Lists(steps_SG.ravel(), np.arange(steps_SG.size + 1))
+
+    def _num_rows(self) -> int:
+        num_rows = super()._num_rows()
+        num_left = len(self._planned().lists) - self._first
+        if num_left % (self._lists_per_batch * self.world_size):
             raise StateError(
-                f"The state was saved within a step, of which {left:,} samples are left. These are "
-                f"no whole batches of batch_size={self.batch_size} for each of num_replicas="
-                f"{self.world_size}. Save after whole steps, or go on as it was when it saved."
+                f"The state was saved within a step, of which "
+                f"{num_left % self.global_batch_size:,} samples are left. These are no whole "
+                f"batches of batch_size={self._batch_size} for each of num_replicas="
+                f"{self.world_size}. Save after whole steps, or resume with the settings of the "
+                "run that saved."
             )
-        return chunks
-
-    def _batches(self, dealt: Chunks, ranks: Sequence[int]) -> Iterator[list[int]]:
-        indices = self._planned().indices.ravel()
-        for start, rank in product(range(dealt.first, dealt.stop, dealt.size), ranks):
-            yield deal(indices[start : start + dealt.size], rank, self.world_size).tolist()
-
-    def _sizes(self) -> tuple[Int64Array, Int64Array]:
-        chunks = self._deal()
-        indices = self._planned().indices.ravel()[chunks.first :]
-        # Axes: chunks, places in a batch, ranks.
-        lengths = self.lengths[indices].reshape(-1, self.batch_size, self.world_size)
-        return lengths.sum(1), lengths.max(1, initial=0) * self.batch_size
+        return num_rows
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """Samples of a plan from `first` to `stop`, of which each batch of all ranks takes `size`."""
+class SplitModalitySampler(Sampler[int]):
+    """Yields the indices of `SplitModalityBatchSampler`'s batches one by one.
 
-    first: int
-    stop: int
-    size: int
+    For `DataLoader(dataset, batch_size=global_batch_size // num_replicas, sampler=...)`, as
+    prismatic's class of this name; `batch_size` may be a divisor of this, or groups would meet in a
+    batch. Each epoch begins with the step that has the longest sample.
+
+    Args:
+        dataset: its length must be N.
+        modality_lengths: N pairs (group, length), as those of `SplitModalityBatchSampler`.
+        global_batch_size: samples of a step over all ranks.
+        num_replicas: number of data-parallel processes, passed together with `rank`. By default as
+            in `torch.distributed`. Omit both where accelerate shards batches.
+        rank: index of this process.
+        seed: another value yields other epochs.
+        drop_last: whether samples that fill no step of their group are dropped; else others of the
+            group come twice.
+        window: steps that are sorted by length together.
+
+    Raises:
+        TypeError: as `SplitModalityBatchSampler`.
+        ValueError: as `SplitModalityBatchSampler`.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        modality_lengths: Sequence[tuple[Hashable, int]],
+        global_batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        window: int = 64,
+    ) -> None:
+        self.dataset, self.modality_lengths = dataset, modality_lengths
+        self.batches = SplitModalityBatchSampler(
+            modality_lengths, global_batch_size, dataset=dataset, num_replicas=num_replicas,
+            rank=rank, seed=seed, drop_last=drop_last, window=window, longest_first=True,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the batch sampler, such as `rank`, `epoch` or `num_repeated`."""
+        if name.startswith("__") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields this rank's indices of the epoch, or of the rest of it after `load_state_dict`."""
+        for batch in self.batches:
+            yield from batch
+
+    def __len__(self) -> int:
+        """Returns how many indices the next iteration yields: the same number on each rank."""
+        return len(self.batches) * int(self.batches.batch_size)
 
     @property
-    def num_batches(self) -> int:
-        """Batches of each rank."""
-        return (self.stop - self.first) // self.size
+    def num_replicas(self) -> int:
+        """The number of data-parallel processes."""
+        return self.batches.world_size
 
-    def given_after(self, num_batches: int) -> int:
-        """Returns the samples of the plan that are done after `num_batches` of each rank."""
-        return self.first + num_batches * self.size
+    @property
+    def num_samples(self) -> int:
+        """Indices of this rank in an epoch."""
+        return self.total_size // self.num_replicas
 
+    @property
+    def total_size(self) -> int:
+        """Indices of all ranks in an epoch, with those that come twice."""
+        return len(self.batches._planned().lists)
 
-def plan_steps(
-    lengths_N: Int64Array,
-    groups_N: Int64Array,
-    *,
-    step_size: int,
-    window: int,
-    end: End,
-    longest_first: bool,
-    seed: int,
-    epoch: int,
-) -> GroupSteps:
-    """Plans an epoch; see `SplitModalityBatchSampler` and `energon_lite.samplers.windows`."""
-    key = key_of("samplers.split_modality", seed)
-    num = len(lengths_N)
-    order_N = Permutation(num, key, epoch, 0)(np.arange(num))
-    steps = step_groups(order_N, lengths_N, groups_N, step_size=step_size, window=window, end=end)
-    num_steps = len(steps.indices)
-    order_S = Permutation(num_steps, key, epoch, 1)(np.arange(num_steps))
-    if longest_first and num_steps:
-        # Steps have their longest sample first.
-        place = lengths_N[steps.indices[order_S, 0]].argmax()
-        order_S[[0, place]] = order_S[[place, 0]]
-    return GroupSteps(steps.indices[order_S], steps.is_repeat[order_S], steps.num_dropped)
+    def set_epoch(self, epoch: int) -> None:
+        """Begins another epoch; its number fixes the order."""
+        self.batches.set_epoch(epoch)
+
+    def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
+        """Returns the position in the epoch; see `SplitModalityBatchSampler.state_dict`."""
+        return self.batches.state_dict(batches_given)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes in the middle of an epoch; see `SplitModalityBatchSampler.load_state_dict`."""
+        self.batches.load_state_dict(state)
+
+    def get_modality_and_length_grouped_indices(self, generator: torch.Generator) -> list[int]:
+        """Returns the indices of all ranks in an epoch that the generator draws.
+
+        Each `global_batch_size` of them are of one group, and each `global_batch_size /
+        num_replicas` of these are for one rank.
+        """
+        drawn = copy(self.batches)
+        drawn.seed = int(torch.randint(2**62, (1,), generator=generator))
+        drawn._enter(0)
+        size = drawn.global_batch_size // drawn.world_size
+        steps_SBR = drawn._planned().lists.indices.reshape(-1, size, drawn.world_size)
+        indices: list[int] = steps_SBR.transpose(0, 2, 1).ravel().tolist()
+        return indices
 
 
 def _groups_and_lengths(
@@ -280,21 +304,10 @@ def _groups_and_lengths(
                 "modality_lengths must be pairs (group, length), or lengths together with groups"
             ) from None
         groups, modality_lengths = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    lengths_N = check_lengths(modality_lengths, least=0)
+    lengths_N = as_lengths(modality_lengths, least=0)
     groups_N = number_groups(groups)
     if len(groups_N) != len(lengths_N):
         raise ValueError(
             f"groups has {len(groups_N):,} entries, but modality_lengths {len(lengths_N):,}"
         )
     return groups_N, lengths_N
-
-
-def _check_multiple(global_batch_size: int, **factors: int) -> None:
-    product = int(np.prod(list(factors.values())))
-    if global_batch_size % product:
-        named = " times ".join(f"{name}={value}" for name, value in factors.items())
-        raise ValueError(
-            f"global_batch_size={global_batch_size} is not a multiple of {named}: ranks would get "
-            f"different numbers of samples. {global_batch_size - global_batch_size % product} or "
-            f"{global_batch_size + -global_batch_size % product} would be one."
-        )

@@ -65,7 +65,7 @@ def test_own_call_is_as_before() -> None:
     [
         ((range(3), 4), {"lengths": [1] * 3}, "capacity is missing"),
         ((range(3), 4, 9), {"lengths": [1] * 3, "batch_size": 4}, "multiple values"),
-        ((SequentialSampler(range(3)), 4, 9), {}, "give the arguments of axolotl's class"),
+        ((SequentialSampler(range(3)), 4, 9), {}, "pass the arguments of axolotl's class"),
         ((range(3), 4, 9, [1] * 3), {"algin": 8}, "Did you mean 'align'"),
     ],
 )
@@ -77,7 +77,7 @@ def test_calls_that_are_neither_are_refused(args: Any, settings: Any, message: s
 def test_drop_in_call_packs_as_well_as_our_own() -> None:
     own = MultipackBatchSampler(LENGTHS, 2048, 1)
     drop_in = MultipackBatchSampler(ordered(), 1, 2048, LENGTHS)
-    assert drop_in.settings.algorithm == own.settings.algorithm == "best"
+    assert drop_in.packing.algorithm == own.packing.algorithm == "best"
     assert abs(drop_in.efficiency() - own.efficiency()) < 0.01
 
 
@@ -125,7 +125,7 @@ def test_generated_batches_are_those_of_the_epoch_and_count_as_none_given() -> N
         sampler.set_epoch(epoch)
         assert sampler.generate_batches(set_stats=True) == list(sampler)
         sampler.set_epoch(epoch + 1)
-    assert sampler.state_dict()["packs_given"] == 0
+    assert sampler.state_dict()["position"] == 0
 
 
 # Prismatic's.
@@ -162,7 +162,7 @@ def test_indices_of_ranks_make_batches_of_one_group_and_every_sample_comes(
     if drop_last and not any(
         sum(group == value for group, _ in pairs) >= global_batch_size for value in (False, True)
     ):
-        with pytest.raises(ValueError, match="nothing would be given"):
+        with pytest.raises(ValueError, match="yields no batch"):
             len(samplers[0])
         return
     for sampler in samplers:

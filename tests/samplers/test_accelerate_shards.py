@@ -22,7 +22,7 @@ from energon_lite.samplers import (
     SplitModalityBatchSampler,
     TokenBudgetBatchSampler,
 )
-from energon_lite.samplers.plan import cut_packs
+from energon_lite.samplers.epoch_sampler import cut_lists
 
 from .shared import Squares, distributed, steps_of, text_lengths
 
@@ -90,22 +90,7 @@ def check_once(batches: Any, num: int) -> None:
     assert sorted(flat(batches)) == list(range(num))
 
 
-# Every sample once, on ranks of our own.
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modality"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_every_sample_comes_once_an_epoch_in_as_many_steps_on_each_rank(
-    kind: str, world_size: int
-) -> None:
-    for epoch in range(4):
-        samplers = [
-            made(kind, LENGTHS, rank=rank, world_size=world_size) for rank in range(world_size)
-        ]
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        check_once(steps_of(samplers), len(LENGTHS))
-        assert samplers[0].num_repeated == samplers[0].num_dropped == 0
+# Batches are cut so that each rank gets as many.
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 30), st.integers(0, 5))
@@ -115,7 +100,7 @@ def test_packs_are_cut_to_a_multiple_and_no_further(
     sizes = [size + 1 for size in sizes] + [1] * extra
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     packs = Lists(np.arange(offsets[-1]) * 7, offsets)
-    cut = cut_packs(packs, multiple)
+    cut = cut_lists(packs, multiple)
     assert cut.indices.tolist() == packs.indices.tolist()
     needed = -(-len(packs) // multiple) * multiple
     if needed > len(packs.indices):
@@ -137,64 +122,12 @@ def test_packs_are_cut_to_a_multiple_and_no_further(
     assert largest_whole <= smallest_cut
 
 
-@given(
-    st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 4),
-    st.booleans(), st.sampled_from(["best", "sequential"]), st.data(),
-)  # fmt: skip
-def test_split_epoch_is_counted_and_resumes_with_the_rest(
-    lengths: list[int], world_size: int, batch_size: int, drop_last: bool, algorithm: Any,
-    data: st.DataObject,
-) -> None:  # fmt: skip
-    samplers = [
-        MultipackBatchSampler(
-            lengths, 30, batch_size, algorithm=algorithm, drop_last=drop_last, rank=rank,
-            world_size=world_size,
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    if len(lengths) < world_size * batch_size and drop_last:
-        with pytest.raises(ValueError, match="nothing would be given"):
-            len(samplers[0])
-        return
-    steps = steps_of(samplers)
-    counts = Counter(flat(steps))
-    num_repeated, num_dropped = samplers[0].num_repeated, samplers[0].num_dropped
-    assert len(counts) == len(lengths) - num_dropped
-    assert counts.total() == len(counts) + num_repeated
-    multiple = world_size * (batch_size if drop_last else 1)
-    num_packs = len(MultipackBatchSampler(lengths, 30, algorithm=algorithm, rank=0, world_size=1))
-    if len(lengths) >= -(-num_packs // multiple) * multiple:
-        assert num_repeated == num_dropped == 0
-    position = data.draw(st.integers(0, len(steps)))
-    state = json.loads(json.dumps(samplers[0].state_dict(batches_given=position)))
-    for sampler in samplers:
-        sampler.load_state_dict(state)
-    assert steps_of(samplers) == steps[position:]
-
-
-def test_too_few_samples_to_cut_are_repeated_or_left_out_and_counted() -> None:
+def test_too_few_samples_to_cut_are_repeated_or_dropped_and_counted() -> None:
     lengths = [10] * 13
     sampler = MultipackBatchSampler(lengths, 10, 2, rank=0, world_size=4)
     assert sampler.num_repeated == 3
     sampler = MultipackBatchSampler(lengths, 10, 2, rank=0, world_size=4, drop_last=True)
     assert sampler.num_dropped == 5
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modality"])
-@pytest.mark.parametrize("given_batches", [1, 3])
-def test_rest_of_an_epoch_comes_once_on_another_number_of_ranks(
-    kind: str, given_batches: int
-) -> None:
-    before = [made(kind, LENGTHS, rank=rank, world_size=4) for rank in range(4)]
-    iterators = [iter(sampler) for sampler in before]
-    served = [[next(iterator) for iterator in iterators] for _ in range(given_batches)]
-    state = json.loads(json.dumps(before[1].state_dict()))
-    after = [made(kind, LENGTHS, rank=rank, world_size=2) for rank in range(2)]
-    for sampler in after:
-        sampler.load_state_dict(state)
-    counts = Counter(flat(served) + flat(steps_of(after)))
-    assert len(counts) == 150 - after[0].num_dropped
-    assert counts.total() == len(counts) + after[0].num_repeated
 
 
 # Where accelerate deals.
@@ -279,9 +212,9 @@ def test_rank_and_world_size_are_refused_where_accelerate_deals_again(
 ) -> None:
     place = {"rank": 1, "world_size": 2}
     dealt = shard(made(kind, LENGTHS, **place), 2, 1)
-    with pytest.raises(ValueError, match=r"accelerate deals .* to 2 processes.*Leave out rank"):
+    with pytest.raises(ValueError, match=r"accelerate shards .* to 2 processes.*Omit rank"):
         next(iter(dealt))
-    with pytest.raises(ValueError, match="accelerate deals"):
+    with pytest.raises(ValueError, match="accelerate shards"):
         len(dealt)
 
 
@@ -291,7 +224,7 @@ def test_modalities_of_batches_for_another_number_of_processes_are_refused(shard
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accelerate_is_told_no_batch_size_as_it_would_count_samples_by_it(
+def test_accelerate_sees_no_batch_size_as_it_would_count_samples_by_it(
     kind: str, shard: Any
 ) -> None:
     sampler = made(kind, LENGTHS)
@@ -317,10 +250,10 @@ def order_settings(sampler: Any, **settings: Any) -> MultipackBatchSampler:
 @pytest.mark.parametrize(
     "sampler", [RandomSampler(range(150)), SubsetRandomSampler(range(150))], ids=["all", "some"]
 )
-def test_order_that_each_rank_draws_by_itself_is_refused(
+def test_order_that_each_rank_would_draw_differently_is_refused(
     sampler: Any, shard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = "Each of 2 processes would draw an order of its own.*generator=torch.Generator"
+    message = "Each of 2 processes would draw another order.*generator=torch.Generator"
     with pytest.raises(ValueError, match=message):
         order_settings(sampler, rank=0, world_size=2)
     with pytest.raises(ValueError, match=message):
@@ -335,7 +268,7 @@ def test_generator_that_accelerate_gives_does_not_make_an_order_equal(shard: Any
     order = RandomSampler(range(150))
     sampler = order_settings(order)
     order.generator = torch.Generator()  # as accelerate does, with a seed of this process
-    with pytest.raises(ValueError, match="an order of its own"):
+    with pytest.raises(ValueError, match="would draw another order"):
         list(shard(sampler, 2, 0))
 
 
@@ -387,12 +320,12 @@ def test_sampler_that_accelerate_puts_in_is_followed_through_its_epochs(shard: A
 
 
 def test_distributed_sampler_deals_twice_and_is_refused() -> None:
-    with pytest.raises(TypeError, match="gives each of 2 ranks samples of its own"):
+    with pytest.raises(TypeError, match="yields other samples on each of 2 ranks"):
         order_settings(DistributedSampler(range(150), num_replicas=2, rank=0))
 
 
 @pytest.mark.parametrize("kind", ["multipack", "modality", "tokens"])
-def test_sampler_that_lightning_puts_in_is_refused_with_the_way_out(kind: str) -> None:
+def test_sampler_that_lightning_puts_in_is_refused_with_the_remedy(kind: str) -> None:
     order: Any = DistributedSampler(range(150), num_replicas=2, rank=0)
     made_of: Any
     made_of, settings, lengths = {
@@ -403,7 +336,7 @@ def test_sampler_that_lightning_puts_in_is_refused_with_the_way_out(kind: str) -
     with pytest.raises(TypeError, match=r"Trainer\(use_distributed_sampler=False\)"):
         made_of(lengths, sampler=order, **settings)
     if not issubclass(made_of, MultipackBatchSampler):
-        with pytest.raises(TypeError, match="has an order of its own"):
+        with pytest.raises(TypeError, match="orders samples itself"):
             made_of(lengths, sampler=RandomSampler(range(150)), **settings)
 
 
