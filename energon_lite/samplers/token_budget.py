@@ -119,7 +119,7 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
         )  # fmt: skip
         lengths_N = as_lengths(lengths)
         self.align, self.window, self.max_tokens = buckets.align, buckets.window, max_tokens
-        self.limits = buckets.limits(lengths_N, batch_size)
+        self.limits = buckets.list_sizes(lengths_N, batch_size)
         self.groups = None if boundary_key is None else number_groups(boundary_key)
         if self.groups is not None and len(self.groups) != len(lengths_N):
             raise ValueError(
