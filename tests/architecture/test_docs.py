@@ -41,6 +41,14 @@ def test_list_of_modules_is_that_of_the_code() -> None:
     assert written == module_index.page(), "docs/modules.md is out of date: make docs-index"
 
 
+def test_every_folder_is_on_the_page_of_the_architecture() -> None:
+    text = (REPO / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (REPO / "energon_lite").glob("*/__init__.py")}
+    missing = {folder for folder in folders if not re.search(rf"\b{folder}\b", text)}
+    # Names of what lies in other folders: `energon_lite.packing`, `energon_lite.balance`.
+    assert missing <= {"packing", "balance"}
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     found = []
     files = list(repository_files())

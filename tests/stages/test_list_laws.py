@@ -99,6 +99,18 @@ def test_all_streams_have_lists_of_one_group_in_each_cycle(root, case: Case) -> 
         assert len({number % 4 == 1 for made in step for number in made["numbers"]}) == 1
 
 
+@pytest.mark.parametrize("algorithm", ["streaming", "best", "first_fit", "sequential"])
+def test_planned_packs_of_an_order_are_the_streamed_ones(root, algorithm) -> None:
+    packs = [case for case in CASES if case.name in ("packs", "planned packs")]
+    found = [
+        case.one_pass(root, case.made(algorithm=algorithm, buffer_size=99, **window))[0]
+        for case, window in zip(packs, ({}, {"plan_window": 99}), strict=True)
+    ]
+    streamed, planned = ([sorted(made["numbers"]) for made in lists] for lists in found)
+    assert len(streamed) > 20
+    assert sorted(streamed) == sorted(planned)
+
+
 # --------------------------------------------------------------------------------------- resumes
 
 
@@ -364,7 +376,7 @@ def test_hooks_that_no_list_can_be_made_over_are_refused_when_built(root, case: 
         with pytest.raises(ValueError, match="generator"):
             case.dataset(root, Expanding(**case.settings))
     else:
-        with pytest.raises(ValueError, match="Put @stateless on encode_sample"):
+        with pytest.raises(ValueError, match="[Pp]ut @stateless on"):
             case.dataset(root, Unrepeatable(**case.settings))
     if case in MEASURING or case.is_planned:
         with pytest.raises(ValueError, match="does not say how long a sample is"):
