@@ -376,7 +376,7 @@ def test_hooks_that_no_list_can_be_made_over_are_refused_when_built(root, case: 
         with pytest.raises(ValueError, match="generator"):
             case.dataset(root, Expanding(**case.settings))
     else:
-        with pytest.raises(ValueError, match="[Pp]ut @stateless on"):
+        with pytest.raises(ValueError, match=r"[Pp]ut @stateless on"):
             case.dataset(root, Unrepeatable(**case.settings))
     if case in MEASURING or case.is_planned:
         with pytest.raises(ValueError, match="does not say how long a sample is"):
