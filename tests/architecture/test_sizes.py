@@ -22,7 +22,7 @@ BUDGET = {
     "loader": 3334,
     "loss": 210,
     "metadataset": 1321,
-    "names": 387,
+    "names": 232,
     "order": 739,
     "prepare": 1088,
     "samplers": 1120,

@@ -72,7 +72,7 @@ def is_excepted(difference: str) -> str | None:
 def ours(name: str) -> Any:
     if name in energon_lite.__all__:
         return getattr(energon_lite, name)
-    module = next(m for m, names in ENERGON_MODULES.items() if name in names.split())
+    module = next(m for m, names in ENERGON_MODULES.items() if name in names)
     return getattr(importlib.import_module(f"energon_lite.{module}"), name)
 
 

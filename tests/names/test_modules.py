@@ -22,7 +22,7 @@ PACKAGE = Path(energon_lite.__file__).parent
 def test_every_module_has_its_names():
     for module, names in ENERGON_MODULES.items():
         found = importlib.import_module(f"energon_lite.{module}")
-        for name in names.split():
+        for name in names:
             value = getattr(found, name)
             if isinstance(value, Later):
                 assert name in REASONS, f"{module}.{name} is neither there nor explained"

@@ -14,7 +14,7 @@ PACKAGE = Path(energon_lite.__file__).parent
 
 def test_names_are_found_in_a_zip_file(tmp_path):
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
-        for path in (*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")):
+        for path in (file for end in ("py", "pyi", "txt") for file in PACKAGE.rglob(f"*.{end}")):
             archive.write(path, path.relative_to(PACKAGE.parent))
     code = "import energon_lite; print(energon_lite.SkipSample, energon_lite.__file__)"
     out = subprocess.run(
