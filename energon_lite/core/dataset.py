@@ -235,7 +235,18 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return self.with_children([child.renamed(names) for child in self.children])
 
     def nested(self) -> SavableDataset[Any]:
-        """Returns this dataset as it behaves inside another one, where no loader ends its pass."""
+        """Returns this dataset as a part of another one.
+
+        Raises:
+            ValueError: It ends passes after a number of items, which only a loader can do.
+        """
+        if self.pass_length is not None:
+            raise ValueError(
+                f"A virtual epoch or limit of {self.pass_length} items ends the passes of a whole "
+                "pipeline; it cannot stand below a blend, concatenation, repetition, batch or "
+                "buffer. Build the parts without virtual_epoch_length and limit, and put "
+                "EpochizeDataset or LimitDataset around the outermost dataset"
+            )
         return self
 
     def expected(self, num_items: float) -> dict[str, float]:

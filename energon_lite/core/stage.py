@@ -62,7 +62,39 @@ class Kind(NamedTuple):
 
 COUNT = Kind(0, lambda value: type(value) is int and 0 <= value <= MAX_COUNT, "a count")
 FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
+NUMBER = Kind(0.0, lambda value: type(value) in (int, float), "a number")
+TEXT = Kind("", lambda value: type(value) is str, "a text")
 KEY = Kind((), lambda value: type(value) is tuple, "a restore key")
+
+
+def rows(*columns: Kind) -> Kind:
+    """Returns the kind of a table: a tuple of rows, each with one value of each column's kind."""
+
+    def fits(value: Any) -> bool:
+        return type(value) is tuple and all(
+            type(row) is tuple
+            and len(row) == len(columns)
+            and all(kind.fits(entry) for kind, entry in zip(columns, row, strict=True))
+            for row in value
+        )
+
+    return Kind((), fits, f"rows of {', '.join(kind.text for kind in columns)}")
+
+
+def checked_fields(snapshot: Snapshot, saved: Mapping[str, Kind]) -> dict[str, Any]:
+    """Returns the fields of a snapshot that are declared in `saved`.
+
+    Raises:
+        StateError: A field is missing, or is not what it was declared to be.
+    """
+    values = {name: snapshot.field(name) for name in saved}
+    for name, kind in saved.items():
+        if not kind.fits(values[name]):
+            raise StateError(
+                f"The checkpoint's state of stage {snapshot.kind!r} has {name}="
+                f"{values[name]!r:.80}, which is not {kind.text}; it was edited or corrupted."
+            )
+    return values
 
 
 class Stage(SavableDataset[T]):
@@ -80,8 +112,8 @@ class Stage(SavableDataset[T]):
         dataset: the dataset below.
     """
 
-    name: ClassVar[str] = ""
-    settings: ClassVar[tuple[str, ...]] = ()
+    name: str = ""
+    settings: tuple[str, ...] = ()
     dataset: SavableDataset[Any]
 
     def __init__(self, dataset: SavableDataset[Any]) -> None:
@@ -127,7 +159,8 @@ class Stage(SavableDataset[T]):
         return other
 
     def nested(self) -> SavableDataset[Any]:
-        """Returns this dataset over that below as it behaves inside another one."""
+        """Returns this dataset as a part of another one."""
+        super().nested()
         below = self.dataset.nested()
         return self if below is self.dataset else self.with_children((below,))
 
@@ -145,21 +178,25 @@ class PerItemStage(Stage[T]):
 
 
 class StageCursor(Cursor[T]):
-    """A place in a stage: the place of the cursor below and the attributes named in `saved`.
+    """A place in a stage: the places of the cursors below and the attributes named in `saved`.
 
     Attributes:
         saved: the attributes that are the state, with what they are; they start at their kind's
             value, are written into snapshots, and are checked and set by `restore`.
         spec: the stage.
-        inner: the cursor below.
+        cursors: the cursors below; none where their places are not saved.
+        inner: the first of them.
         key: by default the restore key of the item that `inner` returned last.
     """
 
     saved: ClassVar[Mapping[str, Kind]] = {}
+    inner: Cursor[Any]
 
-    def __init__(self, spec: Any, inner: Cursor[Any]) -> None:
+    def __init__(self, spec: Any, *cursors: Cursor[Any]) -> None:
         self.spec = spec
-        self.inner = inner
+        self.cursors = cursors
+        if cursors:
+            self.inner = cursors[0]
         for name, kind in self.saved.items():
             setattr(self, name, kind.start)
 
@@ -173,14 +210,20 @@ class StageCursor(Cursor[T]):
         item: T = next(self.inner)
         return item
 
+    def fields(self) -> dict[str, Any]:
+        """Returns the saved attributes."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def places(self) -> tuple[Snapshot, ...]:
+        """Returns the snapshots below that belong to the saved attributes."""
+        return tuple([cursor.snapshot() for cursor in self.cursors])
+
     def snapshot(self) -> Snapshot:
-        """Returns the saved attributes and the place below."""
-        inner = self.inner.snapshot()
-        if not self.saved:
-            return inner
-        return Snapshot(
-            self.spec.name, {name: getattr(self, name) for name in self.saved}, (inner,)
-        )
+        """Returns the saved attributes and the places below."""
+        fields = self.fields()
+        if not fields and len(self.cursors) == 1:
+            return self.inner.snapshot()
+        return Snapshot(self.spec.name, fields, self.places())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot.
@@ -188,18 +231,15 @@ class StageCursor(Cursor[T]):
         Raises:
             StateError: It is of another stage, or a field is not what it was declared to be.
         """
-        if not self.saved:
+        if not self.saved and len(self.cursors) == 1:
             self.inner.restore(snapshot)
             return
-        snapshot.expect(self.spec.name, 1)
-        values = {name: snapshot.field(name) for name in self.saved}
-        for name, kind in self.saved.items():
-            if not kind.fits(values[name]):
-                raise StateError(
-                    f"The checkpoint's state of stage {self.spec.name!r} has "
-                    f"{name}={values[name]!r:.80}, which is not {kind.text}; it was edited or "
-                    "corrupted."
-                )
-        self.inner.restore(snapshot.inner[0])
-        for name, value in values.items():
+        snapshot.expect(self.spec.name, len(self.cursors))
+        self.set_fields(snapshot)
+        for cursor, inner in zip(self.cursors, snapshot.inner, strict=True):
+            cursor.restore(inner)
+
+    def set_fields(self, snapshot: Snapshot) -> None:
+        """Sets the saved attributes, if all of them are what they were declared to be."""
+        for name, value in checked_fields(snapshot, self.saved).items():
             setattr(self, name, value)

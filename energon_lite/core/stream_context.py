@@ -8,7 +8,8 @@ item, its `StreamContext` is the current one of the thread. User code reads it t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -98,14 +99,6 @@ class Cost:
         self.is_touched = False
         return taken
 
-    def give_back(self, row: CostRow) -> None:
-        """Adds numbers that were taken."""
-        self.draws += row[1]
-        self.read_sec += row[2]
-        self.encode_sec += row[3]
-        self.tokens += row[4]
-        self.overlong += row[5]
-
 
 class Siblings:
     """Items that are to be made again, by the input of a generator hook that they were made of.
@@ -165,7 +158,10 @@ class StreamContext:
         self.records: list[SkipRecord] = []
         self.touched: list[str] = []
         self._costs: dict[str, Cost] = {}
-        self.length_listeners: list[Callable[[RestoreKey, int], None]] = []
+        # Tokens measured since the context was made, by source.
+        self.tokens: Counter[str] = Counter()
+        # Whether the current items were returned before the run was resumed.
+        self.is_passing = False
         self.fill = 0.0
         self.last_draw = 0
         self._num_quiet = 0
@@ -261,11 +257,10 @@ class StreamContext:
             cost.encode_sec += seconds * cost.draws / total
 
     def measured(self, key: RestoreKey, tokens: int) -> None:
-        """Counts the length of an encoded sample for its source, and tells who wants to know."""
-        leaf = first_leaf(key)
-        self.cost(leaf[0]).tokens += tokens
-        for listener in self.length_listeners:
-            listener(leaf, tokens)
+        """Counts the length of an encoded sample for its source."""
+        source = first_leaf(key)[0]
+        self.cost(source).tokens += tokens
+        self.tokens[source] += tokens
 
     def take_costs(self) -> list[CostRow]:
         """Returns what the samples took since the last call, by source, and forgets it."""
@@ -273,17 +268,14 @@ class StreamContext:
         return [(source, *self._costs[source].take()) for source in touched]
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Counts nothing that is skipped or drawn in a `with` block: it was counted elsewhere."""
-        kept = self.take_records(), self.fill, self.last_draw, self.max_skip_rate
-        costs, self.max_skip_rate = self.take_costs(), 1.0
+    def passing(self, batch_index: int) -> Iterator[None]:
+        """Marks items of a `with` block as returned before, in the slot `batch_index`."""
+        before = self.is_passing, self.batch_index
+        self.is_passing, self.batch_index = True, batch_index
         try:
             yield
         finally:
-            self.take_costs()
-            self.records, self.fill, self.last_draw, self.max_skip_rate = kept
-            for row in costs:
-                self.cost(row[0]).give_back(row)
+            self.is_passing, self.batch_index = before
 
     def take_records(self) -> list[SkipRecord]:
         """Returns what was left out since the last call, and forgets it."""

@@ -30,13 +30,15 @@ class Stream:
 
     `pass_index` numbers the passes over finite training data, so that each is shuffled anew.
     `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
-    to read ahead, on which no content depends.
+    to read ahead, on which no content depends. `is_measured` is set where a stage above counts the
+    tokens of samples, so that no stage below does.
     """
 
     index: int
     num_streams: int
     pass_index: int = 0
     share: float = 1.0
+    is_measured: bool = False
 
 
 # Of a run, and ranks: a state that names a million would be computed for minutes.

@@ -29,9 +29,9 @@ from energon_lite.inspect.plan_packs import PackPlan, exact_packs
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import Cook, LeafOpener, open_node
 from energon_lite.sources.order_only import order_only
+from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.packing.planned import PlannedPacks
-from energon_lite.stages.token_blend import TokenBlendDataset
 
 # Longer runs are not drawn sample by sample, but worked out from the weights.
 MAX_DRAWS = 5_000_000

@@ -11,10 +11,9 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, Node, leaves
 from energon_lite.metadataset.open import LeafOpener, located
 from energon_lite.order.schedules import Weight, Weights
-from energon_lite.stages.blend import BlendDataset
+from energon_lite.stages.blend import BlendDataset, TokenBlendDataset
 from energon_lite.stages.children import with_unique_sources
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
-from energon_lite.stages.token_blend import TokenBlendDataset
 
 # More than any run, and so few that their numbers fit 64 bits.
 _LARGEST_EPOCH = 10**15

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +21,8 @@ KINDS = ("linear", "step", "cosine")
 # sin(pi * x) = sum of c_k * x**(2k + 1); for |x| <= 1/2 the first term left out is below 1e-18.
 _SIN_PI = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(12))
 
-# `Weights.expected`: runs of up to this many draws are added up one by one.
-_EXACT_DRAWS = 1024
-_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(16)
+# `Weights.expected` looks at no more draws than this between two points of the schedules.
+_MOST_DRAWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -193,26 +191,21 @@ class Weights:
     def expected(self, num_draws: int) -> Float64Array:
         """Adds up the shares of the run's draws 0..num_draws-1; shape (K,).
 
-        Between two points of the schedules shares are smooth; long stretches are integrated, in
-        pieces that halve towards both points, so that 10**12 draws take milliseconds. The relative
-        error is below 1e-6.
+        Between two points of the schedules shares are smooth: of a long interval, draws at equal
+        distances stand for all. The relative error is below 1e-6.
 
         Raises:
-            ValueError: At one of the draws looked at all leaves have weight 0.
-
-        Source: Gauss-Legendre quadrature with 16 nodes a piece.
+            ValueError: At one of these draws all leaves have weight 0.
         """
         if self.is_constant:
             return num_draws * self.constant()
         total = np.zeros(self.num_leaves)
         inside = np.ceil(self.breaks[self.breaks < num_draws]).astype(np.int64)
         edges = np.unique([0, *np.minimum(inside, num_draws).tolist(), num_draws])
-        for start, stop in pairwise(edges.tolist()):
-            if stop <= self.breaks[0] or start >= self.breaks[-1]:
-                total += (stop - start) * self.at(np.array([start]))[0]
-            else:
-                nodes, node_weights = _quadrature(start, stop)
-                total += node_weights @ self.at(nodes)
+        for start, length in zip(edges.tolist(), np.diff(edges).tolist(), strict=False):
+            count = min(length, _MOST_DRAWS)
+            draws = start - 0.5 + (np.arange(count) + 0.5) * length / count
+            total += self.at(draws).sum(axis=0) * (length / count)
         return total
 
     def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, BoolArray]:
@@ -310,27 +303,3 @@ def _half_wave(fraction: Float64Array) -> Float64Array:
     # Rounding must not lead out of 0..1, or a weight could become negative.
     wave: Float64Array = np.clip(0.5 + 0.5 * value * x, 0.0, 1.0)
     return wave
-
-
-def _quadrature(start: int, stop: int) -> tuple[Float64Array, Float64Array]:
-    """Returns draws and their weights, both (M,), that stand for the draws start..stop-1.
-
-    Example:
-        4,096 draws are cut into 512 512 1024 1024 512 512, all added up one by one. Of a million
-        draws the pieces of more than 1,024 have 16 nodes each.
-    """
-    half = (stop - start) // 2
-    steps = [half >> k for k in range(half.bit_length()) if half >> k >= _EXACT_DRAWS // 2]
-    cuts = {start, stop, *(start + step for step in steps), *(stop - step for step in steps)}
-    edges = sorted(cuts)
-    draws, weights = [], []
-    for low, high in pairwise(edges):
-        length = high - low
-        if length <= _EXACT_DRAWS or low == start or high == stop:
-            draws.append(np.arange(low, high, dtype=np.float64))
-            weights.append(np.ones(length))
-        else:
-            # A sum over integers is the integral from half a draw before to half a draw after.
-            draws.append(low - 0.5 + length * (_NODES + 1.0) / 2.0)
-            weights.append(length * _NODE_WEIGHTS / 2.0)
-    return np.concatenate(draws), np.concatenate(weights)

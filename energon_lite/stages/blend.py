@@ -1,24 +1,31 @@
-"""Several datasets by weight: whole items of one after the other, or mixed inside a batch."""
+"""Several datasets by weight, of samples or of tokens: whole items in turn, or mixed in a batch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
+from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.stage import COUNT, NUMBER, TEXT, StageCursor, checked_fields, rows
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import context_or, first_leaf, leaves
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import BlendOrder
+from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.children import CombinedDataset
-from energon_lite.stages.concat import RepeatCursor, RepeatDataset, total_items
+from energon_lite.stages.concat import RepeatDataset, total_items
 from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
 
 T = TypeVar("T")
@@ -28,6 +35,8 @@ UNTIL = ("first", "all_once", "forever")
 # Draws that are planned together.
 _BLOCK = 256
 _LONGEST_BLOCK = 1 << 16
+# A draw's measured length counts in the choice after so many further draws.
+LAG = 16
 
 
 class BlendDataset(CombinedDataset[T]):
@@ -53,6 +62,8 @@ class BlendDataset(CombinedDataset[T]):
     Raises:
         ValueError: A weight is negative, all are 0, or a setting is unknown.
     """
+
+    name = "blend"
 
     def __init__(
         self,
@@ -104,6 +115,10 @@ class BlendDataset(CombinedDataset[T]):
         """Returns which dataset each draw of a stream takes."""
         return BlendOrder(self.weights, self.blend_mode, self.key, stream)
 
+    def chooser(self, stream: Stream) -> _BySamples | _ByTokens:
+        """Returns what chooses the dataset of each draw of a stream."""
+        return _BySamples(self.order(stream), len(self.datasets))
+
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
         return _BlendCursor(self, stream)
@@ -136,140 +151,395 @@ class BlendDataset(CombinedDataset[T]):
         return {"stage": "blend", "blend_mode": self.blend_mode, "until": self.until, "of": of}
 
 
-class _BlendCursor(Cursor[T]):
-    def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
-        shares = typical_shares(spec.weights)
-        self._spec = spec
-        self._is_plain = spec.until != "all_once"
-        self._order = spec.order(stream)
-        self._cursors: list[Cursor[T]] = [
-            dataset.cursor(dataclasses.replace(stream, share=stream.share * share))
-            for dataset, share in zip(spec.datasets, shares, strict=True)
-        ]
+class TokenBlendDataset(BlendDataset[T]):
+    """Takes each item whole from one of several datasets, by their share of tokens.
+
+    Lengths come from a stored index, and are then known at once; or they are measured where
+    samples are encoded (`TaskEncoder.sample_length`), and count `LAG` draws later. An item that is
+    left out on the way there counts nothing then; with an index, it counts.
+
+    State: the number of the next draw, tokens asked less given and mean lengths by dataset, the
+    last draws with what is known of their length, and the places in all datasets.
+    Length: the sum of those below; which end comes first is not foreseen.
+    Keys: as below.
+
+    Args:
+        datasets: pairs (dataset, weight), as in `BlendDataset`.
+        until: as in `BlendDataset`.
+        weights: as in `BlendDataset`.
+        lengths: the tokens of each sample, shape (N,), by source; None to use what is measured.
+        worker_config: by default that of the datasets.
+    """
+
+    name = "token_blend"
+
+    def __init__(
+        self,
+        *datasets: tuple[SavableDataset[T], Weight],
+        until: str | None = None,
+        weights: Weights | None = None,
+        lengths: Mapping[str, Int64Array] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(*datasets, until=until, weights=weights, worker_config=worker_config)
+        self.lengths = None if lengths is None else dict(lengths)
+        # In the order of the sources, which datasets around this one may give other ids.
+        self._arrays = [self._length_array(facts.name) for facts in self.sources()]
+        # With another index the order is another; a checkpoint must notice.
+        self._digest = "measured" if lengths is None else _digest(self._arrays)
+
+    def _length_array(self, source: str) -> Int64Array:
+        if self.lengths is None:
+            return np.empty(0, dtype=np.int64)
+        for name in (source, source.rpartition("#")[0]):  # "a#2" is the second use of "a"
+            if name in self.lengths:
+                return self.lengths[name]
+        raise ValueError(f"lengths: there is no entry for source {source!r}")
+
+    def lengths_by_source(self) -> dict[str, Int64Array]:
+        """Returns the tokens of each sample, shape (N,), by the ids that the sources have now."""
+        return dict(zip((facts.name for facts in self.sources()), self._arrays, strict=True))
+
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds what shares are of, and whether lengths are measured."""
+        return dataclasses.replace(
+            super().own_traits(below),
+            unit="tokens",
+            measures=self.lengths is None,
+            ordering=self.lengths is not None,
+            obstacle="a blend has `unit: tokens` and measures lengths while it reads, so that its "
+            "order is not known before; name a stored index with `lengths` in the blend, too",
+        )
+
+    def chooser(self, stream: Stream) -> _ByTokens:
+        """Returns what chooses the dataset of each draw of a stream."""
+        return _ByTokens(self, stream)
+
+    def num_items(self, stream: Stream) -> int:
+        """Sums the items of the datasets."""
+        return sum(dataset.num_items(stream) for dataset in self.datasets)
+
+    def config(self) -> dict[str, JSON]:
+        """Returns the weights and all that is blended."""
+        return {**super().config(), "unit": "tokens", "lengths": self._digest}
+
+
+def _digest(arrays: list[Int64Array]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+class _BySamples:
+    """Chooses by the number of the draw: a plan for many draws at a time.
+
+    Attributes:
+        plan: the datasets that the next draws take.
+        at: the place of the next draw in `plan`.
+        stop: the length of `plan`.
+    """
+
+    counts = False
+
+    def __init__(self, order: BlendOrder, num_datasets: int) -> None:
+        self._order = order
+        self._num_datasets = num_datasets
         self._begin(0)
 
     def _begin(self, draw: int) -> None:
-        """Starts with the cursors as they stand."""
-        self._inner: list[Snapshot | None] = [None] * len(self._cursors)
         self._ended: set[int] = set()
-        self._only_one_left: int | None = 0 if len(self._cursors) == 1 else None
+        self._only_one_left: int | None = 0 if self._num_datasets == 1 else None
         self._go_to(draw)
 
     def _go_to(self, draw: int) -> None:
         """Forgets the plan; the next one begins with `draw`."""
         self._next_plan = draw
-        self._plan: list[int] = []
+        self.plan: list[int] = []
         self._draws: Sequence[int] = ()
-        self._at = self._stop = 0
+        self.at = self.stop = 0
         self._block = _BLOCK
 
-    def __next__(self) -> T:
-        while True:
-            at = self._at
-            child = self._plan[at] if at < self._stop else self._choose()
-            cursor = self._cursors[child]
-            self._inner[child] = None
-            try:
-                item = next(cursor) if self._is_plain else next_until("all_once", cursor)
-            except StopIteration:
-                self._has_ended(child)
-                continue
-            self._at += 1
-            self.key = cursor.key
-            return item
-
-    @property
-    def has_columns(self) -> bool:
-        """As `OrderCursor`: if nothing below comes to an end."""
-        return self._spec.until != "all_once" and all(
-            dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
-            for dataset, cursor in zip(self._spec.datasets, self._cursors, strict=True)
-        )
-
-    def take_columns(self, n: int) -> OrderColumns:
-        """As `OrderCursor`."""
-        cursors: list[Any] = self._cursors
-        if len(cursors) == 1:
-            self._inner[0] = None
-            columns: OrderColumns = cursors[0].take_columns(n)
-            return columns
-        draw = self._next_draw
-        turns = self._order.block(draw, n)
-        counts = np.bincount(turns, minlength=len(cursors)).tolist()
-        parts = [cursor.take_columns(count) for cursor, count in zip(cursors, counts, strict=True)]
-        self._inner = [None] * len(cursors)
-        self._go_to(draw + n)
-        return interleaved(parts, turns)
-
-    def _choose(self) -> int:
-        """Returns the dataset that the next draw takes; those that have ended are passed over."""
+    def choose(self) -> int:
+        """Returns the dataset that the next draw takes, where the plan has come to its end."""
         if self._only_one_left is not None:
             return self._only_one_left
-        while self._at >= len(self._plan):
+        while self.at >= self.stop:
             plan = self._order.block(self._next_plan, self._block)
             draws = np.arange(self._next_plan, self._next_plan + self._block)
             self._next_plan += self._block
             if self._ended:
                 is_left = ~np.isin(plan, list(self._ended))
                 plan, draws = plan[is_left], draws[is_left]
-                # Where little is left of the weights, long stretches are passed over at once.
+                # Where little is left of the weights, long intervals are passed over at once.
                 self._block = min(_LONGEST_BLOCK, 2 * self._block) if len(plan) < 16 else _BLOCK
-            self._plan, self._draws, self._at = plan.tolist(), draws.tolist(), 0
-            self._stop = len(self._plan)
-        return self._plan[self._at]
+            self.plan, self._draws, self.at = plan.tolist(), draws.tolist(), 0
+            self.stop = len(self.plan)
+        return self.plan[self.at]
 
-    def _has_ended(self, child: int) -> None:
-        """Takes a dataset out of the plan; ends the pass where it was the one to wait for."""
-        if self._spec.until == "all_once":
-            begin_again(self._cursors, child)
-            return
-        self._ended.add(child)
-        if self._spec.until == "first" or len(self._ended) == len(self._cursors):
-            raise StopIteration
+    def drew(self, child: int, key: RestoreKey) -> None:
+        """Counts a draw; the cursor does so itself, since `counts` is not set."""
+        del child, key
+        self.at += 1
+
+    def take(self, num_draws: int) -> Int64Array:
+        """Returns the datasets of the next draws, shape (num_draws,); none may have ended."""
+        draw = self._next_draw
+        self._go_to(draw + num_draws)
+        return self._order.block(draw, num_draws)
+
+    def leave_out(self, ended: set[int]) -> None:
+        """Takes the datasets that have ended out of the plan, from the next draw on."""
+        self._ended = ended
         self._go_to(self._next_draw)
-        if len(self._ended) == len(self._cursors) - 1:
-            # Whatever the plan says, it is always its turn.
-            (self._only_one_left,) = set(range(len(self._cursors))) - self._ended
+        if len(ended) == self._num_datasets - 1:
+            # Whatever the plan has, it is always the turn of this one.
+            (self._only_one_left,) = set(range(self._num_datasets)) - ended
 
     @property
     def _next_draw(self) -> int:
-        return self._draws[self._at] if self._at < len(self._plan) else self._next_plan
+        return self._draws[self.at] if self.at < self.stop else self._next_plan
 
-    def snapshot(self) -> Snapshot:
-        inner = self._inner
-        for i, snapshot in enumerate(inner):
-            if snapshot is None:
-                inner[i] = self._cursors[i].snapshot()
-        return Snapshot("blend", {"draw": self._next_draw}, tuple(inner))  # type: ignore[arg-type]
+    def state(self) -> dict[str, Any]:
+        """Returns the number of the next draw."""
+        return {"draw": self._next_draw}
 
     def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect("blend", len(self._cursors))
-        draw = snapshot.count("draw")
-        for cursor, inner in zip(self._cursors, snapshot.inner, strict=True):
-            cursor.restore(inner)
-        self._begin(draw)
+        """Goes to a draw."""
+        self._begin(snapshot.count("draw"))
 
 
-def next_until(until: str | None, cursor: Cursor[T]) -> T:
-    """Returns a dataset's next item; with "all_once", its first round ends as finite data do."""
-    if until == "all_once" and isinstance(cursor, RepeatCursor) and cursor.round == 0:
-        item: T = cursor.next_in_round()
-        return item
-    return next(cursor)
+class _Draw(NamedTuple):
+    """A draw whose length has not been counted yet.
+
+    Attributes:
+        child: the dataset that was drawn from.
+        guess: the length that was counted for it.
+        tokens: the length that was measured, as far as it is known.
+        source: the source of its first sample.
+    """
+
+    child: int
+    guess: float
+    tokens: int
+    source: str
 
 
-def begin_again(cursors: Sequence[Cursor[Any]], child: int) -> None:
-    """Starts the second round of a dataset, whose first has ended.
+_TOKEN_STATE = {
+    "draw": COUNT,
+    "debts": rows(NUMBER, NUMBER, NUMBER),
+    "pending": rows(COUNT, NUMBER, COUNT, TEXT),
+    "measured": rows(TEXT, COUNT),
+}
+
+
+class _ByTokens:
+    """Chooses by the tokens of the draws before.
+
+    The tokens of a draw come from an index; or they are those that are measured of its source
+    between the draw and the next one.
+    """
+
+    counts = True
+    plan: Sequence[int] = ()
+    at = stop = 0
+
+    def __init__(self, spec: TokenBlendDataset[Any], stream: Stream) -> None:
+        self._stream = stream
+        self._num_datasets = len(spec.datasets)
+        self._order = BudgetOrder(spec.weights, spec.key, stream)
+        self._lengths = None if spec.lengths is None else spec.lengths_by_source()
+        self._sources = [facts.name for facts in spec.sources()]
+        self._pending: deque[_Draw] = deque()
+        self._begin({})
+
+    def _begin(self, open_tokens: dict[str, int]) -> None:
+        """Begins to count what is measured, of which `open_tokens` belong to no draw so far."""
+        self._context = context_or(self._stream)
+        tokens = self._context.tokens
+        # What had been measured of each source when it was counted last.
+        self._counted = {name: tokens[name] - open_tokens.get(name, 0) for name in self._sources}
+
+    def choose(self) -> int:
+        """Returns the dataset that the next draw takes."""
+        if self._lengths is None:
+            self._settle()
+        return self._order.choose()
+
+    def _settle(self) -> None:
+        """Counts what was measured of the last draw, and the length of the oldest pending draw."""
+        self._context = context_or(self._stream)
+        pending, order = self._pending, self._order
+        if pending:
+            last = pending[-1]
+            measured = self._context.tokens[last.source]
+            new = measured - self._counted[last.source]
+            pending[-1] = last._replace(tokens=last.tokens + new)
+            self._counted[last.source] = measured
+        if len(pending) >= LAG:
+            child, guess, tokens, _ = pending.popleft()
+            order.gave(child, order.draw - len(pending) - 1, tokens - guess)
+            order.learn(child, float(tokens))
+
+    def drew(self, child: int, key: RestoreKey) -> None:
+        """Counts the draw: with its length, if there is an index; with the mean until then."""
+        order = self._order
+        if self._lengths is not None:
+            tokens = float(sum([self._indexed(self._lengths, leaf) for leaf in leaves(key)]))
+            order.gave(child, order.draw, tokens)
+            order.learn(child, tokens)
+        else:
+            guess = order.mean(child)
+            order.gave(child, order.draw, guess)
+            self._pending.append(_Draw(child, guess, 0, first_leaf(key)[0]))
+        order.draw += 1
+
+    def _indexed(self, lengths: dict[str, Int64Array], leaf: RestoreKey) -> int:
+        tokens = int(lengths[leaf[0]][leaf[2]])
+        if not self._stream.is_measured:
+            context_or(self._stream).cost(leaf[0]).tokens += tokens
+        return tokens
+
+    def leave_out(self, ended: set[int]) -> None:
+        """Takes the datasets that have ended out of the choice."""
+        for child in ended:
+            self._order.leave_out(child)
+
+    def state(self) -> dict[str, Any]:
+        """Returns tokens and mean lengths, and the last draws."""
+        state, tokens = self._order.state(), self._context.tokens
+        found = ((name, tokens[name] - count) for name, count in self._counted.items())
+        return {
+            "draw": state.draw,
+            "debts": tuple(zip(state.debts, state.tokens, state.counts, strict=True)),
+            "pending": tuple(tuple(draw) for draw in self._pending),
+            "measured": tuple((name, new) for name, new in found if new),
+        }
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes to a state."""
+        fields = checked_fields(snapshot, _TOKEN_STATE)
+        table, pending = fields["debts"], [_Draw(*row) for row in fields["pending"]]
+        is_whole = len(table) == self._num_datasets and all(
+            draw.child < self._num_datasets and draw.source in self._counted for draw in pending
+        )
+        if not is_whole:
+            raise StateError(
+                f"The checkpoint's token blend has debts={table!r:.80} and "
+                f"pending={fields['pending']!r:.80}, which are of other datasets than the "
+                f"{self._num_datasets} of this one"
+            )
+        columns = [list(column) for column in zip(*table, strict=True)]
+        self._order.go_to(BudgetState(fields["draw"], *columns))
+        self._pending = deque(pending)
+        self._begin(dict(fields["measured"]))
+
+
+class _BlendCursor(StageCursor[T]):
+    key: RestoreKey = ()
+
+    def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
+        shares = typical_shares(spec.weights)
+        cursors = [
+            dataset.cursor(dataclasses.replace(stream, share=stream.share * share))
+            for dataset, share in zip(spec.datasets, shares, strict=True)
+        ]
+        super().__init__(spec, *cursors)
+        self._is_plain = spec.until != "all_once"
+        self._chooser = spec.chooser(stream)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ended: set[int] = set()
+        # The snapshots of datasets from which nothing was drawn since.
+        self._places: list[Snapshot | None] = [None] * len(self.cursors)
+
+    def __next__(self) -> T:
+        chooser = self._chooser
+        while True:
+            at = chooser.at
+            child = chooser.plan[at] if at < chooser.stop else chooser.choose()
+            cursor = self.cursors[child]
+            self._places[child] = None
+            try:
+                item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
+            except StopIteration:
+                self._end(child)
+                continue
+            self.key = key = cursor.key
+            if chooser.counts:
+                chooser.drew(child, key)
+            else:
+                chooser.at += 1
+            return item
+
+    def _end(self, child: int) -> None:
+        """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
+        if not self._is_plain:
+            _begin_second_round(self.cursors, child)
+            return
+        self._ended.add(child)
+        if self.spec.until == "first" or len(self._ended) == len(self.cursors):
+            raise StopIteration
+        self._chooser.leave_out(self._ended)
+
+    @property
+    def has_columns(self) -> bool:
+        """As `OrderCursor`: if nothing below comes to an end."""
+        return (
+            self._is_plain
+            and not self._chooser.counts
+            and all(
+                dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
+                for dataset, cursor in zip(self.spec.datasets, self.cursors, strict=True)
+            )
+        )
+
+    def take_columns(self, n: int) -> OrderColumns:
+        """As `OrderCursor`."""
+        cursors: Any = self.cursors
+        self._places = [None] * len(cursors)
+        if len(cursors) == 1:
+            columns: OrderColumns = cursors[0].take_columns(n)
+            return columns
+        chooser: Any = self._chooser
+        turns = chooser.take(n)
+        counts = np.bincount(turns, minlength=len(cursors)).tolist()
+        parts = [cursor.take_columns(count) for cursor, count in zip(cursors, counts, strict=True)]
+        return interleaved(parts, turns)
+
+    def fields(self) -> dict[str, Any]:
+        return self._chooser.state()
+
+    def places(self) -> tuple[Snapshot, ...]:
+        places = [
+            cursor.snapshot() if place is None else place
+            for cursor, place in zip(self.cursors, self._places, strict=True)
+        ]
+        self._places = [*places]
+        return tuple(places)
+
+    def set_fields(self, snapshot: Snapshot) -> None:
+        self._chooser.restore(snapshot)
+        self._begin()
+
+
+def _next_of_round(cursor: Any) -> Any:
+    """Returns a repeated dataset's next item; its first round ends as finite data do."""
+    return cursor.next_in_round() if cursor.round == 0 else next(cursor)
+
+
+def _begin_second_round(cursors: Sequence[Any], child: int) -> None:
+    """Begins the second round of a dataset, whose first has ended.
 
     Raises:
         StopIteration: It was the last one in its first round; all stay where they are.
     """
-    rounds = [cursor.round for cursor in cursors if isinstance(cursor, RepeatCursor)]
+    rounds = [cursor.round for cursor in cursors]
     if rounds[child] > 0 or rounds.count(0) == 1:
         raise StopIteration
-    ended = cursors[child]
-    assert isinstance(ended, RepeatCursor)
-    ended.begin_round()
+    cursors[child].begin_round()
 
 
 class MixBatchDataset(BatchDataset[T]):
@@ -308,9 +578,9 @@ class MixBatchDataset(BatchDataset[T]):
             )  # fmt: skip
         super().__init__(blend, batch_size, mix)
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor, of batches with the loss weights of all their samples."""
-        return LossWeightCursor(LossWeightDataset(self), super().cursor(stream))
+        return LossWeightCursor(LossWeightDataset(self), super().open(inner, stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the batch again, with its loss weights."""

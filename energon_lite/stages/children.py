@@ -50,7 +50,13 @@ def label_of(dataset: SavableDataset[Any], number: int) -> str:
 
 
 class CombinedDataset(SavableDataset[T]):
-    """A dataset over several others."""
+    """A dataset over several others.
+
+    Attributes:
+        name: of the stage in configurations and states.
+    """
+
+    name: str = ""
 
     def __init__(
         self, datasets: Sequence[SavableDataset[Any]], worker_config: WorkerConfig | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
-from energon_lite.core.stage import Stage
+from energon_lite.core.stage import COUNT, Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.children import CombinedDataset
@@ -35,6 +35,8 @@ class ConcatDataset(CombinedDataset[T]):
         ValueError: A dataset that is not the last one never ends.
     """
 
+    name = "concat"
+
     def __init__(
         self, *datasets: SavableDataset[T], worker_config: WorkerConfig | None = None
     ) -> None:
@@ -48,7 +50,7 @@ class ConcatDataset(CombinedDataset[T]):
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _ConcatCursor([dataset.cursor(stream) for dataset in self.datasets])
+        return _ConcatCursor(self, *(dataset.cursor(stream) for dataset in self.datasets))
 
     def num_items(self, stream: Stream) -> int:
         """Sums the items of the datasets."""
@@ -65,40 +67,31 @@ class ConcatDataset(CombinedDataset[T]):
 
     def config(self) -> dict[str, JSON]:
         """Returns the datasets in their order."""
-        return {"stage": "concat", "of": [dataset.config() for dataset in self.datasets]}
+        return {"stage": self.name, "of": [dataset.config() for dataset in self.datasets]}
 
 
-class _ConcatCursor(Cursor[T]):
-    def __init__(self, cursors: list[Cursor[T]]) -> None:
-        self._cursors = cursors
-        self._at = 0
+class _ConcatCursor(StageCursor[T]):
+    saved: ClassVar = {"at": COUNT}
+    at: int
+    key: RestoreKey = ()
 
     def __next__(self) -> T:
-        while self._at < len(self._cursors):
-            cursor = self._cursors[self._at]
+        for cursor in self.cursors[self.at :]:
             try:
-                item = next(cursor)
+                item: T = next(cursor)
             except StopIteration:
-                self._at += 1
+                self.at += 1
                 continue
             self.key = cursor.key
             return item
         raise StopIteration
 
-    def snapshot(self) -> Snapshot:
-        inner = tuple(cursor.snapshot() for cursor in self._cursors)
-        return Snapshot("concat", {"at": self._at}, inner)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect("concat", len(self._cursors))
-        at = snapshot.count("at")
-        if at > len(self._cursors):
+    def set_fields(self, snapshot: Snapshot) -> None:
+        super().set_fields(snapshot)
+        if self.at > len(self.cursors):
             raise StateError(
-                f"The checkpoint reads dataset {at} of a concat of {len(self._cursors)}."
+                f"The checkpoint reads dataset {self.at} of a concat of {len(self.cursors)}."
             )
-        for cursor, inner in zip(self._cursors, snapshot.inner, strict=True):
-            cursor.restore(inner)
-        self._at = at
 
 
 class RepeatDataset(Stage[T]):
@@ -120,6 +113,8 @@ class RepeatDataset(Stage[T]):
     Raises:
         ValueError: The dataset never ends, or `repeats` is not above 0.
     """
+
+    name = "repeat"
 
     def __init__(
         self,
@@ -200,11 +195,6 @@ class RepeatDataset(Stage[T]):
             total += self.dataset.num_items(below) if length is None else length
         return total
 
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again."""
-        item: T = self.dataset.restore_sample(restore_key)
-        return item
-
     def expected(self, num_items: float) -> dict[str, float]:
         """Returns whole rounds, and a part of one."""
         length = total_items(self.dataset)
@@ -217,39 +207,43 @@ class RepeatDataset(Stage[T]):
     def config(self) -> dict[str, JSON]:
         """Returns how often it repeats."""
         repeats = None if self.repeats is None else str(self.repeats)
-        return {"stage": "repeat", "repeats": repeats, "of": self.dataset.config()}
+        return {"stage": self.name, "repeats": repeats, "of": self.dataset.config()}
 
 
-class RepeatCursor(Cursor[T]):
+class RepeatCursor(StageCursor[T]):
     """A place in the rounds of a `RepeatDataset`.
 
     Attributes:
         round: rounds that are done.
+        given: items of this round that were returned.
     """
 
+    saved: ClassVar = {"round": COUNT, "given": COUNT}
+    round: int
+    given: int
+
     def __init__(self, spec: RepeatDataset[T], stream: Stream) -> None:
-        self._spec = spec
         self._stream = stream
+        super().__init__(spec)
         self._go_to(0)
 
     def _go_to(self, number: int) -> None:
-        self.round = number
-        self._given = 0
-        self._below = self._spec.round_stream(self._stream, number)
-        self._length = self._spec.round_length(self._below, number)
-        self._inner: Cursor[T] = self._spec.dataset.cursor(self._below)
+        self.round, self.given = number, 0
+        below = self.spec.round_stream(self._stream, number)
+        self._length = self.spec.round_length(below, number)
+        self.inner = self.spec.dataset.cursor(below)
+        self.cursors = (self.inner,)
 
     def next_in_round(self) -> T:
         """Returns the next item of this round; raises StopIteration at its end and stays there."""
-        if self._length is not None and self._given >= self._length:
+        if self._length is not None and self.given >= self._length:
             raise StopIteration
-        item = next(self._inner)
-        self.key = self._inner.key
-        self._given += 1
+        item: T = next(self.inner)
+        self.given += 1
         return item
 
     def __next__(self) -> T:
-        rounds = self._spec.num_rounds
+        rounds = self.spec.num_rounds
         num_empty = 0
         while rounds is None or self.round < rounds:
             try:
@@ -257,36 +251,28 @@ class RepeatCursor(Cursor[T]):
             except StopIteration:
                 pass
             # A stream may have no part in many rounds: that of 3 samples is empty for most of 64.
-            num_empty = 0 if self._given else num_empty + 1
+            num_empty = 0 if self.given else num_empty + 1
             if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
-                names = ", ".join(facts.name for facts in self._spec.sources()) or "the dataset"
+                names = ", ".join(facts.name for facts in self.spec.sources()) or "the dataset"
                 raise EmptyDatasetError(
                     f"RepeatDataset: {names} gave no item in {num_empty} rounds of stream "
                     f"{self._stream.index}; check what filters or skips its samples"
                 )
-            self._go_to(self.round + 1)
+            self.begin_round()
         raise StopIteration
 
     def begin_round(self) -> None:
-        """Goes on with the next round."""
+        """Begins the next round."""
         self._go_to(self.round + 1)
 
-    def snapshot(self) -> Snapshot:
-        """Returns round and place."""
-        return Snapshot(
-            "repeat", {"round": self.round, "given": self._given}, (self._inner.snapshot(),)
-        )
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes to a round, and to a place in it."""
-        snapshot.expect("repeat", 1)
-        number, given = snapshot.count("round"), snapshot.count("given")
-        rounds = self._spec.num_rounds
+    def set_fields(self, snapshot: Snapshot) -> None:
+        """Goes to a round."""
+        super().set_fields(snapshot)
+        number, given, rounds = self.round, self.given, self.spec.num_rounds
         if rounds is not None and number > rounds:
             raise StateError(f"The checkpoint stands in round {number} of {rounds}.")
         self._go_to(number)
-        self._inner.restore(snapshot.inner[0])
-        self._given = given
+        self.given = given
 
 
 def total_items(dataset: SavableDataset[Any]) -> int:

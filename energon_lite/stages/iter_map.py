@@ -11,6 +11,7 @@ from numpy.random import Generator
 
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError, describe
+from energon_lite.core.stage import COUNT, FLAG, StageCursor
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -19,7 +20,6 @@ from energon_lite.stages.map import (
     FunctionConfig,
     MapDataset,
     as_user_function,
-    passing_over,
     plain_config,
 )
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def same_length(length: int) -> int:
-    """Returns the length of a function that gives one item for each."""
+    """Returns the length of a function that returns one item for each."""
     return length
 
 
@@ -48,27 +48,27 @@ class IterMapDataset(MapDataset[T]):
     """Returns what a function makes of the iterator of a stream's items.
 
     With `stateless_iter_fn`, the function is run on each input alone, as an iterator of one. A
-    resume then goes on at once, and items can be made again. Without, it is run over a whole pass
-    and may hold items back; a resume runs it over the pass again, which takes the time that the
-    pass took so far. What is below it then counts the samples that are drawn on its own, so that
-    it can be run again beside others in a blend: there, `current_sample_index` is not unique.
+    resume is then immediate, and items can be re-created. Without, it is run over a whole pass and
+    may buffer items; a resume runs it over the pass again, which takes the time that the pass took
+    so far. What is below it then counts slots and draws on its own, so that it can be run again
+    beside others in a blend: there, `current_batch_index` is the number of the item that it makes,
+    and `current_sample_index` is not unique.
 
-    An input at which the function raises `SkipSample`, or fails within the usual tolerance, is left
-    out and counted. The function then begins anew behind it, and what it held is lost.
+    An input at which the function raises `SkipSample`, or fails within the usual tolerance, is
+    skipped and counted. The function then begins again behind it, and what it buffered is lost.
 
-    State: with `stateless_iter_fn`, the place before the last input and how many items it gave.
-    Without, how many items were given in which slots: one row of numbers as long as each batch
-    takes equally many, and one more where that changes.
+    State: with `stateless_iter_fn`, that of a generator in a `MapDataset`. Without, how many items
+    were returned, and how many samples the stream had drawn before.
     Length: `len_map_fn` of that below.
     Keys: `("iter_map", j, key of the input)` for the j-th item after an input was read.
 
     Args:
         dataset: the items.
-        iter_map_fn: gives an iterator for an iterator. For randomness use `sample_rng()`, which
-            goes with the input that was read last.
-        len_map_fn: gives the number of outputs for a number of items.
+        iter_map_fn: returns an iterator for an iterator. For randomness use `sample_rng()`, which
+            belongs to the input that was read last.
+        len_map_fn: returns the number of outputs for a number of items.
         stateless_iter_fn: whether an item depends on nothing but the last input read; an input may
-            give any number of items.
+            have any number of items.
         iter_map_fn_config: as `map_fn_config` of a `MapDataset`.
         worker_config: gives seed and error handlers; by default that of the dataset.
 
@@ -104,14 +104,14 @@ class IterMapDataset(MapDataset[T]):
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
         if self.function.is_stateless:
-            return super().cursor(stream)
-        return _PassCursor(self, self.dataset.cursor(stream))
+            return super().open(inner, stream)
+        return _PassCursor(self, inner, stream)
 
     def num_items(self, stream: Stream) -> int:
-        """Counts the items, as `len_map_fn` tells."""
+        """Counts the items by `len_map_fn`."""
         return self.len_map_fn(self.dataset.num_items(stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
@@ -123,7 +123,7 @@ class IterMapDataset(MapDataset[T]):
         if not self.function.is_stateless:
             raise ValueError(
                 f"{self.function.where} is run over whole passes, so {restore_key!r} cannot be "
-                "made again; give stateless_iter_fn=True if each item depends on one input only"
+                "re-created; give stateless_iter_fn=True if each item depends on one input only"
             )
         return super().restore_sample(restore_key)
 
@@ -141,7 +141,7 @@ class _Inputs(Iterator[Any]):
         key: restore key of the last input; () before the first.
         item: the last input.
         num_read: inputs since the function began.
-        num_outputs: items given since the last input.
+        num_outputs: items returned since the last input.
         error: what came from below instead of an input.
     """
 
@@ -168,56 +168,64 @@ class _Inputs(Iterator[Any]):
         return self.item
 
 
-class _PassCursor(Cursor[T]):
-    """A function over a whole pass: its place is the number of items that it gave."""
+class _PassCursor(StageCursor[T]):
+    """A function over a whole pass.
 
-    def __init__(self, spec: IterMapDataset[T], inner: Cursor[Any]) -> None:
-        self._function = spec.function
-        self._iter_map_fn = spec.iter_map_fn
+    Attributes:
+        given: items that it returned.
+        ended: whether the pass has ended.
+        draws: samples that the stream had drawn when the pass began.
+    """
+
+    saved: ClassVar = {"given": COUNT, "ended": FLAG, "draws": COUNT}
+    given: int
+    ended: bool
+    draws: int
+    key: RestoreKey = ()
+
+    def __init__(self, spec: IterMapDataset[T], inner: Cursor[Any], stream: Stream) -> None:
+        super().__init__(spec)
+        self._stream = stream
         self._run = FunctionRun(spec.function)
         self._inputs = _Inputs(inner, spec.function)
         self._items: Iterator[T] | None = None
         self._rng: Generator | None = None
-        self._has_ended = False
-        self._given = 0
-        self._slots = SlotRows()
-        # Samples that were drawn when the pass began, and those after what is below drew its own.
-        self._first_draw: int | None = None
-        self._draws = 0
+        # Samples drawn by now, counted by what is below on its own; None before the pass begins.
+        self._num_draws: int | None = None
 
     def __next__(self) -> T:
-        if self._has_ended:
+        if self.ended:
             raise StopIteration
         context = current_context()
-        of_all = context.num_draws
-        if self._first_draw is None:
-            self._first_draw = self._draws = of_all
-        context.num_draws = before = self._draws
+        slot, of_all = context.batch_index, context.num_draws
+        if self._num_draws is None:
+            self.draws = self._num_draws = of_all
+        context.num_draws = before = self._num_draws
+        context.batch_index = self.given * self._stream.num_streams + self._stream.index
         try:
             item = self._pull(context)
         finally:
-            self._draws = context.num_draws
-            context.num_draws = of_all + self._draws - before
+            self._num_draws = context.num_draws
+            context.batch_index, context.num_draws = slot, of_all + self._num_draws - before
         inputs = self._inputs
         self.key = ("iter_map", inputs.num_outputs, *([inputs.key] if inputs.key else ()))
         inputs.num_outputs += 1
-        self._given += 1
-        self._slots.add(context.batch_index)
+        self.given += 1
         return item
 
     def _pull(self, context: StreamContext) -> T:
-        inputs, function = self._inputs, self._function
+        inputs, function = self._inputs, self.spec.function
         while True:
-            # What the function drew for its last input goes on where it was.
+            # What the function drew for its last input continues where it was.
             function.enter(context, inputs.key, inputs.num_outputs)
             context.rng = self._rng
             try:
                 if self._items is None:
                     inputs.num_read = 0
-                    self._items = iter(self._iter_map_fn(inputs))
+                    self._items = iter(self.spec.iter_map_fn(inputs))
                 item: Any = next(self._items, SKIPPED)
                 if item is None:
-                    raise TypeError(f"{function.where} gave None, which is no item")
+                    raise TypeError(f"{function.where} returned None, which is no item")
             except Exception as error:
                 if error is inputs.error:
                     raise
@@ -226,113 +234,37 @@ class _PassCursor(Cursor[T]):
             finally:
                 self._rng = context.rng
             if item is SKIPPED:
-                self._has_ended = True
+                self.ended = True
                 raise StopIteration
             self._run.failures = 0
             return item  # type: ignore[no-any-return]
 
     def _begin_again(self, error: Exception) -> None:
-        """Leaves out the input at which the function failed."""
+        """Skips the input at which the function failed."""
         inputs = self._inputs
         self._items = None
         if not inputs.num_read:
             raise FatalSampleError(
-                f"{self._function.where} failed before it read anything: {describe(error)}"
+                f"{self.spec.function.where} failed before it read anything: {describe(error)}"
             ) from error
         self._run.left_out(error, inputs.key, inputs.item)
 
-    def snapshot(self) -> Snapshot:
-        fields = {
-            "given": self._given,
-            "ended": int(self._has_ended),
-            "draws": self._first_draw or 0,
-            "slots": self._slots.rows(),
-        }
-        return Snapshot("iter_map", fields)
-
     def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect("iter_map", 0)
-        given, ended = snapshot.count("given"), snapshot.count("ended")
-        first_draw = snapshot.count("draws")
-        slots = checked_rows(snapshot.field("slots"))
-        if sum(row[2] * row[3] for row in slots) != given or ended > 1:
-            raise StateError(
-                f"The checkpoint's iter_map gave {given} items, ended={ended}, in slots {slots}; "
-                "it was edited or damaged."
-            )
+        super().restore(snapshot)
+        given, self.given, ended, self.ended = self.given, 0, self.ended, False
         if not given and not ended:
             return
+        where = self.spec.function.where
         logger.info(
-            "%s is run again over the %d items that it gave; with stateless_iter_fn=True a resume "
-            "would go on at once", self._function.where, given,
+            "%s is run again over the %d items that it returned; with stateless_iter_fn=True a "
+            "resume would be immediate", where, given,
         )  # fmt: skip
-        self._first_draw = self._draws = first_draw
-        context = current_context()
-        before = context.batch_index
-        with passing_over():
-            for first, step, number, num_items in slots:
-                for k in range(number):
-                    context.batch_index = first + k * step
-                    self._pass_over(num_items, given)
-            context.batch_index = before
-            if ended and next(self, SKIPPED) is not SKIPPED:
-                raise StateError(f"{self._function.where} gives more than {given} items now")
-
-    def _pass_over(self, number: int, given: int) -> None:
-        for _ in range(number):
-            if next(self, SKIPPED) is SKIPPED:
-                raise StateError(
-                    f"{self._function.where} gave {given} items before, and only {self._given} "
-                    "now; it must give the same whenever it is run"
-                )
-
-
-class SlotRows:
-    """How many items were given in which slots, in few numbers where that is regular.
-
-    Example:
-        Four items in each of the slots 1, 3 and 5, and one in slot 7 so far, are the rows
-        (first slot, step, slots, items in each) = (1, 2, 3, 4), (7, 0, 1, 1).
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int]] = []
-        self._slot = -1
-        self._num_items = 0
-
-    def add(self, slot: int) -> None:
-        """Counts an item given in `slot`."""
-        if slot != self._slot:
-            self._rows = list(self.rows())
-            self._slot, self._num_items = slot, 0
-        self._num_items += 1
-
-    def rows(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Returns the rows, with the items of the last slot so far."""
-        if not self._num_items:
-            return ()
-        here = self._slot
-        if self._rows:
-            *others, (first, step, number, num_items) = self._rows
-            is_next = number == 1 or here == first + step * number
-            if num_items == self._num_items and is_next:
-                step = here - first if number == 1 else step
-                return (*others, (first, step, number + 1, num_items))
-        return (*self._rows, (here, 0, 1, self._num_items))
-
-
-def checked_rows(rows: Any) -> tuple[tuple[int, int, int, int], ...]:
-    """Returns the rows of a checkpoint.
-
-    Raises:
-        StateError: They are none.
-    """
-    for row in rows if isinstance(rows, tuple) else (None,):
-        if not (
-            isinstance(row, tuple)
-            and len(row) == 4
-            and all(type(value) is int and value >= 0 for value in row)
-            and min(row[2:]) > 0
-        ):
-            raise StateError(f"'slots' of the checkpoint's iter_map is {rows!r:.80}")
-    return rows  # type: ignore[no-any-return]
+        self._num_draws, context = self.draws, current_context()
+        with context.passing(context.batch_index):
+            for number in range(given + ended):
+                is_end = next(self, SKIPPED) is SKIPPED
+                if is_end != (number == given):
+                    raise StateError(
+                        f"{where} returned {given} items before, and {number if is_end else 'more'}"
+                        " now; it must return the same whenever it is run"
+                    )

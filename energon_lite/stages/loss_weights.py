@@ -9,8 +9,8 @@ import torch
 
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.samples import Batch, Sample
-from energon_lite.core.stage import PerItemStage
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import PerItemStage, StageCursor
+from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
@@ -48,14 +48,14 @@ class LossWeightDataset(PerItemStage[T]):
 
     def nested(self) -> SavableDataset[Any]:
         """Returns this dataset as a part of another one: its dicts have an entry in any case."""
-        below = self.dataset.nested()
-        other: LossWeightDataset[T] = self.with_children((below,))
+        other: LossWeightDataset[T] = self.with_children((super().nested().children[0],))
         other.is_nested = True
         return other
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return LossWeightCursor(self, self.dataset.cursor(stream))
+        del stream
+        return LossWeightCursor(self, inner)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the item again, with its loss weights."""
@@ -91,10 +91,6 @@ class LossWeightDataset(PerItemStage[T]):
         is_single = len(found) == 1 and not _is_batch(key)
         return torch.tensor(found[0] if is_single else found, dtype=dtype)
 
-    def config(self) -> dict[str, JSON]:
-        """As below: the weights are settings of the sources."""
-        return self.dataset.config()
-
 
 def _is_batch(key: RestoreKey) -> bool:
     """Returns whether a restore key is a batch's, or that of what a hook made of one."""
@@ -105,28 +101,14 @@ def _is_batch(key: RestoreKey) -> bool:
     return False
 
 
-class LossWeightCursor(Cursor[T]):
-    """Writes loss weights on the items of another cursor.
+class LossWeightCursor(StageCursor[T]):
+    """Writes loss weights on the items of another cursor."""
 
-    Args:
-        spec: the weights.
-        inner: the items.
-    """
-
-    def __init__(self, spec: LossWeightDataset[T], inner: Cursor[T]) -> None:
-        self._spec = spec
-        self._inner = inner
+    key: RestoreKey = ()
 
     def __next__(self) -> T:
-        item = next(self._inner)
-        self.key = self._inner.key
-        self._spec.weigh(item, self.key)
+        """Returns the next item, with its loss weights."""
+        item: T = next(self.inner)
+        self.key = self.inner.key
+        self.spec.weigh(item, self.key)
         return item
-
-    def snapshot(self) -> Snapshot:
-        """Returns the place of the cursor below."""
-        return self._inner.snapshot()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Goes to a place of the cursor below."""
-        self._inner.restore(snapshot)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import SkipSample, StateError
-from energon_lite.core.stage import Stage
+from energon_lite.core.stage import COUNT, KEY, Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import current_context, first_leaf
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
@@ -86,13 +85,14 @@ def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
 
 
 class MapDataset(Stage[T]):
-    """Calls a function on each item; a generator function may give any number of items for one.
+    """Calls a function on each item; a generator function may make any number of items of one.
 
-    Items for which it raises `SkipSample`, or fails within its tolerance, are left out and counted.
+    Items for which it raises `SkipSample`, or fails within its tolerance, are skipped and counted.
 
-    State: for a generator function how many items of the current input were given, and its restore
-    key; or the place before that input, where it cannot be made again. For others none of its own.
-    Length: as below; skips and expansion are not foreseen.
+    State: for a generator function how many items of the current input were returned, and the
+    restore key of the input; or the place before that input, where it cannot be re-created. For
+    other functions none of its own.
+    Length: as below; skips and expansion are not predicted.
     Keys: a generator function's j-th item has `(name, j, key of the input)`; others keep the key.
 
     Args:
@@ -100,14 +100,14 @@ class MapDataset(Stage[T]):
         map_fn: a function of one argument.
         stateless_map_fn: whether its result depends on its input only; None to see whether
             `@stateless` marks it.
-        map_fn_config: what is to be noticed, on a resume, if it changes; a dict of plain JSON, or a
-            function that gives one, which is called here.
-        failure_tolerance: failures in a row that end the run; 0 for any number. One that is given
-            to `@stateless` goes before.
+        map_fn_config: what is to be noticed, on a resume, if it changes; a JSON-serialisable dict,
+            or a function that returns one, which is called here.
+        failure_tolerance: failures in a row that end the run; 0 for any number. The tolerance that
+            `@stateless` was given has precedence.
         worker_config: gives seed and error handlers; by default that of the dataset.
 
     Raises:
-        TypeError: The settings are not plain JSON; or a `UserFunction` and other settings of it.
+        TypeError: The settings are not JSON-serialisable; or a `UserFunction` and other settings.
     """
 
     config_name: ClassVar[str] = "map_fn_config"
@@ -127,17 +127,11 @@ class MapDataset(Stage[T]):
         self.function = as_user_function(
             map_fn, "map", self.worker_config, stateless_map_fn, failure_tolerance
         )
+        self.name = self.function.name
         self.function_config = plain_config(map_fn_config, self.config_name)
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
-        """Returns a fresh cursor."""
-        inner = self.dataset.cursor(stream)
-        if self.function.is_generator:
-            return _ExpandCursor(inner, self.function, self.dataset)
-        return _MapCursor(inner, self.function)
-
     def own_traits(self, below: Traits) -> Traits:
-        """Adds whether the function is stateless, and how many items it makes of one."""
+        """Adds whether the function is stateless, and whether it is a generator."""
         return dataclasses.replace(
             below,
             replayable=below.replayable and self.function.is_stateless,
@@ -147,25 +141,29 @@ class MapDataset(Stage[T]):
             "one; packs that are planned by a length index need one of each",
         )
 
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
+        """Returns a fresh cursor."""
+        del stream
+        return (_ExpandCursor if self.function.is_generator else _MapCursor)(self, inner)
+
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the input again and calls the function on it."""
+        """Re-creates the input and calls the function on it."""
         result: T = self.function.again(restore_key, self.dataset.restore_sample)
         return result
 
     def config(self) -> dict[str, JSON]:
         """Returns what decides the content; the function itself cannot be compared."""
-        function = self.function
         return {
-            "stage": function.name,
-            "seeded": function.restore_seeds,
-            "expands": function.is_generator,
+            "stage": self.name,
+            "seeded": self.function.restore_seeds,
+            "expands": self.function.is_generator,
             **self.function_config,
             "of": self.dataset.config(),
         }
 
 
 class _Keep:
-    """Passes an item on, or leaves it out on purpose."""
+    """Returns an item, or skips it on purpose."""
 
     def __init__(self, filter_fn: Callable[[Any], Any]) -> None:
         # Its name and place for messages, and what @stateless marks it with.
@@ -179,17 +177,17 @@ class _Keep:
 
 
 class FilterDataset(MapDataset[T]):
-    """Keeps the items for which a function gives something true; the others count as left out.
+    """Filters items by a predicate; the others count as skipped.
 
-    Items for which the function fails are left out as failures are, within the usual tolerance.
+    Items for which the predicate fails are skipped as failures, within the usual tolerance.
 
     State: none of its own.
-    Length: as below; what is filtered out is not foreseen.
+    Length: as below; what is filtered out is not predicted.
     Keys: as below.
 
     Args:
         dataset: the items.
-        filter_fn: a function of one item, which it leaves as it is; None counts as no. If it is
+        filter_fn: a function of one item, which it does not change; None counts as no. If it is
             random, it needs `sample_rng()` or `@stateless(restore_seeds=True)`.
         filter_fn_config: as `map_fn_config` of a `MapDataset`.
         worker_config: gives seed and error handlers; by default that of the dataset.
@@ -219,155 +217,138 @@ class FilterDataset(MapDataset[T]):
         self.function_config = plain_config(filter_fn_config, self.config_name)
 
     def own_traits(self, below: Traits) -> Traits:
-        """Replays as the dataset below: what was kept needs no second question."""
+        """Replays as the dataset below: a kept item needs no second call of the predicate."""
         return dataclasses.replace(below, per_item=True)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again."""
+        """Re-creates the item."""
         item: T = self.dataset.restore_sample(restore_key)
         return item
 
 
-class _MapCursor(Cursor[T]):
-    def __init__(self, inner: Cursor[Any], function: UserFunction) -> None:
-        self._inner = inner
-        self._call = FunctionRun(function).call
+class _MapCursor(StageCursor[T]):
+    key: RestoreKey = ()
+
+    def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
+        super().__init__(spec, inner)
+        self._call = FunctionRun(spec.function).call
 
     def __next__(self) -> T:
-        inner = self._inner
+        inner = self.inner
         while True:
             item = next(inner)
             start = perf_counter()
-            result = self._call(inner.key, item)
-            current_context().spend(inner.key, perf_counter() - start)
+            key = inner.key
+            result = self._call(key, item)
+            current_context().spend(key, perf_counter() - start)
             if result is not SKIPPED:
-                self.key = inner.key
+                self.key = key
                 return result  # type: ignore[no-any-return]
 
-    def snapshot(self) -> Snapshot:
-        return self._inner.snapshot()
 
-    def restore(self, snapshot: Snapshot) -> None:
-        self._inner.restore(snapshot)
-
-
-class _ExpandCursor(Cursor[T]):
+class _ExpandCursor(StageCursor[T]):
     """Returns the items that a generator function makes of each input.
 
-    Inside an input, the state is its restore key and the place after it; or the place before it,
-    where inputs cannot be made again.
+    Inside an input, the state is its restore key and the place behind it; or the place before it,
+    where inputs cannot be re-created.
+
+    Attributes:
+        given: items of the current input that were returned.
+        slot: the slot in which the input was read.
+        draws: samples that the stream had drawn before it.
+        tokens: measured of the items returned, where the input will be drawn again.
+        input: the restore key of the input, if it can be re-created.
     """
 
-    def __init__(
-        self, inner: Cursor[Any], function: UserFunction, below: SavableDataset[Any]
-    ) -> None:
-        self._inner = inner
-        self._function = function
-        self._below = below if below.can_restore_sample() else None
-        self._run = FunctionRun(function)
-        self._name = function.name
+    saved: ClassVar = {"given": COUNT, "slot": COUNT, "draws": COUNT, "tokens": COUNT, "input": KEY}
+    given: int
+    slot: int
+    draws: int
+    tokens: int
+    input: RestoreKey
+    key: RestoreKey = ()
+
+    def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
+        super().__init__(spec, inner)
+        self._can_replay = spec.dataset.can_restore_sample()
+        self._run = FunctionRun(spec.function)
         self._items: Iterator[tuple[RestoreKey, T]] | None = None
-        self._input: RestoreKey = ()
-        self._before: Snapshot | None = None
-        self._slot = self._draws = 0
-        self._given = 0
         self._spent_sec = 0.0
+        # Where inputs cannot be re-created: the place before the current one, the tokens that were
+        # measured by then, and its source.
+        self._before: Snapshot | None = None
+        self._tokens: Counter[str] = Counter()
+        self._tokens_before, self._source = 0, ""
 
     def __next__(self) -> T:
         while True:
-            if self._items is None:
-                if self._below is None:
-                    self._before = self._inner.snapshot()
-                context = current_context()
-                self._slot, self._draws = context.batch_index, context.num_draws
-                self._given = 0
-                item = next(self._inner)
-                self._input = self._inner.key
-                self._items = self._run.expand(self._input, item)
+            items = self._items or self._begin()
             start = perf_counter()
-            found = next(self._items, None)
+            found = next(items, None)
             self._spent_sec += perf_counter() - start
-            if found is None or self._given % _ITEMS_PER_COST == 0:
-                current_context().spend(self._input, self._spent_sec)
+            if found is None or self.given % _ITEMS_PER_COST == 0:
+                current_context().spend(self.input or self.inner.key, self._spent_sec)
                 self._spent_sec = 0.0
             if found is None:
-                self._items = None
+                self._end()
                 continue
-            self._given += 1
+            self.given += 1
             self.key, result = found
             return result
 
-    def snapshot(self) -> Snapshot:
-        if self._items is None:
-            return Snapshot(self._name, {"given": 0}, (self._inner.snapshot(),))
-        place = self._before or self._inner.snapshot()
-        fields: dict[str, Any] = {"given": self._given, "slot": self._slot, "draws": self._draws}
-        fields["input"] = () if self._before else self._input
-        return Snapshot(self._name, fields, (place,))
+    def _begin(self) -> Iterator[tuple[RestoreKey, T]]:
+        """Reads the next input."""
+        before = None if self._can_replay else self.inner.snapshot()
+        context = current_context()
+        slot, draws = context.batch_index, context.num_draws
+        item = next(self.inner)
+        key = self.inner.key
+        self.slot, self.draws, self._before = slot, draws, before
+        if self._can_replay:
+            self.input = key
+        else:
+            self._source, self._tokens = first_leaf(key)[0], context.tokens
+            self._tokens_before = self._tokens[self._source]
+        self._items = self._run.expand(key, item)
+        return self._items
+
+    def _end(self) -> None:
+        self._items = self._before = None
+        self.given = self.slot = self.draws = self.tokens = 0
+        self.input = ()
+
+    def places(self) -> tuple[Snapshot, ...]:
+        return super().places() if self._before is None else (self._before,)
+
+    def fields(self) -> dict[str, Any]:
+        if self._before is not None:
+            self.tokens = self._tokens[self._source] - self._tokens_before
+        return super().fields()
 
     def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect(self._name, 1)
-        given = snapshot.count("given")
-        self._inner.restore(snapshot.inner[0])
-        self._items = None
-        self._given = 0
+        super().restore(snapshot)
+        given, self.given, self._items = self.given, 0, None
+        key, function, context = self.input, self.spec.function, current_context()
         if not given:
             return
-        key = snapshot.fields.get("input")  # None in states of before there were such keys
-        is_key = type(key) is tuple and bool(key) == (self._below is not None)
-        if "input" in snapshot.fields and not is_key:
+        if bool(key) != self._can_replay:
             raise StateError(
-                f"The checkpoint stands inside {self._function.where}, of the input {key!r:.80}, "
-                f"which can {'' if self._below else 'not '}be made again here; mark the hooks "
+                f"The checkpoint stands inside {function.where}, of the input {key!r:.80}, which "
+                f"can {'' if self._can_replay else 'not '}be re-created here; mark the hooks "
                 "before it @stateless as they were"
             )
-        # The input is taken again, as of its slot, and its first items are passed over.
-        context = current_context()
-        slot, context.batch_index = context.batch_index, snapshot.count("slot")
-        self._slot, self._draws = context.batch_index, snapshot.count("draws")
-        with passing_over():
-            if self._below is not None and key:
-                self._take_again(key, self._below.restore_sample(key), given)
+        # The input is read again, as of its slot, and its first items are passed over.
+        with context.passing(self.slot):
+            if key:
+                self._items = self._run.expand(key, self.spec.dataset.restore_sample(key))
             else:
-                context.num_draws = self._draws
-                for number in range(given):
-                    next(self)
-                    if self._given != number + 1:  # of the next input
-                        self._refuse_fewer(self._input, given, number)
-        context.batch_index = slot
-
-    def _take_again(self, key: RestoreKey, item: Any, given: int) -> None:
-        current_context().batch_index = self._slot
-        self._input, self._given = key, given
-        self._items = self._run.expand(key, item)
-        for number in range(given):
-            if next(self._items, None) is None:
-                self._refuse_fewer(key, given, number)
-
-    def _refuse_fewer(self, key: RestoreKey, given: int, number: int) -> None:
-        raise StateError(
-            f"{self._function.where} gave {given} items or more of {name_of_key(key)} "
-            f"before, and {number} now; it must depend on its input only"
-        )
-
-
-class _PassingOver(threading.local):
-    is_on = False
-
-
-_passing_over = _PassingOver()
-
-
-@contextmanager
-def passing_over() -> Iterator[None]:
-    """Marks the items of a `with` block as emitted before the run was resumed."""
-    before, _passing_over.is_on = _passing_over.is_on, True
-    try:
-        yield
-    finally:
-        _passing_over.is_on = before
-
-
-def is_passed_over() -> bool:
-    """Returns whether the current item was given before the run was resumed."""
-    return _passing_over.is_on
+                context.num_draws = self.draws
+            for number in range(given):
+                if next(self, SKIPPED) is SKIPPED or (self.given, self.input) != (number + 1, key):
+                    raise StateError(
+                        f"{function.where} made {given} items or more of "
+                        f"{name_of_key(key or self.inner.key)} before, and {number} now; it must "
+                        "depend on its input only"
+                    )
+        if self.tokens:
+            context.tokens[self._source] += self.tokens

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any, TypeVar
 
 from energon_lite.batching.rules import Buckets, Packing
 from energon_lite.core.dataset import Cursor, SavableDataset
-from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.stage import PerItemStage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context, leaves
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
-from energon_lite.stages.token_blend import TokenBlendDataset
 
 T = TypeVar("T")
 
@@ -21,8 +21,7 @@ T = TypeVar("T")
 class MeasureDataset(PerItemStage[T]):
     """Counts the tokens of each sample that comes by; the samples stay as they are.
 
-    State: none of its own; but below it may be a blend by tokens, which looks at what is measured,
-    and then: the source sample that was measured last, if several are made of one, and its tokens.
+    State: none of its own.
     Length: as below.
     Keys: as below.
 
@@ -39,14 +38,15 @@ class MeasureDataset(PerItemStage[T]):
         length_fn: UserFunction,
         packing: Packing | Buckets | None = None,
     ) -> None:
-        super().__init__(_uncounted(dataset))
+        super().__init__(dataset)
         self.function = length_fn
         self.packing = packing
-        self.has_state = dataset.traits.measures
 
     def cursor(self, stream: Stream) -> MeasureCursor[T]:
         """Returns a fresh cursor."""
-        return MeasureCursor(self, self.dataset.cursor(stream))
+        return MeasureCursor(
+            self, self.dataset.cursor(dataclasses.replace(stream, is_measured=True))
+        )
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Makes the sample again."""
@@ -56,14 +56,6 @@ class MeasureDataset(PerItemStage[T]):
     def config(self) -> dict[str, JSON]:
         """As below: measuring changes nothing."""
         return self.dataset.config()
-
-
-def _uncounted(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-    """Leaves the counting of tokens to what is measured, where a blend has an index as well."""
-    children = [_uncounted(child) for child in dataset.children]
-    if any(new is not old for new, old in zip(children, dataset.children, strict=True)):
-        dataset = dataset.with_children(children)
-    return dataset.uncounted() if isinstance(dataset, TokenBlendDataset) else dataset
 
 
 class MeasureCursor(Cursor[T]):
@@ -81,9 +73,6 @@ class MeasureCursor(Cursor[T]):
         self._longest = sys.maxsize if spec.packing is None else spec.packing.longest
         self._inner = inner
         self._run = FunctionRun(spec.function)
-        self._has_state = spec.has_state
-        self._leaf: RestoreKey = ()
-        self._tokens = 0
 
     def __next__(self) -> T:
         """Returns the next sample, measured."""
@@ -98,53 +87,19 @@ class MeasureCursor(Cursor[T]):
             is_plain = type(found) is int and 0 <= found <= self._longest
             tokens = found if is_plain else self._counted(found)
             current_context().measured(key, tokens)
-            if self._has_state:
-                self._note(key, tokens)
             return item
 
     def _counted(self, found: Any) -> int:
         tokens = tokens_of(found, self._run.spec)
         return tokens if self._packing is None else self._packing.kept_tokens(found)
 
-    def _note(self, key: RestoreKey, tokens: int) -> None:
-        """Keeps what was measured of a source sample that is not yet through."""
-        leaf = () if type(key[-1]) is int else next(leaves(key))
-        self._tokens = self._tokens + tokens if leaf and leaf == self._leaf else tokens
-        self._leaf = leaf
-
     def snapshot(self) -> Snapshot:
         """Returns the place between two samples."""
-        if not self._has_state:
-            return self._inner.snapshot()
-        fields = {"leaf": self._leaf, "tokens": self._tokens if self._leaf else 0}
-        return Snapshot("measure", fields, (self._inner.snapshot(),))
+        return self._inner.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot."""
-        if not self._has_state:
-            self._inner.restore(snapshot)
-            return
-        snapshot.expect("measure", 1)
-        leaf, tokens = snapshot.field("leaf"), snapshot.count("tokens")
-        if not isinstance(leaf, tuple) or (leaf and not isinstance(leaf[-1], int)):
-            raise StateError(
-                f"The checkpoint's stage 'measure' has leaf={leaf!r:.80}, no sample's."
-            )
-        (inner,) = snapshot.inner
-        self._inner.restore(inner)
-        self._leaf, self._tokens = leaf, tokens
-        if leaf and not _is_counted(inner, leaf):
-            # Its first items were passed over just now, below; they do not come by again.
-            for listener in current_context().length_listeners:
-                listener(leaf, tokens)
-
-
-def _is_counted(snapshot: Snapshot, leaf: RestoreKey) -> bool:
-    """Returns whether a blend has what was measured of a source sample in its own state."""
-    pending = snapshot.fields.get("pending", ())
-    return any(leaf in leaves(row[2]) for row in pending) or any(
-        _is_counted(inner, leaf) for inner in snapshot.inner
-    )
+        self._inner.restore(snapshot)
 
 
 def tokens_of(length: Any, function: UserFunction) -> int:

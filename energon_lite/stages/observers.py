@@ -1,4 +1,4 @@
-"""Stages that change no item: collecting garbage, and writing down what comes by."""
+"""Pass-through stages: garbage collection and sample logging."""
 
 from __future__ import annotations
 
@@ -9,53 +9,22 @@ from typing import Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.dataset import Cursor, SavableDataset
-from energon_lite.core.stage import PerItemStage
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.stages.map import is_passed_over
 
 T = TypeVar("T")
 
 
-class _Passing(PerItemStage[T]):
-    """A stage that gives the items of the dataset below as they are."""
-
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again."""
-        item: T = self.dataset.restore_sample(restore_key)
-        return item
-
-    def config(self) -> dict[str, JSON]:
-        """As below: the items are the same with and without this stage."""
-        return self.dataset.config()
-
-
-class _PassingCursor(Cursor[T]):
-    def __init__(self, inner: Cursor[T]) -> None:
-        self._inner = inner
-
-    def __next__(self) -> T:
-        item = next(self._inner)
-        self.key = self._inner.key
-        return item
-
-    def snapshot(self) -> Snapshot:
-        return self._inner.snapshot()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._inner.restore(snapshot)
-
-
-class GcDataset(_Passing[T]):
+class GcDataset(PerItemStage[T]):
     """Collects garbage every few items, in the process that computes them.
 
-    With `freeze`, what there is when the first item is asked for (modules, indexes, in the main
-    process also the model) is taken out of all collections, which makes them quick and leaves the
-    memory that forked processes share alone. This is done once in a process: later it would also
-    keep garbage for ever. In a worker process it stays so, since other streams of the process go
-    on, and both end together. In the main process the stream that froze undoes it at the end of
-    its pass, so that what the program drops afterwards is freed.
+    With `freeze`, the objects that exist when the first item is requested (modules, indexes, in the
+    main process also the model) are taken out of all collections. This makes collections quick and
+    leaves the memory that forked processes share alone. It is done once in a process: later it
+    would also keep garbage for ever. A worker process stays frozen, since other streams of the
+    process continue, and both end together. In the main process the stream that froze the objects
+    unfreezes them at the end of its pass, so that what the program drops afterwards is freed.
 
     State: none of its own.
     Length: as below.
@@ -83,27 +52,25 @@ class GcDataset(_Passing[T]):
         self.every_n_iter = every_n_iter
         self.freeze = freeze
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _GcCursor(self, self.dataset.cursor(stream))
+        del stream
+        return _GcCursor(self, inner)
 
 
-class _GcCursor(_PassingCursor[T]):
-    def __init__(self, spec: GcDataset[T], inner: Cursor[T]) -> None:
-        super().__init__(inner)
-        self._spec = spec
-        self._num_asked = 0
-        self._has_frozen = False
+class _GcCursor(StageCursor[T]):
+    _num_requests = 0
+    _has_frozen = False
 
     def __next__(self) -> T:
-        spec = self._spec
-        # Whoever has frozen before, another stream or the user, has done it for the process.
-        if self._num_asked == 0 and spec.freeze and not gc.get_freeze_count():
+        spec = self.spec
+        # Another stream, or the user, may have frozen the objects of this process before.
+        if self._num_requests == 0 and spec.freeze and not gc.get_freeze_count():
             gc.collect()  # or garbage would be kept for ever
             gc.freeze()
             self._has_frozen = True
-        self._num_asked += 1
-        if spec.every_n_iter and self._num_asked % spec.every_n_iter == 0:
+        self._num_requests += 1
+        if spec.every_n_iter and self._num_requests % spec.every_n_iter == 0:
             gc.collect()
         try:
             return super().__next__()
@@ -115,7 +82,7 @@ class _GcCursor(_PassingCursor[T]):
 
 
 def default_get_keys(item: Any) -> list[str] | None:
-    """Returns the sample keys of a sample, of a batch or of a list of such, if they have any."""
+    """Returns the sample keys of a sample, a batch or a list of these, if they have any."""
     if isinstance(item, (list, tuple)):
         found = [default_get_keys(entry) for entry in item]
         keys = [key for entry in found if entry is not None for key in entry]
@@ -133,13 +100,13 @@ def _texts(keys: Any) -> Iterator[str]:
         yield str(keys)
 
 
-class LogSampleDataset(_Passing[T]):
+class LogSampleDataset(PerItemStage[T]):
     """Writes one line of JSON for each item, where `worker_log_level` is at least 1.
 
     The lines go to the end of `WorkerConfig.worker_debug_path` (where `{worker_id}` and `{pid}` are
     replaced), or to a logger (`WorkerConfig.worker_log`). Each has the fields of Energon's
     `yield_batch`: `t`, rank `r`, worker `w`, mode `m`, the batch's slot `idx`, and `keys` if there
-    are any; and `stream`. What is made again on a resume is not written again. Where several ranks
+    are any; and `stream`. Items that a resume re-creates are not written again. Where several ranks
     compute one stream, each writes a line for all of its batches.
 
     State: none of its own.
@@ -165,43 +132,31 @@ class LogSampleDataset(_Passing[T]):
         self.mode = mode
         self.get_keys_fn = get_keys_fn
 
-    def cursor(self, stream: Stream) -> Cursor[T]:
+    def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        inner: Cursor[T] = self.dataset.cursor(stream)
-        if self.worker_config is None or self.worker_config.worker_log_level < 1:
-            return inner
-        return _LogCursor(self, self.worker_config, stream, inner)
+        is_on = self.worker_config is not None and self.worker_config.worker_log_level > 0
+        return _LogCursor(self, inner, stream) if is_on else inner
 
 
-class _LogCursor(_PassingCursor[T]):
-    def __init__(
-        self,
-        spec: LogSampleDataset[T],
-        config: WorkerConfig,
-        stream: Stream,
-        inner: Cursor[T],
-    ) -> None:
-        super().__init__(inner)
-        self._spec = spec
-        self._config = config
+class _LogCursor(StageCursor[T]):
+    def __init__(self, spec: LogSampleDataset[T], inner: Cursor[T], stream: Stream) -> None:
+        super().__init__(spec, inner)
         self._stream = stream
 
     def __next__(self) -> T:
         item = super().__next__()
-        if not is_passed_over():
-            self._write(item)
+        context = context_or(self._stream)
+        if not context.is_passing:
+            config, keys = self.spec.worker_config, self.spec.get_keys_fn(item)
+            config.worker_log(
+                {
+                    "t": "yield_batch",
+                    "r": config.rank,
+                    "w": config.global_worker_id(),
+                    "m": self.spec.mode,
+                    "idx": context.batch_index,
+                    "stream": self._stream.index,
+                    **({} if keys is None else {"keys": keys}),
+                }
+            )
         return item
-
-    def _write(self, item: T) -> None:
-        entry: dict[str, Any] = {
-            "t": "yield_batch",
-            "r": self._config.rank,
-            "w": self._config.global_worker_id(),
-            "m": self._spec.mode,
-            "idx": context_or(self._stream).batch_index,
-            "stream": self._stream.index,
-        }
-        keys = self._spec.get_keys_fn(item)
-        if keys is not None:
-            entry["keys"] = keys
-        self._config.worker_log(entry)

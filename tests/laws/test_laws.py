@@ -56,8 +56,8 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import OrderOnlySource, order_only
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.bucket_batches import BucketLists
-from energon_lite.stages.epochs import StretchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.batches import ModalityLists
@@ -67,7 +67,6 @@ from energon_lite.stages.packing.dataset import PackMembers
 from energon_lite.stages.packing.filled import FilledPacks
 from energon_lite.stages.packing.planned import PlannedPacks
 from energon_lite.stages.packing.selected import SelectedPacks
-from energon_lite.stages.token_blend import TokenBlendDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
 
@@ -202,17 +201,14 @@ BLEND_CASES: list[Case] = [
 CONCAT_CASES: list[Case] = [
     lambda root: ConcatDataset(texts(root, training=False, block=2), other(root, training=False)),
     lambda root: ConcatDataset(texts(root), other(root, repeat=True)),
-    lambda root: ConcatDataset(LimitDataset(texts(root), 4), LimitDataset(other(root), 99)),
-    lambda root: ConcatDataset(EpochizeDataset(texts(root, repeat=True), 3), texts(root)),
-    lambda root: ConcatDataset(EpochizeDataset(texts(root), 3), ones(root)),
+    lambda root: ConcatDataset(texts(root), ones(root), MapDataset(other(root), stage(twice))),
 ]
 REPEAT_CASES: list[Case] = [
     lambda root: RepeatDataset(texts(root), repeats=1.3),
     lambda root: RepeatDataset(texts(root), repeats=0.2),
     lambda root: RepeatDataset(texts(root)),
-    lambda root: RepeatDataset(ConcatDataset(LimitDataset(texts(root), 5), other(root))),
-    lambda root: RepeatDataset(blend((LimitDataset(texts(root), 5), 5), (ones(root), 23))),
-    lambda root: RepeatDataset(EpochizeDataset(texts(root, repeat=True), 4)),
+    lambda root: RepeatDataset(ConcatDataset(texts(root), other(root))),
+    lambda root: RepeatDataset(blend((texts(root), 5), (ones(root), 23))),
 ]
 MIX_CASES: list[Case] = [
     lambda root: MixBatchDataset(
@@ -443,7 +439,6 @@ PLANNED_CASES: list[Case] = [
     ),
     lambda root: planned(ConcatDataset(texts(root), other(root))),
     lambda root: planned(RepeatDataset(texts(root), repeats=1.5)),
-    lambda root: planned(LimitDataset(texts(root, repeat=True), 17), **SHARED),
     lambda root: BatchDataset(planned(texts(root, repeat=True)), 2, stage(listed_packs)),
     lambda root: RepeatDataset(planned(texts(root))),
 ]
@@ -611,10 +606,6 @@ CASES: dict[type, list[Case]] = {
     RepeatDataset: REPEAT_CASES,
     MixBatchDataset: MIX_CASES,
     TokenBlendDataset: TOKEN_CASES,
-    StretchDataset: [
-        lambda root: StretchDataset(texts(root), 9, goes_on=False),
-        lambda root: StretchDataset(texts(root), 9, goes_on=True),
-    ],
     MeasureDataset: [lambda root: measured(texts(root))],
     LossWeightDataset: [
         lambda root: LossWeightDataset(BatchDataset(texts(root, loss_weight=0.5), 4, listed)),

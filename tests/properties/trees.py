@@ -43,16 +43,15 @@ from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.map import as_user_function
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.token_blend import TokenBlendDataset
 
 from ..helpers import ignore, text_set
 
 SIZES = (1, 2, 5, 13, 25)
 MAX_ITEMS = 12  # of a stream
 MOST_DRAWS, MOST_DRAWS_OF_PASS = 100, 600
-# Nested limits count ranks of the config they are built with: one, on any topology.
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
 
 Tree = tuple[Any, ...]
@@ -281,8 +280,11 @@ KINDS = (
 
 
 @st.composite
-def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any") -> Tree:
-    """Any tree; of `kinds` "finite" only those that end, "validation" those of such sources."""
+def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any", is_top: bool = True) -> Tree:
+    """Any tree, with an end of passes at the top only.
+
+    Of `kinds` "finite" only those that end, "validation" those of such sources.
+    """
     finite = kinds != "any"
     leaf = depth == 0 or draw(st.integers(0, 4)) == 0
     if leaf and kinds == "validation":
@@ -292,7 +294,7 @@ def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any") -> Tree:
         return ("source", draw(st.sampled_from(SIZES)), repeat, draw(orders),
                 draw(st.sampled_from([1, 2])))  # fmt: skip
     kind = draw(st.sampled_from(KINDS))
-    below = partial(trees, depth - 1)
+    below = partial(trees, depth - 1, is_top=False)
     if kind in ("blend", "tokens", "mix"):
         untils = [None, "first", "all_once"] if finite else [None, "first", "all_once", "forever"]
         until = draw(st.sampled_from(untils))
@@ -313,10 +315,8 @@ def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any") -> Tree:
         inner = "finite" if kinds == "any" else kinds
         return ("repeat", draw(st.sampled_from(shares)), draw(below(inner)))
     if kind in ("epochize", "limit"):
-        inner = draw(below("any" if kinds == "any" else kinds))
-        if _built(inner).pass_length is not None:
-            return inner
-        return (kind, draw(st.integers(1, 12)), inner)
+        inner = draw(below(kinds))
+        return (kind, draw(st.integers(1, 12)), inner) if is_top else inner
     if kind in ("batch", "group", "bucket", "pack"):
         # Batches of a group must not be expanded.
         batcher = draw(st.sampled_from(["listed", "picky", "halved"][: 3 - (kind == "group")]))

@@ -91,14 +91,14 @@ def test_sample_at_which_the_filter_fails_is_a_failure(texts) -> None:
     assert len(list(run)) == 9
     (record,) = run.context.take_records()
     assert (record.sample_key, record.on_purpose) == ("00004", False)
-    assert "test_filtering.py:" in record.error
+    assert "test_filter.py:" in record.error
 
 
 def test_generator_as_filter_is_refused(texts) -> None:
     def generator(sample: Any) -> Any:
         yield True
 
-    with pytest.raises(TypeError, match=r"generator \(test_filtering.py:\d+\) is a generator"):
+    with pytest.raises(TypeError, match=r"generator \(test_filter.py:\d+\) is a generator"):
         FilterDataset(source(texts), filter_fn=generator)
 
 

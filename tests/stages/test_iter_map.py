@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from energon_lite import (
-    EpochizeDataset,
     FatalSampleError,
     IterMapDataset,
     MapDataset,
@@ -23,7 +22,6 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.iter_map import SlotRows
 
 from ..helpers import ignore, number_of, text_set, through_json
 
@@ -101,7 +99,7 @@ def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> N
     with caplog.at_level(logging.INFO, logger="energon_lite.stages.iter_map"):
         StreamRun(dataset, Stream(0, 1)).restore(run.snapshot())
     (record,) = caplog.records
-    assert "running_sum (test_iterating.py:" in record.message
+    assert "running_sum (test_iter_map.py:" in record.message
     assert "over the 5 items" in record.message
 
 
@@ -130,12 +128,6 @@ def test_length_is_what_the_function_for_it_says(texts) -> None:
     assert len(dataset) == 60
     assert dataset.num_items(Stream(0, 3)) == 21
     assert len(IterMapDataset(source(texts), numbers)) == 20
-
-
-def test_virtual_epoch_below_is_a_stretch_of_each_stream(texts) -> None:
-    dataset = IterMapDataset(EpochizeDataset(source(texts), 6), numbers)
-    assert dataset.pass_length is None
-    assert len(list(dataset)) == 6
 
 
 @pytest.mark.parametrize("is_stateless", [True, False])
@@ -203,7 +195,7 @@ def test_function_that_gives_less_than_before_is_refused(texts) -> None:
     other = StreamRun(
         IterMapDataset(source(texts), lambda samples: itertools.islice(samples, 4)), Stream(0, 1)
     )
-    with pytest.raises(StateError, match="gave 9 items before, and only 4 now"):
+    with pytest.raises(StateError, match="returned 9 items before, and 4 now"):
         other.restore(run.snapshot())
 
 
@@ -221,25 +213,6 @@ def test_settings_and_kind_are_part_of_the_config(texts) -> None:
     config = IterMapDataset(source(texts), numbers, iter_map_fn_config={"a": [1]}).config()
     assert (config["stage"], config["stateless_iter_fn"]) == ("iter_map", False)
     assert config["iter_map_fn_config"] == {"a": [1]}
-
-
-@pytest.mark.parametrize(
-    ("slots", "rows"),
-    [
-        ("", ()),
-        ("5", ((5, 0, 1, 1),)),
-        ("111", ((1, 0, 1, 3),)),
-        ("1133557", ((1, 2, 3, 2), (7, 0, 1, 1))),
-        ("11335577", ((1, 2, 4, 2),)),
-        ("113555799", ((1, 0, 1, 2), (3, 0, 1, 1), (5, 0, 1, 3), (7, 0, 1, 1), (9, 0, 1, 2))),
-        ("124", ((1, 1, 2, 1), (4, 0, 1, 1))),
-    ],
-)
-def test_slots_take_a_row_for_as_long_as_they_are_regular(slots, rows) -> None:
-    found = SlotRows()
-    for slot in slots:
-        found.add(int(slot))
-    assert found.rows() == rows
 
 
 def test_state_of_a_regular_run_stays_short(texts) -> None:

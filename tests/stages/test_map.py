@@ -75,7 +75,7 @@ def test_length_is_that_below(texts) -> None:
 
 def test_function_says_where_it_was_written(texts) -> None:
     function = UserFunction(key, name="key")
-    assert function.where.startswith("key (test_mapping.py:")
+    assert function.where.startswith("key (test_map.py:")
     assert UserFunction(len, name="len").where == "len"
     assert pickle.loads(pickle.dumps(function)).where == function.where
 
@@ -139,5 +139,5 @@ def test_user_function_has_its_settings_itself(texts) -> None:
     function = UserFunction(key, name="key")
     MapDataset(source(texts), function, map_fn_config={"a": 1})
     for settings in ({"failure_tolerance": 3}, {"stateless_map_fn": True}):
-        with pytest.raises(TypeError, match=r"key \(test_mapping.py:\d+\) is a UserFunction"):
+        with pytest.raises(TypeError, match=r"key \(test_map.py:\d+\) is a UserFunction"):
             MapDataset(source(texts), function, **settings)

@@ -39,8 +39,8 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.schedules import Schedule
+from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.token_blend import TokenBlendDataset
 
 from ..conftest import examples
 from ..helpers import Ranks, ignore, number_of, text_set
