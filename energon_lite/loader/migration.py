@@ -15,6 +15,8 @@ from energon_lite.core.state import JSON, Snapshot, config_differences
 from energon_lite.core.stream_context import leaves
 
 _BLENDS = ("blend", "token_blend")
+# Of a generator hook that stands before an input.
+_NO_INPUT = {"given": 0, "slot": 0, "draws": 0, "tokens": 0, "input": ()}
 
 Config = dict[str, Any]
 _States = dict[str, Snapshot]
@@ -274,11 +276,6 @@ class Migration:
             here: that of this pipeline.
             units: the states of the single sources of the blend right around this place.
         """
-        if old.kind == "measure" != fresh.kind:  # it is in the state of blends by tokens only
-            return self._bring(old.inner[0], fresh, saved, here)
-        if old.kind != "measure" == fresh.kind:
-            inner = self._bring(old, fresh.inner[0], saved, here)
-            return Snapshot("measure", fresh.fields, (inner,))
         if old.kind in _BLENDS or fresh.kind in _BLENDS:
             was, now = _blend_at(old, _end(saved)), _blend_at(fresh, _end(here))
             return self._bring_blend(old, fresh, was, now, units)
@@ -330,7 +327,7 @@ class Migration:
         fields = without_sources(old, self._names)
         if "slot" in fields and fields.get("given") and not fields.get("input"):
             # The blend below may take another sample at that draw: it is expanded from its start.
-            fields = {"given": 0}
+            fields = dict(_NO_INPUT)
             self.expanded.add(self._stream)
         return fields
 
@@ -393,6 +390,7 @@ def _token_fields(old: Snapshot, places: list[int | None]) -> dict[str, Any]:
     return {
         "debts": tuple((0.0, 0.0, 0.0) if p is None else rows[p] for p in places),
         "pending": tuple((now[row[0]], *row[1:]) for row in pending if row[0] in now),
+        "measured": old.field("measured"),
     }
 
 
@@ -408,7 +406,7 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
             fields.update(_kept_packs(snapshot, names))
             return fields
         if fields.get("input") and not _is_there(fields["input"], names):
-            return {"given": 0}  # what a hook was making of it is gone with its source
+            return dict(_NO_INPUT)  # what a hook was making of it is gone with its source
         for name in ("held", "packs"):
             if isinstance(fields.get(name), tuple):
                 fields[name] = _kept(fields[name], names)

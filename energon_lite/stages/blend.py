@@ -374,7 +374,7 @@ class _ByTokens:
         if pending:
             last = pending[-1]
             measured = self._context.tokens[last.source]
-            new = measured - self._counted[last.source]
+            new = measured - self._counted.get(last.source, measured)
             pending[-1] = last._replace(tokens=last.tokens + new)
             self._counted[last.source] = measured
         if len(pending) >= LAG:
@@ -421,10 +421,7 @@ class _ByTokens:
         """Goes to a state."""
         fields = checked_fields(snapshot, _TOKEN_STATE)
         table, pending = fields["debts"], [_Draw(*row) for row in fields["pending"]]
-        is_whole = len(table) == self._num_datasets and all(
-            draw.child < self._num_datasets and draw.source in self._counted for draw in pending
-        )
-        if not is_whole:
+        if len(table) != self._num_datasets or any(d.child >= len(table) for d in pending):
             raise StateError(
                 f"The checkpoint's token blend has debts={table!r:.80} and "
                 f"pending={fields['pending']!r:.80}, which are of other datasets than the "
