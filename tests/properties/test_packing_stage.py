@@ -154,6 +154,8 @@ def test_pass_has_each_token_that_its_policy_keeps_once(
         if packing.overlong != "alone":
             longest = packing.tokens * (1 if packing.layout == "padded" else batch_size)
             assert int(batch.cu_seqlens_padded.max()) <= longest
+            starts = batch.cu_seqlens_padded[batch.cu_seqlens_padded < packing.tokens]
+            assert packing.layout == "thd" or (starts % packing.token_alignment == 0).all()
         found.update(batch.input_ids[batch.segment_ids > 0].tolist())
         if packing.layout == "padded" and packing.max_samples and packing.overlong != "alone":
             assert int((batch.cu_seqlens.diff() > 0).sum(dim=1).max()) <= packing.max_samples

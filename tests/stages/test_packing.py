@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import (
     DefaultTaskEncoder,
@@ -35,19 +33,10 @@ from energon_lite import (
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.stream_context import leaves
 
-from ..conftest import examples
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
-ALGORITHMS = (
-    "streaming",
-    "best",
-    "first_fit_decreasing",
-    "best_fit_decreasing",
-    "first_fit",
-    "sequential",
-)
 
 
 @pytest.fixture(scope="session")
@@ -106,45 +95,6 @@ def tokens_of(batches: list[PackedBatch]) -> Counter[int]:
 
 
 # --------------------------------------------------------------------------------- conservation
-
-
-@examples(60)
-@given(
-    lengths=st.lists(st.integers(1, 16), min_size=1, max_size=20),
-    algorithm=st.sampled_from(ALGORITHMS),
-    buffer_size=st.integers(1, 40),
-    max_samples=st.none() | st.integers(1, 5),
-    batch_size=st.integers(1, 3),
-    align=st.sampled_from([1, 2, 8]),
-    num_streams=st.integers(1, 4),
-)
-def test_every_token_comes_once_and_no_pack_is_overfull(
-    root, lengths, algorithm, buffer_size, max_samples, batch_size, align, num_streams
-) -> None:
-    encoder = Packs(
-        lengths, algorithm=algorithm, buffer_size=buffer_size, max_samples=max_samples, align=align
-    )
-    config = dataclasses.replace(ONE, num_streams=num_streams)
-    batches, loader = one_pass(root, encoder, config=config, batch_size=batch_size)
-    assert tokens_of(batches) == {i: lengths[i % len(lengths)] for i in range(NUM_SAMPLES)}
-    for batch in batches:
-        assert batch.input_ids.shape[1] == 16
-        assert batch.cu_seqlens_padded.max() <= 16
-        per_row = (batch.cu_seqlens.diff() > 0).sum(dim=1)
-        assert max_samples is None or per_row.max() <= max_samples
-        starts = batch.cu_seqlens_padded[batch.cu_seqlens_padded < 16]
-        assert (starts % align == 0).all()
-    (stats,) = loader.stats().values()
-    assert (stats.samples, stats.skipped, stats.overlong) == (NUM_SAMPLES, 0, 0)
-    assert stats.tokens == sum(tokens_of(batches).values())
-
-
-@pytest.mark.parametrize("length", [2**k + d for k in (2, 3, 4) for d in (-1, 0, 1)])
-def test_lengths_around_powers_of_two_pack_alike(root, length) -> None:
-    batches, _ = one_pass(root, Packs([length], capacity=64))
-    in_pack = 64 // length
-    assert len(batches) == -(-NUM_SAMPLES // in_pack)
-    assert [len(batch.__key__) for batch in batches[:-1]] == [in_pack] * (len(batches) - 1)
 
 
 def test_packs_are_full_from_the_first_to_the_last_without_half_empty_ones(root) -> None:
@@ -237,13 +187,6 @@ def test_sample_with_images_is_not_cut_without_the_users_word(root) -> None:
 
 def by_last_digit(sample: dict[str, Any]) -> tuple[str, int]:
     return ("digit", int(sample["__key__"]) % 3)
-
-
-def test_groups_of_a_function_do_not_share_packs(root) -> None:
-    batches, _ = one_pass(root, Packs(group_by=by_last_digit))
-    assert len(tokens_of(batches)) == NUM_SAMPLES
-    for batch in batches:
-        assert len({int(key) % 3 for key in batch.__key__}) == 1
 
 
 def test_sources_do_not_share_packs_if_asked(root, tmp_path) -> None:
@@ -430,8 +373,7 @@ class Popping(Chosen):
 
 @pytest.mark.parametrize(
     "encoder",
-    [lambda: Packs(group_by=by_last_digit, layout="thd"), Noisy, Popping],
-    ids=["rows", "noisy", "popping"],
+    [Noisy, Popping],
 )
 def test_resumed_run_of_tensors_is_the_unbroken_one_bit_by_bit(root, encoder) -> None:
     arguments: dict[str, Any] = {"batch_size": 2}
@@ -639,10 +581,6 @@ def test_pipeline_that_cannot_pack_is_refused_when_it_is_built(root, encoder, si
         ({"align": {"tiles": 2}}, "align names tiles"),
         ({"loss": "mean"}, "loss='mean' is not one of token, sample, sqrt"),
         ({"layout": "flat"}, "layout='flat' is not one of padded, thd"),
-        (
-            {"algorithm": "best_fit_decreasing", "capacity": {"tokens": 8, "tiles": 2}},
-            "packs one resource",
-        ),
     ],
 )
 def test_packing_refuses_what_it_cannot_do(settings, text) -> None:
@@ -775,24 +713,6 @@ def test_balanced_packs_of_all_ranks_cost_alike_at_each_step(root) -> None:
     balance = {"balance": "quantile_sync", "balance_window": 32, "cost": COST}
     assert imbalance_of(root, 4) > 0.15
     assert imbalance_of(root, 4, **balance) < 0.06
-
-
-def test_balanced_pass_has_every_sample_and_resumes_on_other_ranks(root) -> None:
-    balance = {"balance": "quantile_sync", "balance_window": 5, "cost": COST}
-    batches, _ = one_pass(root, Packs(**balance))
-    assert len(tokens_of(batches)) == NUM_SAMPLES
-
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, Packs(**balance), config, batch_size=2)
-
-    expected = Ranks(make, 1, num_streams=4).slots(60)
-    found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_streams=4)
-    for world_size, number in ((2, 3), (1, 10), (4, 17), (1, 20)):
-        found.update(run.slots(number))
-        run = Ranks(make, world_size, states=run.save())
-    assert len(found) == 50
-    assert_same(found, {slot: expected[slot] for slot in found})
 
 
 def test_balance_wants_to_know_what_packs_cost() -> None:
