@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _DIGITS = re.compile(r"([0-9]+)")
 _SPECIAL = re.compile(r"([\\{}])")
@@ -56,15 +56,6 @@ def _check_size(num_names: int, characters: int = 0) -> None:
         )
 
 
-class _Brace:
-    """A brace that is open: the alternatives that are closed, and the one that is being read."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.closed: list[list[str]] = []
-        self.names = _Names()
-
-
 def expand(pattern: str) -> list[str]:
     """Returns the names of a pattern as bash does: `{a,b}`, `{00..07}`, `{1..9..2}`, nested.
 
@@ -78,42 +69,45 @@ def expand(pattern: str) -> list[str]:
     """
     if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
         return [pattern]
-    open_braces = [_Brace(-1)]
-    for token in _TOKEN.finditer(pattern):
-        text, top = token[0], open_braces[-1]
+    return _sequence(pattern, _TOKEN.finditer(pattern), 0)[0]
+
+
+def _sequence(
+    pattern: str, tokens: Iterator[re.Match[str]], depth: int
+) -> tuple[list[str], str, int]:
+    """Expands up to the comma or brace that ends it; returns the names, and that with its place."""
+    names = _Names()
+    for token in tokens:
+        text = token[0]
         if text == "{":
-            if len(open_braces) > _MAX_DEPTH:
-                raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
-            open_braces.append(_Brace(token.end()))
+            _add_brace(pattern, tokens, depth + 1, token.end(), names)
+        elif depth and text in (",", "}"):
+            return names.all(), text, token.start()
         elif text == "}":
-            if len(open_braces) == 1:
-                raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
-            inner = open_braces.pop()
-            _close(inner, pattern[inner.start : token.start()], open_braces[-1].names)
-        elif text == "," and len(open_braces) > 1:
-            top.closed.append(top.names.all())
-            top.names = _Names()
+            raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
         else:
-            top.names.tail.append(_ESCAPED.sub(r"\1", text))
-    if len(open_braces) > 1:
+            names.tail.append(_ESCAPED.sub(r"\1", text))
+    if depth:
         raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
-    return open_braces[0].names.all()
+    return names.all(), "", len(pattern)
 
 
-def _close(brace: _Brace, text: str, around: _Names) -> None:
-    """Puts what a brace stands for behind the names around it."""
-    if brace.closed:
-        parts = [*brace.closed, brace.names.all()]
+def _add_brace(
+    pattern: str, tokens: Iterator[re.Match[str]], depth: int, start: int, names: _Names
+) -> None:
+    """Puts what a brace stands for, whose content begins at `start`, behind the names before it."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
+    parts: list[list[str]] = []
+    end, stop = ",", start
+    while end == ",":
+        part, end, stop = _sequence(pattern, tokens, depth)
+        parts.append(part)
         _check_size(sum(map(len, parts)))
-        around.add([name for part in parts for name in part])
-        return
-    values = _range(text)
-    if values is None:  # neither a range nor alternatives: the braces stay
-        around.add(["{"])
-        around.add(brace.names.all())
-        around.add(["}"])
-    else:
-        around.add(values)
+    values = _range(pattern[start:stop]) if len(parts) == 1 else [n for part in parts for n in part]
+    # Braces around neither a range nor alternatives stay.
+    for added in [["{"], parts[0], ["}"]] if values is None else [values]:
+        names.add(added)
 
 
 def _range(text: str) -> list[str] | None:
@@ -150,27 +144,20 @@ def compress(names: Iterable[str]) -> list[str]:
         >>> compress(["a-8.tar", "a-9.tar", "a-10.tar", "b.tar"])
         ['a-{8..9}.tar', 'a-10.tar', 'b.tar']
     """
-    patterns: list[str] = []
-    first: list[str] = []
-    last: list[str] = []
-    field: int | None = None  # which token counts up in the open run; None while it has one name
+    runs: list[tuple[list[str], list[str], int | None]] = []  # first and last name, what counts up
     for name in names:
         tokens = _DIGITS.split(name)
-        step = _counting_field(last, tokens) if last else None
+        first, last, field = runs[-1] if runs else ([], [], None)
+        step = _counting_field(last, tokens)
         if step is not None and field in (None, step):
-            field = step
+            runs[-1] = first, tokens, step
         else:
-            if first:
-                patterns.append(_pattern(first, last, field))
-            first, field = tokens, None
-        last = tokens
-    if first:
-        patterns.append(_pattern(first, last, field))
-    return patterns
+            runs.append((tokens, tokens, None))
+    return [_pattern(*run) for run in runs]
 
 
 def _counting_field(a: Sequence[str], b: Sequence[str]) -> int | None:
-    """Finds the one token in which `b` is `a` plus 1, or gives None."""
+    """Finds the one token in which `b` is `a` plus 1, or returns None."""
     if len(a) != len(b):
         return None
     different = [i for i in range(len(a)) if a[i] != b[i]]
