@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-import logging
+import math
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.storage import decode_limits
 from energon_lite.storage.decode_limits import MAX_DECODED_BYTES, TooLargeError, check_size
+from energon_lite.storage.files import warn_once
 from energon_lite.storage.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -26,22 +27,13 @@ from energon_lite.storage.images import (
     image_format,
 )
 
-logger = logging.getLogger(__name__)
-
 PartDecoder = Callable[[bytes], Any]
 
 AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"})
 AV_MODES = ("AVDecoder", "torch", "pyav")
 
-# As they are called in an error: "part 'jpe' is not a JPEG".
-_FORMAT_NAMES = {
-    "jpg": "JPEG",
-    "jpe": "JPEG",
-    "jpeg": "JPEG",
-    "jfif": "JPEG",
-    "tif": "TIFF",
-    "webp": "WebP",
-}
+# Names in errors: "part 'jpe' is not a JPEG".
+_FORMAT_NAMES = {**dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"), "tif": "TIFF", "webp": "WebP"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,8 +95,8 @@ class SampleDecoder:
         if self.av_decode not in AV_MODES:
             hint = did_you_mean(self.av_decode, AV_MODES)
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
-        given: Any = self.unpickle  # a list, or a single name, is taken as well
-        names = (given,) if isinstance(given, str) else tuple(given)
+        asked: Any = self.unpickle  # a list, or a single name, is taken as well
+        names = (asked,) if isinstance(asked, str) else tuple(asked)
         for name in names:
             if name not in _PICKLE_DECODERS:
                 hint = did_you_mean(name, _PICKLE_DECODERS)
@@ -114,18 +106,14 @@ class SampleDecoder:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"max_bytes={size!r} must be a whole number of bytes above 0")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the decoders, which are made again when needed."""
-        return {name: value for name, value in vars(self).items() if name != "_decoders"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes the settings."""
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_decoders", {})
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the settings only."""
+        fields = [field.name for field in dataclasses.fields(self) if field.init]
+        settings = {name: getattr(self, name) for name in fields}
+        return functools.partial(type(self), **settings), ()
 
     def config(self) -> dict[str, Any]:
-        """Returns the settings as plain JSON; `max_bytes` only where it is not the default."""
+        """Returns the settings for the configuration; `max_bytes` only if it is not the default."""
         limit = {"max_bytes": self.max_bytes} if self.max_bytes != MAX_DECODED_BYTES else {}
         return {
             **limit,
@@ -163,10 +151,7 @@ class SampleDecoder:
         """
         # Not by the whole name: the table of decoders would grow with every file.
         stem = fname.removesuffix(".gz")
-        before, _, extension = stem.rpartition(".")
-        if extension.isdecimal():
-            extension = before.rpartition(".")[2]
-        decoder = self.decoder_of(extension + fname[len(stem) :])
+        decoder = self.decoder_of(_extension(stem) + fname[len(stem) :])
         if decoder is None:
             return raw
         try:
@@ -198,61 +183,73 @@ class SampleDecoder:
         return decoded
 
     def _make_decoder(self, part: str) -> PartDecoder | None:
-        if part == "gz" or part.endswith(".gz"):
-            return _Unzipped(part, self.max_bytes, self._plain_decoder(part[:-3]))
-        return self._plain_decoder(part)
+        if part != "gz" and not part.endswith(".gz"):
+            return self._unzipped_decoder(part)
+        gunzip = functools.partial(decode_limits.gunzip, max_bytes=self.max_bytes)
+        unzip = _guarded(part, gunzip, functools.partial(_not, "gzip data"), self.max_bytes)
+        inner = self._unzipped_decoder(part[:-3])
+        return unzip if inner is None else lambda raw: inner(unzip(raw))
 
-    def _plain_decoder(self, part: str) -> PartDecoder | None:
-        stem, _, extension = part.rpartition(".")
-        if stem and extension.isdecimal():  # one of several, as `jpg.0`
-            extension = stem.rpartition(".")[2]
+    def _unzipped_decoder(self, part: str) -> PartDecoder | None:
+        extension = _extension(part)
         lower = extension.lower()
         if lower in IMAGE_EXTENSIONS:
-            if self.image_decode == UNDECODED:
-                return None
-            return self._image_decoder(part)
-        if lower in AV_EXTENSIONS:
-            return None
+            return None if self.image_decode == UNDECODED else self._image_decoder(part, lower)
         if extension in _DECODERS:
             what, decode = _DECODERS[extension]
-            return _guarded(part, what, decode, self.max_bytes)
-        if extension in _LIMITED_DECODERS:
+        elif extension in _LIMITED_DECODERS:
             what, limited = _LIMITED_DECODERS[extension]
             decode = functools.partial(limited, max_bytes=self.max_bytes)
-            return _guarded(part, what, decode, self.max_bytes)
-        if extension in _PICKLE_DECODERS:
-            if extension not in self.unpickle:
+        elif extension in self.unpickle:
+            what, decode = "a pickle", _PICKLE_DECODERS[extension]
+        else:
+            if extension in _PICKLE_DECODERS:
                 _warn_of_pickle(extension)
-                return None
-            return _guarded(part, "a pickle", _PICKLE_DECODERS[extension], self.max_bytes)
-        if self.guess_content and self.image_decode != UNDECODED:
-            return _GuessedPart(self._image_decoder(part))
-        return None
+            elif self.guess_content and lower not in AV_EXTENSIONS:
+                return self._guessing_decoder(part, lower)
+            return None
+        return _guarded(part, decode, functools.partial(_not, what), self.max_bytes)
 
-    def _image_decoder(self, part: str) -> _ImagePart:
-        return _ImagePart(part, image_decoder(self.image_decode, self.max_bytes))
+    def _image_decoder(self, part: str, extension: str) -> PartDecoder:
+        decode = image_decoder(self.image_decode, self.max_bytes)
+        return _guarded(part, decode, functools.partial(_not_image, extension))
+
+    def _guessing_decoder(self, part: str, extension: str) -> PartDecoder | None:
+        if self.image_decode == UNDECODED:
+            return None
+        decode = self._image_decoder(part, extension)
+        return lambda raw: raw if image_format(raw) is None else decode(raw)
 
 
-@functools.cache
+def _extension(part: str) -> str:
+    """Returns the text after the last dot; before a number (`jpg.0`) the text in front of it."""
+    stem, _, extension = part.rpartition(".")
+    return stem.rpartition(".")[2] if stem and extension.isdecimal() else extension
+
+
 def _warn_of_pickle(extension: str) -> None:
-    """Logs once, in the first worker only, that a part stays bytes."""
+    """Warns once that a part stays bytes; of several workers, the first one does."""
     worker = get_worker_info()
     if worker is None or worker.id == 0:
-        logger.warning(
-            "A part %r stays bytes, since unpickling it runs whatever code the dataset holds. For "
-            "data that you trust, set decoder = SampleDecoder(unpickle=(%r,)) on the task encoder",
-            extension,
-            extension,
+        warn_once(
+            f"A part {extension!r} stays bytes, since unpickling it runs whatever code the dataset "
+            "holds. For data that you trust, set decoder = "
+            f"SampleDecoder(unpickle=({extension!r},)) on the task encoder"
         )
 
 
-def _guarded(part: str, what: str, decode: PartDecoder, max_bytes: int) -> PartDecoder:
-    """Makes every failure of `decode` a `DecodingError`."""
+def _guarded(
+    part: str,
+    decode: PartDecoder,
+    describe: Callable[[bytes, Exception], str],
+    max_bytes: float = math.inf,
+) -> PartDecoder:
+    """Turns every failure of `decode` into a `DecodingError`."""
 
     def decode_part(raw: bytes) -> Any:
         try:
             if len(raw) > max_bytes:
-                check_size(len(raw), max_bytes, "as it is stored")
+                check_size(len(raw), int(max_bytes), "as it is stored")
             return decode(raw)
         except ImportError:  # not the fault of the sample
             raise
@@ -260,66 +257,26 @@ def _guarded(part: str, what: str, decode: PartDecoder, max_bytes: int) -> PartD
             raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
         # A recursion or an allocation that the content asks for is the fault of the sample, too.
         except Exception as error:
-            raise DecodingError(_describe(part, what, raw, error)) from error
+            raise DecodingError(f"part {part!r} {describe(raw, error)}") from error
 
     return decode_part
 
 
-class _ImagePart:
-    """Decodes an image; tells a damaged image from what is no image."""
-
-    def __init__(self, part: str, decode: PartDecoder) -> None:
-        extension = part.rpartition(".")[2].lower()
-        name = _FORMAT_NAMES.get(extension, extension.upper())
-        self.part = part
-        self.what = f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}"
-        self.decode = decode
-
-    def __call__(self, raw: bytes) -> Any:
-        try:
-            return self.decode(raw)
-        except ImportError:
-            raise
-        except TooLargeError as error:
-            raise DecodingError(f"part {self.part!r} of {len(raw):,} bytes {error}") from error
-        except Exception as error:
-            found = image_format(raw)
-            if found is None:  # Pillow's text names nothing but the address of a stream
-                text = _describe(self.part, self.what, raw, None)
-            else:
-                text = f"part {self.part!r} is a broken {found} of {len(raw):,} bytes: {error}"
-            raise DecodingError(text) from error
-
-
-class _GuessedPart:
-    """Decodes what looks like an image, and leaves the rest bytes."""
-
-    def __init__(self, image: _ImagePart) -> None:
-        self.image = image
-
-    def __call__(self, raw: bytes) -> Any:
-        return raw if image_format(raw) is None else self.image(raw)
-
-
-class _Unzipped:
-    """Unpacks gzip, then decodes with the decoder of the part inside, if it has one."""
-
-    def __init__(self, part: str, max_bytes: int, inner: PartDecoder | None) -> None:
-        unzip = functools.partial(decode_limits.gunzip, max_bytes=max_bytes)
-        self.unzip = _guarded(part, "gzip data", unzip, max_bytes)
-        self.inner = inner
-
-    def __call__(self, raw: bytes) -> Any:
-        unzipped = self.unzip(raw)
-        return unzipped if self.inner is None else self.inner(unzipped)
-
-
-def _describe(part: str, what: str, raw: bytes, error: Exception | None) -> str:
-    """Describes the fault: `part 'jpg' is not a JPEG (starts with 3c 68 74 6d)`."""
+def _not(what: str, raw: bytes, error: object = "") -> str:
+    """Describes a part that cannot be decoded: `is not a JPEG (starts with 3c 68 74 6d)`."""
     if not raw:
-        return f"part {part!r} is empty (0 bytes), not {what}"
-    text = f"part {part!r} is not {what} (starts with {raw[:4].hex(' ')})"
-    return text if error is None else f"{text}: {error}"
+        return f"is empty (0 bytes), not {what}"
+    return f"is not {what} (starts with {raw[:4].hex(' ')}){error and f': {error}'}"
+
+
+def _not_image(extension: str, raw: bytes, error: Exception) -> str:
+    """Describes an image that cannot be decoded: a corrupt image, or no image."""
+    found = image_format(raw)
+    if found is not None:
+        return f"is a broken {found} of {len(raw):,} bytes: {error}"
+    name = _FORMAT_NAMES.get(extension, extension.upper())
+    # Pillow's text names nothing but the address of a stream.
+    return _not(f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}", raw)
 
 
 def _load_torch(raw: bytes) -> Any:
@@ -343,8 +300,6 @@ _LIMITED_DECODERS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 _PICKLE_DECODERS: dict[str, PartDecoder] = {
-    "pkl": pickle.loads,
-    "pickle": pickle.loads,
-    "pyd": pickle.loads,
+    **dict.fromkeys(("pkl", "pickle", "pyd"), pickle.loads),
     "pth": _load_torch,
 }

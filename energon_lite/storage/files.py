@@ -8,6 +8,7 @@ refuses for a moment is tried again: servers fail over, links drop.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import re
@@ -26,6 +27,13 @@ from energon_lite.core.failures import is_worth_a_line
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@functools.lru_cache(maxsize=1000)
+def warn_once(message: str) -> None:
+    """Logs a warning, once in each process."""
+    logger.warning("%s", message)
+
 
 # For how long one file is tried, and for how long a whole dataset that cannot be read is waited
 # for: servers fail over within minutes, and ranks wait for each other for ten. [Unit: second]
@@ -47,7 +55,7 @@ PASSING = frozenset(
 
 _current = threading.local()
 
-# Tests put others in their place.
+# Tests replace both.
 sleep = time.sleep
 clock = time.monotonic
 

@@ -17,17 +17,12 @@ from energon_lite.storage.decode_limits import MAX_DECODED_BYTES, TooLargeError,
 
 # Parts that are images, as webdataset has them, less those that Pillow only recognises (h5, mpg,
 # grib, ...) or hands to another program (eps, ps, wmf, emf): these stay bytes.
-# fmt: off
-IMAGE_EXTENSIONS = frozenset(
-    [
-        "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "fit", "fits", "flc", "fli",
-        "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif",
-        "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm",
-        "png", "pnm", "ppm", "psd", "pxr", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff",
-        "vda", "vst", "webp", "xbm", "xpm",
-    ]
+_EXTENSIONS = (
+    "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k "
+    "jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba sgi "
+    "tga tif tiff vda vst webp xbm xpm"
 )
-# fmt: on
+IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
 
 # Never tried, whatever a part contains: Ghostscript would run on data of unknown origin.
 _FOREIGN_FORMATS = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
@@ -57,25 +52,18 @@ class ImageMode(NamedTuple):
     colors: str
 
 
-IMAGE_MODES: dict[str, ImageMode] = {
-    "l8": ImageMode("numpy", False, "L"),
-    "rgb8": ImageMode("numpy", False, "RGB"),
-    "rgba8": ImageMode("numpy", False, "RGBA"),
-    "l": ImageMode("numpy", True, "L"),
-    "rgb": ImageMode("numpy", True, "RGB"),
-    "rgba": ImageMode("numpy", True, "RGBA"),
-    "torchl8": ImageMode("torch", False, "L"),
-    "torchrgb8": ImageMode("torch", False, "RGB"),
-    "torchrgba8": ImageMode("torch", False, "RGBA"),
-    "torchl": ImageMode("torch", True, "L"),
-    "torchrgb": ImageMode("torch", True, "RGB"),
-    "torch": ImageMode("torch", True, "RGB"),
-    "torchrgba": ImageMode("torch", True, "RGBA"),
-    "pill": ImageMode("pil", False, "L"),
-    "pil": ImageMode("pil", False, "RGB"),
-    "pilrgb": ImageMode("pil", False, "RGB"),
-    "pilrgba": ImageMode("pil", False, "RGBA"),
+IMAGE_MODES = {
+    f"{prefix}{colors.lower()}{suffix}": ImageMode(kind, is_float, colors)
+    for prefix, suffix, kind, is_float in (
+        ("", "8", "numpy", False),
+        ("", "", "numpy", True),
+        ("torch", "8", "torch", False),
+        ("torch", "", "torch", True),
+        ("pil", "", "pil", False),
+    )
+    for colors in ("L", "RGB", "RGBA")
 }
+IMAGE_MODES |= {"torch": IMAGE_MODES["torchrgb"], "pil": IMAGE_MODES["pilrgb"]}
 
 # The mode in which images are not decoded.
 UNDECODED = "bytes"
@@ -98,11 +86,11 @@ def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callabl
     if mode is None:
         hint = did_you_mean(mode_name, (*IMAGE_MODES, UNDECODED))
         raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
-    return functools.partial(_decode, mode=mode, max_bytes=max_bytes)
+    return functools.partial(_decode_image, mode=mode, max_bytes=max_bytes)
 
 
 def image_format(raw: bytes) -> str | None:
-    """Returns the format that the first bytes tell, as Pillow names it; None if they tell none."""
+    """Returns Pillow's name of the format that the first bytes show; None if they show none."""
     for magic, name in _MAGIC:
         if raw.startswith(magic):
             return name
@@ -133,7 +121,7 @@ def _all_formats() -> tuple[str, ...]:
     return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
 
 
-def _decode(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
+def _decode_image(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
     # Naming the format saves Pillow the search through all its plug-ins.
     name = image_format(raw)
     formats = _all_formats() if name is None else (name,)
@@ -158,18 +146,13 @@ def _decode(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
 
 def _check_pixels(size: tuple[int, int], mode: ImageMode, max_bytes: int) -> None:
     # Pillow takes 4 bytes for a pixel, whatever comes of it.
-    pixel_bytes = max(4, len(mode.colors) * (4 if mode.is_float else 1))
-    if size[0] * size[1] * pixel_bytes > max_bytes:
-        num_bytes = size[0] * size[1] * pixel_bytes
-        check_size(num_bytes, max_bytes, f"{size[0]:,} x {size[1]:,} pixels")
+    num_bytes = size[0] * size[1] * max(4, len(mode.colors) * (4 if mode.is_float else 1))
+    check_size(num_bytes, max_bytes, f"{size[0]:,} x {size[1]:,} pixels")
 
 
 def _unify(image: Any) -> Any:
     """Makes images of the modes that Pillow converts badly into ones that it converts well."""
-    is_wide_grey = image.mode.startswith("I;16") or (
-        image.mode == "I" and image.format in ("PNG", "PPM")
-    )
-    if is_wide_grey:
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         # Pillow would cut 16-bit values off at 255, so that nearly all is white; the upper byte
         # is what it takes of 16-bit colours.
         return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))

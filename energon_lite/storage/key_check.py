@@ -12,7 +12,6 @@ depends on nothing but the data:
 
 from __future__ import annotations
 
-import functools
 import logging
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import retried
+from energon_lite.storage.files import retried, warn_once
 from energon_lite.storage.nvmeta import META, index_path, reindex
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.storage.tar import first_keys, key_of_members
@@ -151,14 +150,9 @@ class KeyCheck:
         except FileNotFoundError:
             return {}
         except (DatasetFormatError, OSError) as error:
-            _warn_once(str(error))
+            warn_once(f"{error}. Until then keys of samples are not compared with it")
             return {}
 
 
 def _sum(key: str) -> int:
     return zlib.crc32(key.encode("utf-8", "surrogateescape"))
-
-
-@functools.lru_cache(maxsize=1000)
-def _warn_once(message: str) -> None:
-    logger.warning("%s. Until then keys of samples are not compared with it", message)

@@ -6,9 +6,7 @@ them.
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +17,21 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import is_there, read_file, write_atomically
+from energon_lite.storage.files import is_there, read_file, warn_once, write_atomically
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml, load_yaml
 
 META = ".nv-meta"
+INFO_JSON = ".info.json"
+INFO_YAML = ".info.yaml"
+INDEX_UUID = "index.uuid"
+DEFAULT_SPLIT = "split.yaml"
+DEFAULT_DATASET = "dataset.yaml"
+# 2 ** 40 samples take 512 TiB of tar headers; sums of them must not overflow.
+_MAX_SAMPLES = 1 << 40
+
+
+# ------------------------------------------------------------------------------------ .tar.idx
 
 
 def index_path(shard: Path) -> Path:
@@ -43,7 +51,7 @@ def check_index_size(shard: Path, count: int) -> None:
     except OSError:
         size = -1
     if size != 8 * (count + 1):
-        read_index(shard, count)  # says what is wrong
+        read_index(shard, count)  # raises
 
 
 def read_index(shard: Path, count: int) -> Int64Array:
@@ -54,8 +62,8 @@ def read_index(shard: Path, count: int) -> Int64Array:
         count: number of samples that it must have.
 
     Returns:
-        Shape (count + 1,): sample i is at bytes [i] to [i + 1]. The first value is 0 whatever the
-        file says: a folder entry before the first sample belongs to it.
+        Shape (count + 1,): sample i is at bytes [i] to [i + 1]. The first value is always 0: a
+        folder entry before the first sample belongs to it.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -75,19 +83,16 @@ def read_index(shard: Path, count: int) -> Int64Array:
         )
     offsets = np.frombuffer(raw, dtype="<i8").astype(np.int64)
     offsets[0] = 0
-    wrong = offsets[1:] <= offsets[:-1]
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise DatasetFormatError(
-            f"{path}: sample {at} would end at byte {offsets[at + 1]}, before its first byte "
-            f"{offsets[at]}; {reindex(shard)}"
-        )
-    if np.bitwise_or.reduce(offsets) % BLOCK:
-        at = int((offsets % BLOCK > 0).argmax())
-        raise DatasetFormatError(
-            f"{path}: sample {at - 1} would end at byte {offsets[at]}, which is no multiple of "
-            f"{BLOCK}; {reindex(shard)}"
-        )
+    for is_wrong, what in (
+        (offsets[1:] <= offsets[:-1], "before its first byte {}"),
+        (offsets[1:] % BLOCK > 0, f"which is no multiple of {BLOCK}"),
+    ):
+        if is_wrong.any():
+            at = int(is_wrong.argmax())
+            raise DatasetFormatError(
+                f"{path}: sample {at} would end at byte {offsets[at + 1]}, "
+                f"{what.format(offsets[at])}; {reindex(shard)}"
+            )
     return offsets
 
 
@@ -108,15 +113,85 @@ def write_index(shard: Path, offsets: Sequence[int] | Int64Array) -> None:
     write_atomically(index_path(shard), np.asarray(offsets, dtype="<u8").tobytes(), mode)
 
 
-logger = logging.getLogger(__name__)
+# ----------------------------------------------------------------------------- config files
 
-INFO_JSON = ".info.json"
-INFO_YAML = ".info.yaml"
-INDEX_UUID = "index.uuid"
-DEFAULT_SPLIT = "split.yaml"
-DEFAULT_DATASET = "dataset.yaml"
-# 2 ** 40 samples take 512 TiB of tar headers; sums of them must not overflow.
-_MAX_SAMPLES = 1 << 40
+
+def is_prepared(root: Path) -> bool:
+    """Returns whether `root` is a folder with a written `.info.json` or `.info.yaml`."""
+    return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
+
+
+def warn_double(message: str) -> None:
+    """Logs, once, that a file of `.nv-meta` has a key twice: as in Energon the last one counts."""
+    warn_once(f"{message}; the last one counts")
+
+
+def mapping(value: Any, place: str) -> YamlMap:
+    """Returns a value that must be a mapping; a DatasetFormatError shows what it is instead."""
+    if not isinstance(value, YamlMap):
+        raise DatasetFormatError(f"{place}: must be a mapping, not {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Returns a value as error texts show it: in ASCII, and short."""
+    try:
+        text = ascii(value)
+    except ValueError:  # an integer of thousands of digits
+        text = type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def config_path(root: Path, name: str) -> Path:
+    """Returns the path of a split or dataset config, which must be a .yaml or .json file."""
+    if not isinstance(name, str) or not name.endswith((".yaml", ".json")):
+        raise DatasetFormatError(
+            f"{name!r:.80}: a split or dataset config is a .yaml or .json file; name one"
+        )
+    return root / META / name
+
+
+def load_config(
+    root: Path, path: Path, remedy: str, main_key: str = "", other_key: str = ""
+) -> YamlMap:
+    """Reads a file that a prepared folder should have.
+
+    Args:
+        root: the dataset's folder.
+        path: the file.
+        remedy: what to do where it is missing, or lacks a key.
+        main_key: key of a mapping that it must have; by default any keys are allowed.
+        other_key: a further key that it may have.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It is no such mapping.
+    """
+    try:
+        value = load_yaml(path, warn_double)
+    except FileNotFoundError:
+        if is_prepared(root):
+            raise FileNotFoundError(f"{path} is missing; {remedy}") from None
+        if not is_there(root):
+            text = f"{root} does not exist"
+        elif not root.is_dir():
+            text = f"{root} is a file; a dataset is a folder of .tar files"
+        else:
+            text = (
+                f"{root} is not a prepared dataset (no {META}/{INFO_JSON}); "
+                f"run `energon-lite prepare {root}`"
+            )
+        raise FileNotFoundError(text) from None
+    config = mapping(value, str(path))
+    if main_key:
+        check_keys(config, (main_key, other_key), "")
+        if main_key not in config:
+            raise DatasetFormatError(f"{config.place()}: key {main_key!r} is missing; {remedy}")
+        mapping(config[main_key], config.place(main_key))
+    return config
+
+
+# ---------------------------------------------------------------------------------- .info.json
 
 
 @dataclass(frozen=True)
@@ -133,36 +208,6 @@ class DatasetInfo:
     energon_version: str | None = None
 
 
-# ---------------------------------------------------------------------------------- .info.json
-
-
-def is_prepared(root: Path) -> bool:
-    """Returns whether `root` is a folder with a written `.info.json` or `.info.yaml`."""
-    return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
-
-
-@functools.lru_cache(maxsize=1000)
-def warn_double(message: str) -> None:
-    """Logs, once, that a file of `.nv-meta` has a key twice: as in Energon the last one counts."""
-    logger.warning("%s; the last one counts", message)
-
-
-def mapping(value: Any, place: str, what: str) -> YamlMap:
-    """Returns a value that must be a mapping; a DatasetFormatError names what it is instead."""
-    if not isinstance(value, YamlMap):
-        raise DatasetFormatError(f"{place}: {what} must be a mapping, not {shown(value)}")
-    return value
-
-
-def shown(value: Any) -> str:
-    """Returns a value as error texts show it: in ASCII, and short."""
-    try:
-        text = ascii(value)
-    except ValueError:  # an integer of thousands of digits
-        text = type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def read_info(root: Path) -> DatasetInfo:
     """Reads `.info.json`, or the `.info.yaml` of an old dataset.
 
@@ -171,57 +216,32 @@ def read_info(root: Path) -> DatasetInfo:
         DatasetFormatError: The file is not as it must be; names file and key.
     """
     path = root / META / INFO_JSON
-    if not is_there(path):
-        path = root / META / INFO_YAML
-    try:
-        value = load_yaml(path, warn_double)
-    except FileNotFoundError:
-        raise FileNotFoundError(_unprepared(root)) from None
-    info = mapping(value, str(path), "the file")
-    check_keys(info, ("energon_version", "shard_counts"), "")
-    if "shard_counts" not in info:
-        raise DatasetFormatError(f"{path}: key 'shard_counts' is missing; prepare {root} again")
-    counts = mapping(info["shard_counts"], info.place("shard_counts"), "it")
+    path = path if is_there(path) else root / META / INFO_YAML
+    again = f"run `energon-lite prepare {root} --force-overwrite`"
+    info = load_config(root, path, again, "shard_counts", "energon_version")
+    counts = info["shard_counts"]
     for shard, count in counts.items():
         if type(count) is not int or not 0 < count <= _MAX_SAMPLES:
             place = counts.place(shard, "shard_counts")
             raise DatasetFormatError(
-                f"{place}: a shard has a number of samples above 0, not {shown(count)}; "
-                f"run `energon-lite prepare {root} --force-overwrite`"
+                f"{place}: a shard has a number of samples above 0, not {shown(count)}; {again}"
             )
-        _check_shard_name(shard, path, root)
+        if shard.startswith("/") or (".." in shard and ".." in shard.split("/")):
+            raise DatasetFormatError(
+                f"{path}: shard {shown(shard)} lies outside of the dataset. Move the tar into "
+                f"{root}, or link it there (`ln -s`), and {again}"
+            )
+        if "\0" in shard or not (shard.isascii() or is_utf8(shard)):
+            raise DatasetFormatError(
+                f"{path}: {shown(shard)} can be the name of no file; rename the tar, and {again}"
+            )
     version = info.get("energon_version")
     return DatasetInfo(dict(counts), None if version is None else str(version))
-
-
-def _check_shard_name(name: str, path: Path, root: Path) -> None:
-    """Refuses the name of a shard that lies outside of the dataset, or that no file can have."""
-    if name.startswith("/") or (".." in name and ".." in name.split("/")):
-        raise DatasetFormatError(
-            f"{path}: shard {shown(name)} lies outside of the dataset. Move the tar into {root}, "
-            f"or link it there (`ln -s`), and run `energon-lite prepare {root} --force-overwrite`"
-        )
-    if "\0" in name or not (name.isascii() or is_utf8(name)):
-        raise DatasetFormatError(
-            f"{path}: {shown(name)} can be the name of no file; rename the tar, and run "
-            f"`energon-lite prepare {root} --force-overwrite`"
-        )
 
 
 def is_utf8(name: str) -> bool:
     """Returns whether a name is text: without bytes that are no UTF-8, and half surrogates."""
     return name.encode("utf-8", "replace") == name.encode("utf-8", "surrogatepass")
-
-
-def _unprepared(root: Path) -> str:
-    if not is_there(root):
-        return f"{root} does not exist"
-    if not root.is_dir():
-        return f"{root} is a file; a dataset is a folder of .tar files"
-    return (
-        f"{root} is not a prepared dataset (no {META}/{INFO_JSON}); "
-        f"run `energon-lite prepare {root}`"
-    )
 
 
 def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
@@ -242,47 +262,24 @@ def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
         write_atomically(old, dump_yaml(content).encode())
 
 
-# ---------------------------------------------------------------------------------- config files
-
-
-def config_path(root: Path, name: str) -> Path:
-    """Returns the path of a split or dataset config, which must be a .yaml or .json file."""
-    if not isinstance(name, str) or not name.endswith((".yaml", ".json")):
-        raise DatasetFormatError(
-            f"{name!r:.80}: a split or dataset config is a .yaml or .json file; name one"
-        )
-    return root / META / name
-
-
-def load_config(root: Path, path: Path, way_out: str) -> YamlMap:
-    """Reads a config that a prepared folder should have."""
-    try:
-        value = load_yaml(path, warn_double)
-    except FileNotFoundError:
-        if not is_prepared(root):
-            raise FileNotFoundError(_unprepared(root)) from None
-        raise FileNotFoundError(f"{path} is missing; {way_out}") from None
-    return mapping(value, str(path), "the file")
-
-
 # -------------------------------------------------------------------------------- dataset.yaml
 
 
 def read_dataset_config(root: Path, name: str | None = None) -> YamlMap:
-    """Reads `dataset.yaml`, which says how to make samples.
+    """Reads `dataset.yaml`, which defines how samples are made.
 
     Args:
         root: the dataset's folder.
         name: file name inside `.nv-meta`, by default `dataset.yaml`.
 
     Raises:
-        FileNotFoundError: There is none; says how to make it.
+        FileNotFoundError: There is none; names the remedy.
         DatasetFormatError: The file is not a mapping.
     """
     path = config_path(root, name or DEFAULT_DATASET)
     return load_config(
         root,
         path,
-        "it says how to make samples. Write it (sample_type and field_map), "
+        "it defines how samples are made. Write it (sample_type and field_map), "
         f"or run `energon-lite prepare {root} --force-overwrite` with --sample-type",
     )

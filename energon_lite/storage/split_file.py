@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.storage.braces import MAX_CHARACTERS, MAX_NAMES, compress, expand
-from energon_lite.storage.files import is_there
+from energon_lite.storage.files import is_there, warn_once
 from energon_lite.storage.nvmeta import (
     DEFAULT_SPLIT,
     INFO_JSON,
@@ -21,10 +20,9 @@ from energon_lite.storage.nvmeta import (
     DatasetInfo,
     config_path,
     load_config,
-    mapping,
     shown,
 )
-from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml
+from energon_lite.storage.yaml import YamlMap, dump_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +104,10 @@ class SplitFile:
         names = _expanded(parts[part], place)
         excludes = self.excludes
         if excludes.unknown:
-            _warn_once(split.place("exclude"), excludes.unknown[0], len(excludes.unknown))
+            warn_once(
+                f"{split.place('exclude')}: {excludes.unknown[0]!r} fits no shard and excludes "
+                f"nothing ({len(excludes.unknown)} such entries)"
+            )
         shards = tuple(name for name in names if name not in excludes.shards)
         for shard in shards:
             if shard not in self.info.shard_counts:
@@ -143,20 +144,16 @@ def _load_split(root: Path, config: str | None) -> YamlMap:
     if config is None and not is_there(path):
         other = path.with_suffix(".json")
         path = other if is_there(other) else path
-    split = load_config(
-        root,
-        path,
+    remedy = (
         "write it (split_parts: {train: [SHARDS]}), "
-        f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`",
+        f"or run `energon-lite prepare {root} --force-overwrite --split-ratio 8,1,1`"
     )
-    check_keys(split, ("split_parts", "exclude"), "")
-    if "split_parts" not in split:
-        raise DatasetFormatError(f"{split.place()}: key 'split_parts' is missing")
-    parts = mapping(split["split_parts"], split.place("split_parts"), "it")
-    if len(parts) > MAX_PARTS:
+    split = load_config(root, path, remedy, "split_parts", "exclude")
+    if len(split["split_parts"]) > MAX_PARTS:
         raise DatasetFormatError(
-            f"{split.place('split_parts')}: {len(parts):,} split parts, where {MAX_PARTS:,} are "
-            "the most; write several split files, and choose one with split_config"
+            f"{split.place('split_parts')}: {len(split['split_parts']):,} split parts, where "
+            f"{MAX_PARTS:,} are the most; write several split files, and choose one with "
+            "split_config"
         )
     return split
 
@@ -206,13 +203,6 @@ def _excludes(split: YamlMap, info: DatasetInfo) -> Excludes:
             continue
         samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
     return Excludes(shards, {shard: list(keys) for shard, keys in samples.items()}, unknown)
-
-
-@functools.lru_cache(maxsize=1000)
-def _warn_once(place: str, entry: str, num_entries: int) -> None:
-    logger.warning(
-        "%s: %r fits no shard and excludes nothing (%d such entries)", place, entry, num_entries
-    )
 
 
 def split_text(

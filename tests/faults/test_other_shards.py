@@ -15,7 +15,7 @@ import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.core.errors import describe
-from energon_lite.storage.key_check import _warn_once
+from energon_lite.storage.files import warn_once
 from energon_lite.storage.shards import ShardReader
 
 from ..conftest import write_tar
@@ -31,7 +31,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(sound: Path, tmp_path: Path) -> Path:
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     return shutil.copytree(sound, tmp_path / "set")
 
 

@@ -41,7 +41,7 @@ MISTAKES = {
     "field_map: {text: txt}\n": "key 'sample_type' is missing",
     "a: b: c\n": ":1: no valid YAML",
     "": "the file is empty",
-    "- a\n": "the file must be a mapping",
+    "- a\n": "must be a mapping",
     "__class__: CrudeWebdatasett\n": "Did you mean 'CrudeWebdataset'",
     TYPE + "sample_loader: code.py\npart_filter: [txt]\n": "code that lies in the dataset",
     "sample_type: {__module__: wave, __class__: X}\n": "wave.X would have .*LITE_TRUST=1",

@@ -20,7 +20,7 @@ from webdataset.autodecode import ImageHandler
 
 from energon_lite.core.errors import DecodingError
 from energon_lite.core.samples import CrudeSample
-from energon_lite.storage import decoding
+from energon_lite.storage import files
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.images import IMAGE_MODES
 
@@ -367,7 +367,7 @@ def test_one_of_several_parts_is_decoded_by_the_text_before_its_number(part, lik
 
 
 def test_pickled_part_that_stays_bytes_warns_once_with_the_setting(caplog) -> None:
-    decoding._warn_of_pickle.cache_clear()
+    files.warn_once.cache_clear()
     raw = pickle.dumps([1])
     for _ in range(3):
         assert SampleDecoder()({"pickle": raw, "a.pth": raw}) == {"pickle": raw, "a.pth": raw}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.storage import nvmeta, split_file
+from energon_lite.storage import files, nvmeta, split_file
 from energon_lite.storage.braces import compress, expand
 from energon_lite.storage.nvmeta import DatasetInfo
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
@@ -189,7 +189,7 @@ def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
         ("split_parts:\n  train: ['a{b']", r"train\[0\]: Unbalanced braces"),
         ("split_parts: {train: [parts/data-0.tar]}", "shard 'parts/data-0.tar' is not in .* mean"),
         ("split_parts: {train: [parts/data-00.tar]}\nexclude: null", "exclude: must be a list"),
-        ("split_parts: []", "split_parts: it must be a mapping"),
+        ("split_parts: []", "split_parts: must be a mapping"),
         ("5", "must be a mapping"),
     ],
 )
@@ -317,7 +317,7 @@ def test_a_missing_index_is_none_and_a_broken_one_an_error(root):
     ],
 )
 def test_the_last_of_two_keys_counts_with_one_warning_as_in_energon(root, name, text, caplog):
-    nvmeta.warn_double.cache_clear()
+    files.warn_once.cache_clear()
     write_meta(root, name, text % "parts/data-03.tar")
     for _ in range(2):
         assert split_file.read_split_part(root, INFO, "train").shards == ("parts/data-03.tar",)
