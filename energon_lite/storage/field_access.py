@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, FieldAccessError, did_you_mean
@@ -14,9 +16,11 @@ from energon_lite.core.stacking import SERVICE_FIELDS
 # "json[a][0]": the part, then keys in brackets.
 _PATH = re.compile(r"(?P<part>[^\[\],]+)(?P<keys>(?:\[[^\[\]]+\])*)")
 _KEY = re.compile(r"\[([^\[\]]+)\]")
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # not inside brackets
+_Getter = Callable[[Mapping[str, Any]], Any]
 
 _LONGEST = 1000  # of an access string [Unit: character]
-# What a path gives where it leads nowhere; None is a value.
+# The value of a path that leads nowhere; None is a value.
 MISSING: Any = object()
 
 # Set by the pipeline for every sample; a field map may name the key only.
@@ -60,38 +64,22 @@ class FieldPath:
         return f"{self}: found"
 
 
-class _ListGetter:
-    """Finds the values of a field that is a list."""
+def _find(field: str, paths: tuple[FieldPath, ...], sample: Mapping[str, Any]) -> Any:
+    """Returns the value of the first of several paths that leads to one."""
+    for path in paths:
+        value = path.find(sample)
+        if value is not MISSING:
+            return value
+    tried = "; ".join(path.why_missing(sample) for path in paths)
+    parts = [name for name in sample if not name.startswith("__")]
+    raise FieldAccessError(
+        f"field {field!r}: {tried}. The sample has the parts {_listing(parts)}. Correct field_map "
+        "in dataset.yaml, or exclude the sample."
+    )
 
-    __slots__ = ("getters",)
 
-    def __init__(self, getters: tuple[_Getter, ...]) -> None:
-        self.getters = getters
-
-    def __call__(self, sample: Mapping[str, Any]) -> list[Any]:
-        return [getter(sample) for getter in self.getters]
-
-
-class _Getter:
-    """Finds the value of a field that is not just a part."""
-
-    __slots__ = ("field", "paths")
-
-    def __init__(self, field: str, paths: tuple[FieldPath, ...]) -> None:
-        self.field = field
-        self.paths = paths
-
-    def __call__(self, sample: Mapping[str, Any]) -> Any:
-        for path in self.paths:
-            value = path.find(sample)
-            if value is not MISSING:
-                return value
-        tried = [path.why_missing(sample) for path in self.paths]
-        parts = [name for name in sample if not name.startswith("__")]
-        raise FieldAccessError(
-            f"field {self.field!r}: {'; '.join(tried)}. The sample has the parts "
-            f"{_listing(parts)}. Correct field_map in dataset.yaml, or leave the sample out."
-        )
+def _find_all(getters: list[_Getter], sample: Mapping[str, Any]) -> list[Any]:
+    return [getter(sample) for getter in getters]
 
 
 class FieldMap:
@@ -102,32 +90,37 @@ class FieldMap:
 
     Attributes:
         fields: Names of the fields, in the order of the YAML.
-        paths: The ways to each value, tried in this order; by the name of the field, or by field
+        paths: The paths to each value, tried in this order; by the name of the field, or by field
             and position, as in `images[0]`.
         parts: All parts that may be needed.
-        direct: Where each field is one part as it is, the field of each part; else None.
+        direct: Where each field is one whole part, the field of each part; else None.
     """
-
-    __slots__ = ("_getters", "_mapping", "direct", "fields", "parts", "paths")
 
     def __init__(self, mapping: Mapping[str, str | list[str]], where: str = "field_map") -> None:
         """Prepares the access to each field; `parse` checks the mapping first."""
         self.fields: tuple[str, ...] = tuple(mapping)
         self.paths: dict[str, tuple[FieldPath, ...]] = {}
         self._mapping: dict[str, str | list[str]] = {}
-        getters = []
+        self._getters: list[tuple[str, _Getter]] = []
         for name, access in mapping.items():
-            texts = {name: access} if isinstance(access, str) else _labelled(name, access)
-            ways = {label: _parse_ways(text, f"{where}.{label}") for label, text in texts.items()}
-            self.paths.update(ways)
-            plain = [",".join(map(str, own)) for own in ways.values()]
-            self._mapping[name] = plain[0] if isinstance(access, str) else plain
-            getters.append((name, _make_getter(ways, isinstance(access, str))))
-        self._getters = tuple(getters)
-        self.parts = frozenset(path.part for ways in self.paths.values() for path in ways)
-        texts = {a: name for name, a in self._mapping.items() if isinstance(a, str)}
-        direct = {part: name for part, name in texts.items() if part in self.parts}
-        self.direct = direct if len(direct) == len(self.fields) == len(self.parts) else None
+            is_single = isinstance(access, str)
+            texts = [access] if isinstance(access, str) else access
+            labels = [name] if is_single else [f"{name}[{i}]" for i in range(len(texts))]
+            paths = {
+                label: _parse_paths(text, f"{where}.{label}")
+                for label, text in zip(labels, texts, strict=True)
+            }
+            self.paths.update(paths)
+            accesses = [",".join(map(str, own)) for own in paths.values()]
+            self._mapping[name] = accesses[0] if is_single else accesses
+            getters: list[_Getter] = [partial(_find, *item) for item in paths.items()]
+            self._getters.append((name, getters[0] if is_single else partial(_find_all, getters)))
+            if is_single and len(paths[name]) == 1 and not paths[name][0].keys:
+                self._getters[-1] = name, operator.itemgetter(paths[name][0].part)
+        self.parts = frozenset(path.part for paths in self.paths.values() for path in paths)
+        direct = {a: name for name, a in self._mapping.items() if not isinstance(a, list)}
+        is_direct = self.parts == direct.keys() and len(direct) == len(self.fields)
+        self.direct = direct if is_direct else None
 
     @classmethod
     def parse(cls, mapping: object, where: str) -> FieldMap:
@@ -147,7 +140,8 @@ class FieldMap:
             )
         for field, access in mapping.items():
             texts = access if isinstance(access, list) else [access]
-            if not isinstance(field, str) or not texts or not all(map(_is_text, texts)):
+            is_text = [isinstance(text, str) for text in (field, *texts)]
+            if not texts or not all(is_text):
                 raise DatasetFormatError(
                     f"{where}.{field}: expected text such as `jpg,png` or `json[caption]`, or a "
                     f"list of such texts, `[jpg.0, jpg.1]`, but found {access!r}."
@@ -166,15 +160,12 @@ class FieldMap:
         try:
             return {name: get(sample) for name, get in self._getters}
         except KeyError:
-            # A plain part is missing; find out which, and say so.
-            return {name: _Getter(name, ways)(sample) for name, ways in self.paths.items()}
+            # A whole part is missing: raises the error that names it.
+            return {name: _find(name, paths, sample) for name, paths in self.paths.items()}
 
     def to_mapping(self) -> dict[str, str | list[str]]:
         """Returns the access string of each field, or their list, as `parse` reads it."""
-        return {
-            name: access if isinstance(access, str) else [*access]
-            for name, access in self._mapping.items()
-        }
+        return copy.deepcopy(self._mapping)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the mapping only."""
@@ -211,15 +202,15 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
         if field.init and field.name not in SERVICE_FIELDS
     }
     for name in field_map.fields:
-        if name in own or name in _MAPPABLE_SERVICE_FIELDS:
-            continue
-        if name in SERVICE_FIELDS:
+        if name in SERVICE_FIELDS and name not in _MAPPABLE_SERVICE_FIELDS:
             raise DatasetFormatError(
                 f"{where}: {name!r} is set for every sample by the pipeline. Remove it."
             )
-        raise DatasetFormatError(
-            f"{where}: {sample_type.__name__} has no field {name!r}.{did_you_mean(name, own)}"
-        )
+        if name not in own and name not in SERVICE_FIELDS:
+            hint = did_you_mean(name, own)
+            raise DatasetFormatError(
+                f"{where}: {sample_type.__name__} has no field {name!r}.{hint}"
+            )
     missing = [
         name
         for name, field in own.items()
@@ -235,56 +226,30 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
         )
 
 
-def _make_getter(
-    paths: Mapping[str, tuple[FieldPath, ...]], is_single: bool
-) -> Callable[[Mapping[str, Any]], Any]:
-    getters = tuple(_Getter(label, ways) for label, ways in paths.items())
-    if not is_single:
-        return _ListGetter(getters)
-    (path, *others) = getters[0].paths
-    return getters[0] if others or path.keys else operator.itemgetter(path.part)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _labelled(field: str, texts: list[str]) -> dict[str, str]:
-    return {f"{field}[{place}]": text for place, text in enumerate(texts)}
-
-
-def _parse_ways(access: str, where: str) -> tuple[FieldPath, ...]:
+def _parse_paths(access: str, where: str) -> tuple[FieldPath, ...]:
     if len(access) > _LONGEST:
         raise DatasetFormatError(
             f"{where}: {access[:40]!r}... has {len(access):,} characters; give at most {_LONGEST}"
         )
-    return tuple(_parse_path(text.strip(), where) for text in _split(access))
-
-
-def _split(access: str) -> list[str]:
-    """Splits at the commas that are not inside brackets."""
-    return re.split(r",(?![^\[\]]*\])", access)
-
-
-def _parse_path(text: str, where: str) -> FieldPath:
-    match = _PATH.fullmatch(text)
-    if match is None:
-        raise DatasetFormatError(
-            f"{where}: {text!r} is not a part with keys in brackets, such as `jpg` or "
-            "`json[caption][0]`. Alternatives are separated by commas: `jpg,png`."
-        )
-    return FieldPath(match["part"].strip(), tuple(_KEY.findall(match["keys"])))
+    paths = []
+    for text in map(str.strip, _COMMA.split(access)):
+        match = _PATH.fullmatch(text)
+        if match is None:
+            raise DatasetFormatError(
+                f"{where}: {text!r} is not a part with keys in brackets, such as `jpg` or "
+                "`json[caption][0]`. Alternatives are separated by commas: `jpg,png`."
+            )
+        paths.append(FieldPath(match["part"].strip(), tuple(_KEY.findall(match["keys"]))))
+    return tuple(paths)
 
 
 def _step(value: Any, key: str) -> Any:
-    if isinstance(value, dict):
-        return value.get(key, MISSING)
-    if isinstance(value, (list, tuple)):
-        try:
-            return value[int(key)]
-        except (ValueError, IndexError):
-            return MISSING
-    return MISSING
+    try:
+        if isinstance(value, dict):
+            return value.get(key, MISSING)
+        return value[int(key)] if isinstance(value, list | tuple) else MISSING
+    except (ValueError, IndexError):
+        return MISSING
 
 
 def _contents(value: Any) -> str:
@@ -300,7 +265,5 @@ def _contents(value: Any) -> str:
 def _listing(names: Any, limit: int = 20) -> str:
     """Lists names, the first `limit` of them."""
     names = list(names)
-    shown = ", ".join(repr(name) for name in names[:limit])
-    if len(names) > limit:
-        shown += f" and {len(names) - limit} more"
-    return shown or "(none)"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(map(repr, names[:limit])) + more) or "(none)"
