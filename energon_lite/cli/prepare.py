@@ -120,6 +120,8 @@ def prepare(
             split_ratio, parts or None, sample_type, fields, dataset_config=dataset_yaml_name,
             exclude=exclude, shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None,
             force_overwrite=force_overwrite, paths=tars or None, follow_links=follow_links,
+            num_workers=num_workers, tar_index_only=tar_index_only,
+            fix_duplicates=fix_duplicates, dry_run=dry_run,
         )  # fmt: skip
         if not tar_index_only:
             root = late("prepare.choose_shards.local_root")(path)
@@ -128,11 +130,7 @@ def prepare(
                 root, request, answers, not skip_dataset_yaml, non_interactive
             )
         with late("cli.progress.progress_bar")(progress) as bar:
-            report = late("prepare.run.prepare_as")(
-                path, request, num_workers=num_workers, tar_index_only=tar_index_only,
-                fix_duplicates=fix_duplicates, dry_run=dry_run,
-                progress=_indexing(bar),
-            )  # fmt: skip
+            report = late("prepare.run.prepare_as")(path, request._replace(progress=_indexing(bar)))
     print_report(report, "prepared_text", as_json)
     _hint(request, skip_dataset_yaml or tar_index_only)
 

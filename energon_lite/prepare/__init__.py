@@ -1,14 +1,15 @@
 """Turns a folder of tar files into a dataset: indexes, counts, split and sample type.
 
-- `shards`: which tars a folder has.
-- `splits`: which of them belong to which split part; pure functions on names.
-- `config`: `dataset.yaml`, checked against the sample types.
-- `plan`: all of that for one run, before a tar is read.
-- `indexing`: what is in a tar, found in one pass and kept for a run that continues.
+- `choose_shards`: which tars a folder has, and which split part each belongs to.
+- `decisions`: all of that for one run, with `dataset.yaml`, before a tar is read.
+- `indexing`: what is in a tar, found in one pass and kept for a run that resumes.
+- `renaming`: other sample keys for tars that share some.
 - `pool`: many tars in parallel processes.
-- `dataset`: puts it together and writes `.nv-meta`, all or nothing.
+- `run`: puts it together and writes `.nv-meta`, all or nothing.
+- `energon_prepare`: the same with the signature of Energon's dataset class.
 """
 
-from energon_lite.prepare.run import PrepareReport, Progress, SplitCount, prepare_dataset
+from energon_lite.prepare.decisions import Progress
+from energon_lite.prepare.run import PrepareReport, SplitCount, prepare_dataset
 
 __all__ = ["PrepareReport", "Progress", "SplitCount", "prepare_dataset"]

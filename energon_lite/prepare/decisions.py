@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
-from energon_lite.prepare.choose_shards import (
-    Ratio,
-    Shard,
-    find_shards,
-    parse_ratio,
-    patterns_of,
-    refuse,
-    split_by_patterns,
-    split_by_ratio,
-)
+from energon_lite.prepare import choose_shards
+from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
+from energon_lite.storage import nvmeta
 from energon_lite.storage.field_access import FieldMap, check_fields
 from energon_lite.storage.files import is_there, read_file
-from energon_lite.storage.nvmeta import (
-    DEFAULT_DATASET,
-    DEFAULT_SPLIT,
-    INFO_JSON,
-    META,
-    config_path,
-    is_prepared,
-    read_info,
-)
+from energon_lite.storage.nvmeta import INFO_JSON, META, config_path, is_prepared, read_info
 from energon_lite.storage.split_file import split_text
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_yaml
@@ -81,11 +66,12 @@ def fields_of(name: str) -> list[FieldSpec]:
     kind = sample_type_of(name)
     if kind is None:
         return []
+    missing = dataclasses.MISSING
     return [
         FieldSpec(
             item.name,
             item.type if isinstance(item.type, str) else item.type.__name__,
-            item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING,
+            item.default is item.default_factory is missing,
         )
         for item in dataclasses.fields(kind)
         if item.init and not item.name.startswith("__")
@@ -177,23 +163,20 @@ def loader_text(sample_type: str, parts: Iterable[str]) -> str:
     """Returns a `sample_loader.py` for the user to edit."""
     lines = [
         f'        "{spec.name}": parts["TODO"],  # {spec.type_name}'
-        f"{'' if spec.is_required else ', or leave it out'}"
+        f"{'' if spec.is_required else ', or leave it out'}\n"
         for spec in fields_of(sample_type)
     ]
-    return "\n".join(
-        [
-            f'"""Makes the fields of {sample_type}. TODO: name the parts that they come from."""',
-            "\n",
-            "def sample_loader(parts):",
-            "    return {  # parts are decoded",
-            *lines,
-            "    }",
-            "\n",
-            "def part_filter(part):",
-            f"    return part in {tuple(parts)!r}  # others are not read",
-            "",
-        ]
-    )
+    return f'''"""Makes the fields of {sample_type}. TODO: name the parts that they come from."""
+
+
+def sample_loader(parts):
+    return {{  # parts are decoded
+{"".join(lines)}    }}
+
+
+def part_filter(part):
+    return part in {tuple(parts)!r}  # others are not read
+'''
 
 
 SplitParts = Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]]
@@ -217,26 +200,51 @@ class Plan(NamedTuple):
         return self.splits is not None or self.old_counts not in (None, counts)
 
 
+class Progress(NamedTuple):
+    """How far a run has come, in whole shards."""
+
+    shards: int
+    num_shards: int
+    samples: int
+    size_bytes: int
+    total_bytes: int
+
+
+Watch = Callable[[Iterator[Any], int], Iterator[Any]]
+
+
+def unwatched(shards: Iterator[Any], _num_shards: int) -> Iterator[Any]:
+    """Returns the iterator."""
+    return shards
+
+
 class Request(NamedTuple):
     """What the caller of `prepare_dataset` asked for, under its argument names.
 
-    `on_odd` is called with what is wrong about a split: it raises, or warns. With `loader_parts`,
-    parts of the data, a `sample_loader.py` that the user edits stands for a field map.
+    `on_odd` is called with the description of an odd split: it raises, or warns. With
+    `loader_parts`, parts of the data, a `sample_loader.py` that the user edits replaces the field
+    map. `watch` wraps the iterator over the shards; its second argument is their number.
     """
 
     split_ratio: Ratio | None = None
     split_parts: SplitParts | None = None
     sample_type: str | None = None
     field_map: Mapping[str, str | list[str]] | None = None
-    split_config: str = DEFAULT_SPLIT
-    dataset_config: str = DEFAULT_DATASET
+    split_config: str = nvmeta.DEFAULT_SPLIT
+    dataset_config: str = nvmeta.DEFAULT_DATASET
     exclude: str | None = None
     shuffle_seed: int | None = None
     force_overwrite: bool = False
     paths: Iterable[str | os.PathLike[str]] | None = None
-    on_odd: Callable[[str], None] = refuse
+    on_odd: Callable[[str], None] = choose_shards.refuse
     loader_parts: Sequence[str] | None = None
     follow_links: bool = False
+    num_workers: int | None = None
+    tar_index_only: bool = False
+    fix_duplicates: bool = False
+    dry_run: bool = False
+    progress: Callable[[Progress], None] | None = None
+    watch: Watch = unwatched
 
 
 def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]]:
@@ -246,17 +254,18 @@ def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]
         ValueError: There is no split, or it does not fit the shards.
     """
     if request.split_parts is not None:
-        return split_by_patterns(names, patterns_of(request.split_parts), request.on_odd)
+        patterns = choose_shards.patterns_of(request.split_parts)
+        return choose_shards.split_by_patterns(names, patterns, request.on_odd)
     if request.split_ratio is None:
         raise ValueError(
             "give a split: split_ratio (--split-ratio 8,1,1) or split_parts (--split-parts)"
         )
     shares = parse_ratio(request.split_ratio)
-    return split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
+    return choose_shards.split_by_ratio(names, shares, request.shuffle_seed, request.on_odd)
 
 
 def prepared_already(root: Path) -> FileExistsError:
-    """Returns the error for a folder that is prepared, and that nobody wants to prepare again."""
+    """Returns the error for a folder that is prepared, where `force_overwrite` is not set."""
     return FileExistsError(
         f"{root} is already prepared; use force_overwrite (--force-overwrite) to do it again, "
         "or tar_index_only (--tar-index-only) to make the indexes only"
@@ -276,7 +285,14 @@ def make_plan(root: Path, request: Request) -> Plan:
     texts = {request.split_config: split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
         texts[request.dataset_config] = config_text(request.sample_type, field_map, by_loader)
-    _check_existing(root, texts, request.force_overwrite)
+    for name, text in texts.items():
+        file = config_path(root, name)
+        if request.force_overwrite or not is_there(file) or read_file(file) == text.encode():
+            continue
+        raise FileExistsError(
+            f"{file} exists and would be changed; use force_overwrite (--force-overwrite), "
+            "another file name, or leave out the options that write it"
+        )
     if request.loader_parts is not None and not is_there(root / META / SAMPLE_LOADER):
         texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
     return Plan(root, shards, splits, field_map, texts, None)
@@ -297,15 +313,3 @@ def plan_again(root: Path, request: Request) -> Plan:
         )
     shards = [Shard(name, root / name) for name in counts]
     return Plan(root, shards, None, None, {}, counts)
-
-
-def _check_existing(root: Path, texts: Mapping[str, str], force_overwrite: bool) -> None:
-    for name, text in texts.items():
-        file = config_path(root, name)
-        if force_overwrite or not is_there(file):
-            continue
-        if read_file(file) != text.encode():
-            raise FileExistsError(
-                f"{file} exists and would be changed; use force_overwrite (--force-overwrite), "
-                "another file name, or leave out the options that write it"
-            )

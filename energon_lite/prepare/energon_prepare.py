@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from energon_lite.prepare.decisions import Request
+from energon_lite.prepare.decisions import Request, Watch, unwatched
 from energon_lite.prepare.run import prepare_as
 from energon_lite.storage.files import open_regular
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.tar import iter_tar
 
 logger = logging.getLogger(__name__)
-
-
-def _as_it_is(shards: Iterator[Any], total: int) -> Iterator[Any]:
-    del total
-    return shards
 
 
 def prepare_like_energon(
@@ -30,7 +25,7 @@ def prepare_like_energon(
     split_parts_patterns: Sequence[tuple[str, str]] | None = None,
     split_config: str = "split.yaml",
     shuffle_seed: int | None = 42,
-    progress_fn: Callable[[Iterator[Any], int], Iterator[Any]] = _as_it_is,
+    progress_fn: Watch = unwatched,
     workers: int = 32,
     tar_index_only: bool = False,
     media_filter: None = None,
@@ -73,11 +68,12 @@ def prepare_like_energon(
         force_overwrite=True,
         paths=paths,
         on_odd=logger.warning,
+        num_workers=workers,
+        tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates,
+        watch=progress_fn,
     )
-    report = prepare_as(
-        parent_path, request, num_workers=workers, tar_index_only=tar_index_only,
-        fix_duplicates=fix_duplicates, watch=progress_fn,
-    )  # fmt: skip
+    report = prepare_as(parent_path, request)
     return set(report.part_names)
 
 

@@ -14,15 +14,17 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.decisions import (
     Plan,
+    Progress,
     Request,
     SplitParts,
     check_parts,
@@ -33,42 +35,28 @@ from energon_lite.prepare.decisions import (
 from energon_lite.prepare.indexing import ShardResult, index_shard
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.prepare.renaming import rename_samples
-from energon_lite.storage.files import (
-    errors_of,
-    explained,
-    is_there,
-    leads_out,
-    open_own,
-    remove_leftovers,
-    write_atomically,
-)
-from energon_lite.storage.nvmeta import (
-    DEFAULT_DATASET,
-    DEFAULT_SPLIT,
-    INDEX_UUID,
-    INFO_JSON,
-    INFO_YAML,
-    META,
-    DatasetInfo,
-    index_path,
-    write_index,
-    write_info,
-)
+from energon_lite.storage import files, nvmeta
+from energon_lite.storage.nvmeta import INDEX_UUID, INFO_JSON, INFO_YAML, META
 from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, new_index, read_shard_rows
+
+# The version of Energon whose formats these are.
+FORMAT_VERSION = "7.4.1"
+_ERRORS_SHOWN = 10
+logger = logging.getLogger(__name__)
 
 PARTIAL = "prepare.partial"
 
 
 @contextmanager
-def partial_folder(plan: Plan) -> Iterator[Path]:
+def _partial_folder(plan: Plan) -> Iterator[Path]:
     """Yields the folder for the rows, locked against a second run; removed after success."""
     folder = plan.root / META / PARTIAL
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.fdopen(open_own(folder / "lock"), "w")
+        lock = os.fdopen(files.open_own(folder / "lock"), "w")
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise explained(error, folder) from None
+            raise files.explained(error, folder) from None
         raise PermissionError(
             f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
             f"has a folder {META} and an index next to each tar"
@@ -84,12 +72,18 @@ def partial_folder(plan: Plan) -> Iterator[Path]:
         for parent in {shard.path.parent for shard in plan.shards}:
             if not os.access(parent, os.W_OK):
                 raise PermissionError(f"{parent} cannot be written to; the indexes go there")
-        _remove_leftovers(plan)
+        temporary = defaultdict(set)
+        temporary[plan.root / META] = {INFO_JSON, INFO_YAML, INDEX_UUID, *plan.texts}
+        for shard in plan.shards:
+            names = shard.path.name, nvmeta.index_path(shard.path).name
+            temporary[shard.path.parent].update(names)
+        for place, names_there in temporary.items():
+            files.remove_leftovers(place, names_there)
         yield folder
         shutil.rmtree(folder)
 
 
-def check_places(plan: Plan) -> None:
+def _check_places(plan: Plan) -> None:
     """Refuses to write where links lead out of the dataset.
 
     Raises:
@@ -99,40 +93,12 @@ def check_places(plan: Plan) -> None:
     for folder in sorted({partial, *(shard.path.parent for shard in plan.shards)}):
         if folder == partial and partial.is_symlink():
             raise DatasetFormatError(f"{partial} is a link; remove it")
-        if leads_out(folder, plan.root):
+        if files.leads_out(folder, plan.root):
             raise DatasetFormatError(
                 f"{folder}: a link leads out of the dataset, to {os.path.realpath(folder)}, where "
                 "nothing is written unasked. If that is meant, let follow_links=True "
                 "(--follow-links) write there; or link the tars themselves, not their folder"
             )
-
-
-def _remove_leftovers(plan: Plan) -> None:
-    """Removes the temporary files of runs that were killed."""
-    own = {plan.root / META: {INFO_JSON, INFO_YAML, INDEX_UUID, *plan.texts}}
-    for shard in plan.shards:
-        names = own.setdefault(shard.path.parent, set())
-        names.update((shard.path.name, index_path(shard.path).name))
-    for folder, names in own.items():
-        remove_leftovers(folder, names)
-
-
-# The version of Energon whose formats these are.
-FORMAT_VERSION = "7.4.1"
-_ERRORS_SHOWN = 10
-logger = logging.getLogger(__name__)
-
-Watch = Callable[[Iterator[Any], int], Iterator[Any]]
-
-
-class Progress(NamedTuple):
-    """How far a run has come, in whole shards."""
-
-    shards: int
-    num_shards: int
-    samples: int
-    size_bytes: int
-    total_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +144,7 @@ class PrepareReport:
         return frozenset(self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as plain values."""
+        """Returns the report as JSON-serialisable values."""
         return {**dataclasses.asdict(self), "path": str(self.path)}
 
 
@@ -189,8 +155,8 @@ def prepare_dataset(
     split_parts: SplitParts | None = None,
     sample_type: str | None = None,
     field_map: Mapping[str, str | list[str]] | None = None,
-    split_config: str = DEFAULT_SPLIT,
-    dataset_config: str = DEFAULT_DATASET,
+    split_config: str = nvmeta.DEFAULT_SPLIT,
+    dataset_config: str = nvmeta.DEFAULT_DATASET,
     exclude: str | None = None,
     num_workers: int | None = None,
     shuffle_seed: int | None = None,
@@ -235,40 +201,30 @@ def prepare_dataset(
         RuntimeError: A worker process died, or another run prepares the folder at this time.
     """
     request = Request(
-        split_ratio, split_parts, sample_type, field_map, split_config, dataset_config,
-        exclude, shuffle_seed, force_overwrite, paths, follow_links=follow_links,
+        split_ratio, split_parts, sample_type, field_map, split_config, dataset_config, exclude,
+        shuffle_seed, force_overwrite, paths, follow_links=follow_links, num_workers=num_workers,
+        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
+        progress=progress,
     )  # fmt: skip
-    return prepare_as(
-        path, request, num_workers=num_workers, tar_index_only=tar_index_only,
-        fix_duplicates=fix_duplicates, dry_run=dry_run, progress=progress,
-    )  # fmt: skip
+    return prepare_as(path, request)
 
 
-def prepare_as(
-    path: str | os.PathLike[str],
-    request: Request,
-    *,
-    num_workers: int | None = None,
-    tar_index_only: bool = False,
-    fix_duplicates: bool = False,
-    dry_run: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-    watch: Watch | None = None,
-) -> PrepareReport:
-    """Does what `prepare_dataset` says; `watch` wraps the iterator over the shards, if given."""
+def prepare_as(path: str | os.PathLike[str], request: Request) -> PrepareReport:
+    """Does what `prepare_dataset` does, with the arguments in one value."""
     root = local_root(path)
-    plan = plan_again(root, request) if tar_index_only else make_plan(root, request)
-    workers = default_workers() if num_workers is None else num_workers
+    plan = (plan_again if request.tar_index_only else make_plan)(root, request)
+    workers = default_workers() if request.num_workers is None else request.num_workers
+    dry_run = request.dry_run
     if not (dry_run or request.follow_links):
-        check_places(plan)
-    with errors_of(root), _dry_folder() if dry_run else partial_folder(plan) as folder:
+        _check_places(plan)
+    with files.errors_of(root), _dry_folder() if dry_run else _partial_folder(plan) as folder:
         try:
-            results = _read(plan, folder, workers, progress, watch)
+            results = _read_shards(plan, folder, workers, request)
         except _SharedKeys:
-            if dry_run or not fix_duplicates:
+            if dry_run or not request.fix_duplicates:
                 raise
             _rename(plan, workers)
-            results = _read(plan, folder, workers, progress, watch)
+            results = _read_shards(plan, folder, workers, request)
         if not dry_run:
             _commit(plan, folder, results)
     return _report(plan, results, dry_run)
@@ -280,23 +236,15 @@ def _dry_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _read(
-    plan: Plan,
-    folder: Path,
-    num_workers: int,
-    progress: Callable[[Progress], None] | None,
-    watch: Watch | None,
-) -> list[ShardResult]:
+def _read_shards(plan: Plan, folder: Path, num_workers: int, request: Request) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
-    total = sum(size_of(shard) for shard in plan.shards)
+    num_shards, total = len(plan.shards), sum(map(size_of, plan.shards))
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
     with new_index(folder / INDEX_SQLITE) as add:
         tasks = [(shard, folder) for shard in plan.shards]
-        found = ordered_results(index_shard, tasks, num_workers)
-        if watch is not None:
-            found = watch(found, len(tasks))
+        found = request.watch(ordered_results(index_shard, tasks, num_workers), num_shards)
         for number, result in enumerate(found):
             if isinstance(result, Exception):
                 errors.append(result)
@@ -307,10 +255,10 @@ def _read(
                     errors.append(_duplicate(plan, error, result.shard))
                 results.append(result)
                 samples, size = samples + result.samples, size + result.size_bytes
-            if progress is not None:
-                progress(Progress(number + 1, len(plan.shards), samples, size, total))
+            if request.progress is not None:
+                request.progress(Progress(number + 1, num_shards, samples, size, total))
         if errors:
-            raise _combined(errors, len(plan.shards))
+            raise _combined(errors, num_shards)
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
         check_parts(plan.field_map, parts, str(plan.root))
@@ -319,7 +267,7 @@ def _read(
 
 
 class _SharedKeys(DatasetFormatError):
-    """Nothing is wrong with the tars, but that some of them have samples of the same key."""
+    """The tars are valid, but some of them have samples of the same key."""
 
 
 def _duplicate(plan: Plan, error: DuplicateKeyError, shard: Shard) -> _SharedKeys:
@@ -348,9 +296,8 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     if len(errors) == 1:
         return errors[0]
     kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
-    lines = [str(error) for error in errors[:_ERRORS_SHOWN]]
-    if len(errors) > _ERRORS_SHOWN:
-        lines.append(f"and {len(errors) - _ERRORS_SHOWN} more")
+    lines = list(map(str, errors[:_ERRORS_SHOWN]))
+    lines += [f"and {len(errors) - _ERRORS_SHOWN} more"] if len(errors) > _ERRORS_SHOWN else []
     text = "\n  ".join(lines)
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
@@ -361,27 +308,26 @@ def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> Prepar
         part: SplitCount(len(names), sum(counts[name] for name in names))
         for part, names in (plan.splits or {}).items()
     }
-    parts: dict[str, int] = {}
+    parts: Counter[str] = Counter()
     for result in results:
-        for part, number in result.parts.items():
-            parts[part] = parts.get(part, 0) + number
+        parts.update(result.parts)
     warnings = [result.warning for result in results if result.warning]
     if plan.splits is not None:
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
-    files = [INDEX_SQLITE, INDEX_UUID, *plan.texts]
+    written = [INDEX_SQLITE, INDEX_UUID, *plan.texts]
     if plan.writes_info(counts):
-        files.append(INFO_JSON)
+        written.append(INFO_JSON)
     return PrepareReport(
         path=plan.root,
         shards=len(results),
         samples=sum(counts.values()),
         size_bytes=sum(result.size_bytes for result in results),
         splits=splits,
-        parts=parts,
+        parts=dict(parts),
         resumed_shards=sum(result.is_resumed for result in results),
-        written=("*.tar.idx", *(f"{META}/{name}" for name in files)),
+        written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
         warnings=tuple(warnings),
         is_dry_run=dry_run,
     )
@@ -391,15 +337,15 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     """Writes all files; until the last one the folder is no dataset."""
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
-    had_yaml = is_there(meta / INFO_YAML)
+    had_yaml = files.is_there(meta / INFO_YAML)
     if plan.splits is not None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)
     for result in results:
-        write_index(result.shard.path, read_shard_rows(result.rows)[1])
+        nvmeta.write_index(result.shard.path, read_shard_rows(result.rows)[1])
     (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
-    write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
+    files.write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
     for name, text in plan.texts.items():
-        write_atomically(meta / name, text.encode())
+        files.write_atomically(meta / name, text.encode())
     if plan.writes_info(counts):
-        write_info(plan.root, DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
+        nvmeta.write_info(plan.root, nvmeta.DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
