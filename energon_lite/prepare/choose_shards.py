@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.braces import expand
-from energon_lite.storage.files import errors_of, is_there
+from energon_lite.storage.files import errors_of, explained, is_there
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8
 
@@ -23,7 +23,7 @@ Ratio = str | Sequence[Share] | Sequence[tuple[str, Share]] | Mapping[str, Share
 
 
 def compile_pattern(pattern: str, what: str) -> re.Pattern[str]:
-    """Compiles a regular expression that a user gave as the option `what`."""
+    """Compiles a regular expression, the value of the option `what`."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -86,7 +86,7 @@ def split_by_ratio(
     shuffle_seed: int | None = None,
     on_odd: Callable[[str], None] = refuse,
 ) -> dict[str, list[str]]:
-    """Deals shards to split parts, in order.
+    """Assigns shards to split parts, in order.
 
     The cuts are exact, so no shard is lost; the last share above 0 takes the rest.
 
@@ -94,7 +94,7 @@ def split_by_ratio(
         names: the shards.
         shares: what `parse_ratio` returned.
         shuffle_seed: shuffles the shards first.
-        on_odd: called with what is wrong where a share above 0 gets no shard; by default raises
+        on_odd: called with an error text where a share above 0 gets no shard; by default raises
             a ValueError.
 
     Example:
@@ -133,7 +133,7 @@ def split_by_patterns(
         names: the shards, relative to the dataset.
         patterns: (part, pattern); a pattern is brace-expanded, then matched as a regular
             expression from the start of the name. A part may have several.
-        on_odd: called with what is wrong where a pattern matches no shard, or a shard belongs to
+        on_odd: called with an error text where a pattern matches no shard, or a shard belongs to
             two parts; by default raises a ValueError.
 
     Raises:
@@ -208,7 +208,7 @@ def find_shards(
         DatasetFormatError: A tar is compressed.
         ValueError: `exclude` is no regular expression.
     """
-    names = sorted(_walk(root)) if paths is None else _named(root, paths)
+    names = sorted(_walk(root)) if paths is None else _named_shards(root, paths)
     if exclude is not None:
         pattern = compile_pattern(exclude, "exclude")
         left = [name for name in names if not pattern.search(name)]
@@ -223,11 +223,10 @@ def find_shards(
             rf"files with --exclude '{_EXCLUDING}'"
         )
     if not names:
-        raise FileNotFoundError(
-            f"{root}: there is no .tar file in this folder or below it"
-            if paths is None
-            else f"{root}: no tar was named; give paths below this folder, or None for all"
-        )
+        what = "there is no .tar file in this folder or below it"
+        if paths is not None:
+            what = "no tar was named; give paths below this folder, or None for all"
+        raise FileNotFoundError(f"{root}: {what}")
     for name in names:
         if not (name.isascii() or is_utf8(name)):
             raise DatasetFormatError(
@@ -253,31 +252,28 @@ def size_of(shard: Shard) -> int:
         ) from None
 
 
-def _named(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Expands brace patterns and globs, in order; each name once."""
     names: dict[str, None] = {}
     for path in [paths] if isinstance(paths, str) else paths:
         text = _relative(root, path)
         try:
-            # What is there under this very name is no pattern.
+            # What has this very name is no pattern.
             expanded = [text] if (root / text).is_file() else expand(text)
         except ValueError as error:
             raise ValueError(f"path {text!r}: {error}") from None
         for name in expanded:
-            found = [name] if (root / name).is_file() else _globbed(root, name)
+            found, is_glob = [name], _GLOB.search(name) is not None
+            if not (root / name).is_file():
+                matches = filter(Path.is_file, root.glob(name) if is_glob else ())
+                tars = [tar.relative_to(root).as_posix() for tar in matches]
+                found = sorted(tar for tar in tars if tar.endswith((".tar", *_PACKED)))
             if not found:
                 of = "" if name == text else f" (of path {text!r})"
-                what = "matches no .tar file" if _GLOB.search(name) else "does not exist"
+                what = "matches no .tar file" if is_glob else "does not exist"
                 raise FileNotFoundError(f"{root / name} {what}{of}")
             names.update(dict.fromkeys(found))
     return list(names)
-
-
-def _globbed(root: Path, pattern: str) -> list[str]:
-    if not _GLOB.search(pattern):
-        return []
-    found = (path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file())
-    return sorted(name for name in found if name.endswith((".tar", *_PACKED)))
 
 
 def local_root(path: str | os.PathLike[str]) -> Path:
@@ -310,31 +306,30 @@ def _relative(root: Path, path: str | os.PathLike[str]) -> str:
 
 
 def _walk(root: Path) -> list[str]:
-    """Returns the tars in a folder and below it; a folder that cannot be read is an error."""
+    """Returns the tars in a folder and below it; a folder that cannot be read is an error.
+
+    A folder counts once: under its own path, or else under that of the first link to it.
+    """
     names: list[str] = []
     seen: set[tuple[int, int]] = set()
-    folders, links = [root], list[Path]()
-    while folders or links:
-        folder = folders.pop() if folders else links.pop()
-        with errors_of(folder):
-            status = folder.stat()
-            if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+    links = [root]
+    while links:
+        links.sort()
+        for folder, folders, others in os.walk(links.pop(0), onerror=_raise):
+            status = Path(folder).stat()
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if _is_folder(entry):
-                        if entry.name != META:
-                            (links if entry.is_symlink() else folders).append(Path(entry.path))
-                    elif entry.name.endswith((".tar", *_PACKED)):
-                        names.append(Path(entry.path).relative_to(root).as_posix())
-        if not folders:
-            links.sort(reverse=True)
+            folders[:] = [name for name in folders if name != META]
+            links += filter(Path.is_symlink, (Path(folder, name) for name in folders))
+            names += [
+                Path(folder, name).relative_to(root).as_posix()
+                for name in others
+                if name.endswith((".tar", *_PACKED))
+            ]
     return names
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: an error if it is called x.tar
-        return False
+def _raise(error: OSError) -> None:
+    raise explained(error, error.filename)

@@ -107,40 +107,36 @@ def check_config(
     return parsed
 
 
-def check_parts(field_map: FieldMap, parts: Collection[str], root: str) -> None:
-    """Checks that the data has at least one alternative of each field.
-
-    Raises:
-        DatasetFormatError: Names the field, what it asks for, and the parts that are there.
-    """
-    for name, ways in field_map.paths.items():
-        wanted = [way.part for way in ways]
-        if not any(part in parts for part in wanted):
-            raise DatasetFormatError(
-                f"{root}: field {name!r} is mapped to {','.join(map(str, ways))!r}, but no sample "
-                f"has a part {' or '.join(map(repr, wanted))}.{did_you_mean(wanted[0], parts)}"
-            )
-
-
-def check_samples(field_map: FieldMap, index: Path, num_samples: int, root: str) -> None:
+def check_samples(
+    field_map: FieldMap, index: Path, parts: Collection[str], num_samples: int, root: Path
+) -> None:
     """Checks that the data has a sample that can be made: one with a part for each field.
 
     Args:
         field_map: the fields and their parts.
         index: the index database of the data.
+        parts: all parts of the data.
         num_samples: samples in it.
         root: the dataset, for the error text.
 
     Raises:
-        DatasetFormatError: Counts the samples that have the parts of each field.
+        DatasetFormatError: Names a field without any part, and the parts that are there; or counts
+            the samples that have the parts of each field.
     """
-    groups = {name: [way.part for way in ways] for name, ways in field_map.paths.items()}
+    groups = {name: [path.part for path in paths] for name, paths in field_map.paths.items()}
     counts = counts_if_none_has(index, list(groups.values()))
     if counts is None:
         return
+    if 0 in counts:
+        name, wanted = list(groups.items())[counts.index(0)]
+        raise DatasetFormatError(
+            f"{root}: field {name!r} is mapped to {','.join(map(str, field_map.paths[name]))!r}, "
+            f"but no sample has a part {' or '.join(map(repr, wanted))}."
+            f"{did_you_mean(wanted[0], parts)}"
+        )
     found = "; ".join(
-        f"{name!r} ({' or '.join(parts)}) is in {count:,}"
-        for (name, parts), count in zip(groups.items(), counts, strict=True)
+        f"{name!r} ({' or '.join(wanted)}) is in {count:,}"
+        for (name, wanted), count in zip(groups.items(), counts, strict=True)
     )
     raise DatasetFormatError(
         f"{root}: none of {num_samples:,} samples has the parts of all fields: {found}. Files of "

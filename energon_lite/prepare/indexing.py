@@ -1,6 +1,6 @@
 """Reads each tar once, in parallel, and keeps what it found in a file per shard.
 
-A shard's file is the record that a later run continues from. Nothing in the dataset changes here.
+A shard's file is the record from which a later run resumes. Nothing in the dataset changes here.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Shard
 from energon_lite.storage.files import open_regular, retried
+from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
@@ -73,13 +75,11 @@ def _index_shard(shard: Shard, folder: Path) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
     made_from = [_RECORD_FORMAT, shard.name, status.st_size, status.st_mtime_ns]
-    kept = _kept(rows, made_from)
+    kept = _kept_record(rows, made_from)
     if kept is not None:
         return _result(shard, rows, status.st_size, kept, is_resumed=True)
     found, end = scan_shard(shard.path)
-    parts: dict[str, int] = {}
-    for _, part, _, _ in found.parts:
-        parts[part] = parts.get(part, 0) + 1
+    parts = Counter(part for _, part, _, _ in found.parts)
     after = shard.path.stat()
     if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         raise DatasetFormatError(f"{shard.path}: changed while it was read; prepare again")
@@ -89,14 +89,11 @@ def _index_shard(shard: Shard, folder: Path) -> ShardResult:
     record = {
         "made_from": made_from, "samples": len(found.samples), "parts": parts, "warning": warning,
     }  # fmt: skip
-    try:
-        found.write(rows, json.dumps(record))
-    except UnicodeEncodeError:
-        raise DatasetFormatError(f"{shard.path}: {_not_text(found)}") from None
+    found.write(rows, json.dumps(record))
     return _result(shard, rows, status.st_size, record, is_resumed=False)
 
 
-def _kept(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
+def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
     """Returns the record of an earlier run, if its rows are of this tar and whole."""
     try:
         text, offsets = read_shard_rows(rows)
@@ -123,18 +120,6 @@ def _result(
     return ShardResult(shard, rows, samples, size_bytes, parts, is_resumed, str(warning))
 
 
-def _not_text(found: ShardRows) -> str:
-    """Names the member whose name is no UTF-8: SQLite cannot hold it."""
-    keys = {index: key for index, key, _, _ in found.samples}
-    for index, part, _, _ in found.parts:
-        name = f"{keys[index]}.{part}"
-        if not name.isascii() and name.encode("utf-8", "replace") != name.encode(
-            "utf-8", "surrogateescape"
-        ):
-            return f"the name of member {name!a} is not UTF-8; rename it"
-    return "a member's name is not UTF-8; rename it"
-
-
 def scan_shard(path: Path) -> tuple[ShardRows, int]:
     """Finds the samples of a tar, and the byte after its last member.
 
@@ -154,6 +139,9 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
                 skipped += is_file
                 continue
             key, part = found
+            if not (name.isascii() or is_utf8(name)):  # SQLite cannot hold it
+                text = f"the name of member {name!a} is not UTF-8; rename it"
+                raise DatasetFormatError(f"{path}: {text}")
             if key != current:
                 index += 1
                 if keys.setdefault(key, index) != index:
@@ -179,13 +167,10 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
     if not keys:
         raise DatasetFormatError(
             f"{path}: holds no sample; a sample is a file with a name like 'folder/0001.jpg' "
-            f"({skipped} other files were passed over). Remove the tar or exclude it (--exclude)"
+            f"({skipped} other files were skipped). Remove the tar or exclude it (--exclude)"
         )
-    stops = [*starts[1:], end]
-    samples += [
-        (number, key, start, stop - start)
-        for number, (key, start, stop) in enumerate(zip(keys, starts, stops, strict=True))
-    ]
+    sizes = [stop - start for start, stop in pairwise([*starts, end])]
+    samples += zip(range(len(keys)), keys, starts, sizes, strict=True)
     return rows, end
 
 

@@ -37,7 +37,7 @@ def rename_samples(shard: Shard) -> int:
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise DatasetFormatError(f"{shard.path}: cannot be written again ({error})") from None
         new, _ = scan_shard(copy)
-        same_keys = [prefix + _plain(key) for _, key, _, _ in old.samples]
+        same_keys = [prefix + _plain_name(key) for _, key, _, _ in old.samples]
         sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
         if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:
             raise DatasetFormatError(f"{shard.path}: its copy has other samples; it stays as it is")
@@ -52,7 +52,7 @@ def _copy(path: Path, target: Path, prefix: str) -> None:
     ):
         while (member := old.next()) is not None:
             if member.isfile() and split_name(member.name) is not None:
-                member.name = prefix + _plain(member.name)
+                member.name = prefix + _plain_name(member.name)
                 headers = member.pax_headers.items()  # a path there would win over the name
                 member.pax_headers = {name: text for name, text in headers if name != "path"}
             new.addfile(member, old.extractfile(member) if member.isfile() else None)
@@ -65,5 +65,5 @@ def _copy(path: Path, target: Path, prefix: str) -> None:
     os.utime(target)
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.removeprefix("./")

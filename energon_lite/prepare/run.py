@@ -27,7 +27,6 @@ from energon_lite.prepare.decisions import (
     Progress,
     Request,
     SplitParts,
-    check_parts,
     check_samples,
     make_plan,
     plan_again,
@@ -261,8 +260,7 @@ def _read_shards(plan: Plan, folder: Path, num_workers: int, request: Request) -
             raise _combined(errors, num_shards)
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
-        check_parts(plan.field_map, parts, str(plan.root))
-        check_samples(plan.field_map, folder / INDEX_SQLITE, samples, str(plan.root))
+        check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
     return results
 
 
