@@ -31,17 +31,17 @@ class _Names:
     def all(self) -> list[str]:
         """Returns the names."""
         tail = "".join(self.tail)
-        return _joined(self.heads, [tail]) if tail else self.heads
+        return _product(self.heads, [tail]) if tail else self.heads
 
     def add(self, names: list[str]) -> None:
         """Puts each of several names behind each of these."""
         if len(names) == 1:
             self.tail += names
         else:
-            self.heads, self.tail = _joined(self.all(), names), []
+            self.heads, self.tail = _product(self.all(), names), []
 
 
-def _joined(heads: list[str], tails: list[str]) -> list[str]:
+def _product(heads: list[str], tails: list[str]) -> list[str]:
     characters = sum(map(len, heads)) * len(tails) + sum(map(len, tails)) * len(heads)
     _check_size(len(heads) * len(tails), characters)
     return [head + tail for head in heads for tail in tails]

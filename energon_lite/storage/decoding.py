@@ -151,7 +151,7 @@ class SampleDecoder:
         """
         # Not by the whole name: the table of decoders would grow with every file.
         stem = fname.removesuffix(".gz")
-        decoder = self.decoder_of(_extension(stem) + fname[len(stem) :])
+        decoder = self.decoder_of(_extension_of(stem) + fname[len(stem) :])
         if decoder is None:
             return raw
         try:
@@ -191,7 +191,7 @@ class SampleDecoder:
         return unzip if inner is None else lambda raw: inner(unzip(raw))
 
     def _unzipped_decoder(self, part: str) -> PartDecoder | None:
-        extension = _extension(part)
+        extension = _extension_of(part)
         lower = extension.lower()
         if lower in IMAGE_EXTENSIONS:
             return None if self.image_decode == UNDECODED else self._image_decoder(part, lower)
@@ -221,7 +221,7 @@ class SampleDecoder:
         return lambda raw: raw if image_format(raw) is None else decode(raw)
 
 
-def _extension(part: str) -> str:
+def _extension_of(part: str) -> str:
     """Returns the text after the last dot; before a number (`jpg.0`) the text in front of it."""
     stem, _, extension = part.rpartition(".")
     return stem.rpartition(".")[2] if stem and extension.isdecimal() else extension

@@ -221,7 +221,7 @@ def open_regular(path: Path) -> int:
         DatasetFormatError: It is a pipe, a device, a folder or a socket, or the name can be none.
         OSError: It cannot be opened.
     """
-    return retried(lambda: _open(path, os.O_RDONLY), path)
+    return retried(lambda: _open_file(path, os.O_RDONLY), path)
 
 
 def open_own(path: Path) -> int:
@@ -234,10 +234,10 @@ def open_own(path: Path) -> int:
         DatasetFormatError: It is a pipe, a device or a socket.
         OSError: It is a link, or cannot be opened.
     """
-    return _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    return _open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
 
 
-def _open(path: Path, flags: int) -> int:
+def _open_file(path: Path, flags: int) -> int:
     try:
         with errors_of(path):
             # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
@@ -282,7 +282,7 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
-    with open(_open(path, os.O_RDONLY), "rb") as file:
+    with open(_open_file(path, os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise DatasetFormatError(

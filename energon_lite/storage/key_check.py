@@ -114,7 +114,7 @@ class KeyCheck:
             if sums is None:
                 sums = self._load_sums(shard)
             key = key_of_members(members[row])
-            if key and place < len(sums) and sums[place] not in (_UNKNOWN, _sum(key)):
+            if key and place < len(sums) and sums[place] not in (_UNKNOWN, _key_sum(key)):
                 stored = self._ask(IndexDatabase.keys_of, self._ids[shard])
                 if stored.get(place, key) != key:
                     members[row] = self._error(shard, place, key, stored[place])
@@ -126,7 +126,7 @@ class KeyCheck:
         sums = np.full(len(keys), _UNKNOWN, dtype=np.int64)
         for place, key in keys.items():
             if 0 <= place < len(sums):
-                sums[place] = _sum(key)
+                sums[place] = _key_sum(key)
         if len(self._sums) >= _MOST_SHARDS:
             del self._sums[next(iter(self._sums))]
         self._sums[shard] = sums
@@ -154,5 +154,5 @@ class KeyCheck:
             return {}
 
 
-def _sum(key: str) -> int:
+def _key_sum(key: str) -> int:
     return zlib.crc32(key.encode("utf-8", "surrogateescape"))

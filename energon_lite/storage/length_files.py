@@ -129,7 +129,7 @@ def write_lengths(
         ValueError: `lengths` are no integers of at least 0, or have another shape.
     """
     arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
-    checked = {resource: _checked(array) for resource, array in arrays.items()}
+    checked = {resource: _checked_lengths(array) for resource, array in arrays.items()}
     path = lengths_path(root, part, name)
     check_lengths_place(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def write_lengths(
     return path
 
 
-def _checked(lengths: Int64Array) -> Int64Array:
+def _checked_lengths(lengths: Int64Array) -> Int64Array:
     checked = np.asarray(lengths)
     if checked.ndim != 1 or not (np.issubdtype(checked.dtype, np.integer) or not len(checked)):
         raise ValueError(

@@ -211,7 +211,7 @@ class IndexDatabase(ReadOnlyDatabase):
         rows = (
             row
             for some in _chunks(keys)
-            for row in self.rows(query.format(_marks(some)), some, str, int, int)
+            for row in self.rows(query.format(_question_marks(some)), some, str, int, int)
         )
         return {key: (tar_file_id, index) for key, tar_file_id, index in rows}
 
@@ -301,7 +301,7 @@ def counts_if_none_has(index: Path, groups: Sequence[Collection[str]]) -> list[i
     Returns:
         The count of each group; None where a sample has parts of all of them.
     """
-    having = " AND ".join(f"max(part_name IN ({_marks(group)}))" for group in groups)
+    having = " AND ".join(f"max(part_name IN ({_question_marks(group)}))" for group in groups)
     query = (
         "SELECT 1 FROM sample_parts GROUP BY tar_file_id, sample_index "
         f"HAVING {having or 'true'} LIMIT 1"
@@ -313,10 +313,10 @@ def counts_if_none_has(index: Path, groups: Sequence[Collection[str]]) -> list[i
     with ReadOnlyDatabase(index, _TABLES, "prepare again") as database:
         if database.rows(query, [part for group in groups for part in group], int):
             return None
-        return [database.rows(count.format(_marks(g)), list(g), int)[0][0] for g in groups]
+        return [database.rows(count.format(_question_marks(g)), list(g), int)[0][0] for g in groups]
 
 
-def _marks(values: Collection[object]) -> str:
+def _question_marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))
 
 

@@ -77,7 +77,7 @@ class CutOffError(TarError):
     """The bytes end inside a header."""
 
 
-def _number(field: bytes, pos: int) -> int:
+def _octal(field: bytes, pos: int) -> int:
     """Reads octal digits between blanks, or GNU's base-256 of sizes from 8 GiB on."""
     digits = field.strip(b" \0") or b"0"
     if not digits.strip(b"01234567"):  # `int` would take signs, underscores and more
@@ -90,12 +90,12 @@ def _number(field: bytes, pos: int) -> int:
 
 def _check_sum(raw: bytes | memoryview, stored: bytes, pos: int) -> None:
     # The checksum field itself counts as eight spaces.
-    expected = _number(stored, pos) + sum(stored) - 8 * 32
+    expected = _octal(stored, pos) + sum(stored) - 8 * 32
     # The low half of Adler-32 is 1 + the sum of all bytes modulo 65521: 20 times as fast as sum().
     if (expected + 1) % 65521 == zlib.adler32(raw) & 0xFFFF:
         return
     signed = sum(memoryview(raw).cast("b")) - sum(memoryview(stored).cast("b"))
-    if signed + 8 * 32 != _number(stored, pos):  # as some old programs wrote it
+    if signed + 8 * 32 != _octal(stored, pos):  # as some old programs wrote it
         raise TarError(f"no tar header at byte {pos} (header checksum does not match)")
 
 
@@ -152,7 +152,7 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
         if kind == b"\0" and name[0] == 0 and not any(buffer[pos : pos + BLOCK]):
             return None
         _check_sum(buffer[pos : pos + BLOCK], stored_sum, base + pos)
-        size = _number(size_field, base + pos)
+        size = _octal(size_field, base + pos)
         data = pos + BLOCK
         if kind in _EXTENSIONS:
             length = data + size - start
@@ -415,11 +415,11 @@ def block_members(
         is_file = (heads[:, 156] == ord("0")) & is_plain & (ends <= stops[active])
         is_time &= is_plain & (ends < stops[active])
         rows = np.flatnonzero(is_file)
-        texts = _texts(names[rows].tolist())
+        texts = _decoded(names[rows].tolist())
         if len(texts) != len(rows):
             is_file[rows] = [b"\0" not in name for name in names[rows].tolist()]
             rows = np.flatnonzero(is_file)
-            texts = _texts(names[rows].tolist())
+            texts = _decoded(names[rows].tolist())
         members = zip(texts, firsts[rows].tolist(), (firsts + sizes)[rows].tolist(), strict=True)
         is_last = is_file & (ends == stops[active])
         if found is None:
@@ -467,7 +467,7 @@ def _plain_headers(
     return names, sizes, is_plain
 
 
-def _texts(names: list[bytes]) -> list[str]:
+def _decoded(names: list[bytes]) -> list[str]:
     """Decodes names, all at once; returns more texts than names if one has bytes behind its end."""
     return b"\0".join(names).decode("utf-8", "surrogateescape").split("\0") if names else []
 
