@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from energon_lite.core.log_files import append
+from energon_lite.core.failures import append
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
-from energon_lite.core.drawing import generators_of
 from energon_lite.core.errors import StateError
-from energon_lite.core.global_generators import checked_names
+from energon_lite.core.global_generators import StreamGenerators, checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext, set_context
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
@@ -314,6 +313,42 @@ def context_of(context: StreamContext) -> Iterator[None]:
         yield
     finally:
         set_context(before)
+
+
+def generators_of(
+    dataset: Any, stream: Stream, drawn: Sequence[str] = ()
+) -> StreamGenerators | None:
+    """Returns what a stream's hooks may draw from; None if all are marked `@stateless`.
+
+    Args:
+        dataset: the pipeline.
+        stream: the stream.
+        drawn: names of the generators that were drawn from so far.
+    """
+    drawing = list(_drawing(dataset))
+    if not drawing:
+        return None
+    seed = dataset.worker_config.seed_offset if dataset.worker_config else 0
+    return StreamGenerators(seed, stream, drawn, any(is_again for _, is_again in drawing))
+
+
+def _drawing(
+    dataset: Any, is_expanded: bool = False, is_held: bool = False
+) -> Iterator[tuple[UserFunction, bool]]:
+    """Yields the functions that may draw, and whether a resume may make their calls again.
+
+    Args:
+        dataset: a dataset of the pipeline.
+        is_expanded: whether a generator hook lies above; its last input is made again.
+        is_held: whether a buffer lies above; what it held is made again.
+    """
+    is_held = is_held or getattr(dataset, "holds_back", False)
+    is_expanded = is_expanded or any(function.is_generator for function in dataset.functions)
+    for function in dataset.functions:
+        if function.may_draw:
+            yield function, is_expanded or (is_held and function.is_stateless)
+    for child in dataset.children:
+        yield from _drawing(child, is_expanded, is_held)
 
 
 class StreamRun(Iterator[T]):

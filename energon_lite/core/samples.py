@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from typing_extensions import Self
 
 from energon_lite.core.edataclass import ExtendableDataclassMixin, PinMemoryMixin, edataclass
 from energon_lite.core.hidden_fields import hide_field
-from energon_lite.core.row_weights import RowWeightsMixin
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, layout_of
 from energon_lite.core.state import RestoreKey
 
@@ -38,6 +37,9 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+
+
 class SourceInfo(NamedTuple):
     """Where the bytes of a sample come from.
 
@@ -54,6 +56,38 @@ class SourceInfo(NamedTuple):
     index: int | str | None  # type: ignore[assignment]
     shard_name: str
     file_names: tuple[str, ...]
+
+
+# First entry of the restore key of a batch that only fills a step of its rank.
+PADDING = "padding"
+
+
+def _flat(value: Any) -> Any:
+    """Takes lists out of a list: batches that were mixed into one have a list for each."""
+    if not isinstance(value, list) or not any(isinstance(entry, list) for entry in value):
+        return value
+    entries = (entry if isinstance(entry, list) else [entry] for entry in value)
+    return _flat([inner for entry in entries for inner in entry])
+
+
+class RowWeightsMixin:
+    """Samples and batches have a `loss_weight` and `valid`, unless they have such a field."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
+        # No property: a subclass with a field of this name would take it for the field's default.
+        if name == "loss_weight":
+            weights = getattr(self, "__loss_weight__", None)
+            if weights is None:
+                keys = self.__key__
+                weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
+            return torch.tensor(_flat(weights), dtype=torch.float32)
+        if name == "valid":
+            shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
+            return torch.full(shape, self.__restore_key__[:1] != (PADDING,))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 @edataclass
@@ -375,3 +409,78 @@ def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:
         "__sources__": sources or None,
         "__loss_weight__": column("__loss_weight__", 1.0),
     }
+
+
+def get_source_info(sample: Any) -> list[Any] | None:
+    """Returns the sources of a sample or dict; None where it has none."""
+    sources = _get(sample, "__sources__")
+    return None if sources is None else list(sources)
+
+
+def add_source_info(sample: T, *source_infos: Any) -> T:
+    """Appends to the sources of a sample or dict, in place.
+
+    Returns:
+        The sample itself.
+    """
+    return _set(sample, "__sources__", (*(_get(sample, "__sources__") or ()), *source_infos))
+
+
+def get_sample_restore_key(sample: Any) -> RestoreKey | None:
+    """Returns the restore key of a sample or dict; None where it has none."""
+    key: RestoreKey | None = _get(sample, "__restore_key__")
+    return key
+
+
+def set_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
+    """Replaces the restore key of a sample or dict that has one, in place.
+
+    Args:
+        sample: the sample.
+        key: what comes after the name of the class of `src`.
+        src: the dataset that makes the sample.
+        fail_otherwise: refuse a value without a restore key, instead of passing it on.
+
+    Raises:
+        TypeError: The value has no restore key, and `fail_otherwise` is set.
+    """
+    return _put_key(sample, (type(src).__name__, *key), src, fail_otherwise)
+
+
+def add_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
+    """Puts a name in front of the restore key of a sample or dict that has one, in place.
+
+    Args:
+        sample: the sample.
+        key: what comes between the name of the class of `src` and the key that there is.
+        src: the dataset that makes the sample.
+        fail_otherwise: refuse a value without a restore key, instead of passing it on.
+
+    Raises:
+        TypeError: The value has no restore key, and `fail_otherwise` is set.
+    """
+    inner = get_sample_restore_key(sample) or ()
+    return _put_key(sample, (type(src).__name__, *key, *inner), src, fail_otherwise)
+
+
+def _put_key(sample: T, key: RestoreKey, src: Any, fail_otherwise: bool) -> T:
+    if get_sample_restore_key(sample) is not None:
+        return _set(sample, "__restore_key__", key)
+    if fail_otherwise:
+        raise TypeError(
+            f"{type(src).__name__} made a {type(sample).__qualname__} without __restore_key__, "
+            "which cannot be made again. Return a Sample, or a dict with basic_sample_keys(sample)."
+        )
+    return sample
+
+
+def _get(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
+def _set(sample: T, name: str, value: Any) -> T:
+    if isinstance(sample, dict):
+        sample[name] = value
+    else:
+        setattr(sample, name, value)
+    return sample

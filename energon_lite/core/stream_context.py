@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from numpy.random import Generator, Philox
 from energon_lite.core.active import current
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import StreamGenerators
+from energon_lite.core.keys import Siblings, first_leaf, leaves
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -42,28 +43,6 @@ class SkipRecord(NamedTuple):
     error: str
     on_purpose: bool
     num_samples: int
-
-
-def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
-    """Yields the keys of the source samples inside a restore key.
-
-    Example:
-        >>> list(leaves(("batch", 0, ("a", 0, 5, 5), ("a", 0, 6, 6))))
-        [('a', 0, 5, 5), ('a', 0, 6, 6)]
-    """
-    nested = [entry for entry in key if isinstance(entry, tuple)]
-    if not nested:
-        yield key
-    for entry in nested:
-        yield from leaves(entry)
-
-
-def first_leaf(key: RestoreKey) -> RestoreKey:
-    """Returns the key of the first source sample inside a restore key."""
-    while type(key[-1]) is tuple:
-        # An item of a generator hook has one input.
-        key = key[2] if len(key) == 3 else next(entry for entry in key if type(entry) is tuple)
-    return key
 
 
 # Source, draws, seconds of reading, seconds of encoding, tokens, samples too long for a pack.
@@ -98,39 +77,6 @@ class Cost:
         self.read_sec = self.encode_sec = 0.0
         self.is_touched = False
         return taken
-
-
-class Siblings:
-    """Items that are to be made again, by the input of a generator hook that they were made of.
-
-    Args:
-        keys: restore keys of the items, or of lists of them.
-    """
-
-    def __init__(self, keys: Iterable[RestoreKey]) -> None:
-        self._numbers: dict[tuple[str, RestoreKey], set[int]] = {}
-        self._made: dict[RestoreKey, Any] = {}
-        for key in keys:
-            self._add(key)
-
-    def _add(self, key: RestoreKey) -> None:
-        for place, entry in enumerate(key):
-            if isinstance(entry, tuple):
-                if place == 2 == len(key) - 1 and isinstance(key[1], int):
-                    self._numbers.setdefault((key[0], entry), set()).add(key[1])
-                self._add(entry)
-
-    def numbers(self, hook: str, key: RestoreKey) -> set[int]:
-        """Returns which items that a hook made of an input are to be made again, once."""
-        return self._numbers.pop((hook, key), set())
-
-    def keep(self, made: dict[RestoreKey, Any]) -> None:
-        """Keeps items until they are taken."""
-        self._made.update(made)
-
-    def take(self, key: RestoreKey, default: Any) -> Any:
-        """Returns an item that was made with a sibling."""
-        return self._made.pop(key, default)
 
 
 class StreamContext:
@@ -299,6 +245,43 @@ def replaying() -> Iterator[StreamContext]:
         yield context
     finally:
         current.context = before
+
+
+@contextmanager
+def together(siblings: Siblings) -> Iterator[None]:
+    """For a `with` block, runs a generator hook once for all siblings that it is to make again.
+
+    After it the stream is in the slot in which it was before.
+    """
+    with replaying() as context:
+        before, slot = context.siblings, context.batch_index
+        # What is being made again already may be part of more.
+        context.siblings = before or siblings
+        try:
+            yield
+        finally:
+            # A batch was made again in its own slot.
+            context.siblings, context.batch_index = before, slot
+
+
+class Again:
+    """Makes items of a buffer again, one by one, each when it is needed.
+
+    Args:
+        restore: makes one item.
+        keys: the restore keys of all items of the buffer that may be asked for.
+    """
+
+    def __init__(
+        self, restore: Callable[[RestoreKey], Any], keys: Iterable[RestoreKey] = ()
+    ) -> None:
+        self._restore = restore
+        self._siblings = Siblings(keys)
+
+    def __call__(self, key: RestoreKey) -> Any:
+        """Makes the item of a key again."""
+        with together(self._siblings):
+            return self._restore(key)
 
 
 def context_or(stream: Stream) -> StreamContext:

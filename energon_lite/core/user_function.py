@@ -24,16 +24,10 @@ from energon_lite.core.errors import (
     reraise_exception,
 )
 from energon_lite.core.global_generators import seeded
+from energon_lite.core.keys import Siblings, leaves, name_of_key
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import (
-    Siblings,
-    SkipRecord,
-    StreamContext,
-    current_context,
-    leaves,
-    replaying,
-)
+from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context, replaying
 from energon_lite.core.topology import WorkerConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -327,13 +321,6 @@ def _stamped(item: Any, key: RestoreKey) -> Any:
     elif hasattr(item, "__restore_key__") and not isinstance(item, tuple):
         item.__restore_key__ = key
     return item
-
-
-def name_of_key(key: RestoreKey) -> str:
-    """Names the samples of a restore key by source and number, as `text/train[5]`."""
-    return ", ".join(
-        f"{leaf[0]}[{leaf[2]}]" if len(leaf) == 4 else str(leaf) for leaf in leaves(key)
-    )
 
 
 def _shortened(names: str, number: int = 8) -> str:

@@ -18,8 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
-from energon_lite.core.row_weights import PADDING
-from energon_lite.core.samples import Batch, Sample
+from energon_lite.core.samples import PADDING, Batch, Sample
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
 from energon_lite.loader.rank_feed import Costs, Delivery, PassStart
 from energon_lite.loader.rank_state import LoaderPosition

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
-from energon_lite.core.row_weights import PADDING
+from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, RestoreKey, as_key
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig

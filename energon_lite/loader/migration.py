@@ -11,8 +11,8 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import StateError
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, Snapshot, config_differences
-from energon_lite.core.stream_context import leaves
 
 _BLENDS = ("blend", "token_blend")
 # Of a generator hook that stands before an input.

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from energon_lite.core.dataset import SavableDataset, SourceFacts
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON
-from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord, leaves
+from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.rank_feed import Delivery
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange

@@ -30,9 +30,9 @@ _HOMES = {
     name: f"{ROOT}.{module}"
     for module, names in {
         "core.edataclass": "ExtendableDataclassMixin PinMemoryMixin",
-        "core.service_fields": "add_sample_restore_key add_source_info get_sample_restore_key "
+        "core.samples": "add_sample_restore_key add_source_info get_sample_restore_key "
         "get_source_info set_sample_restore_key",
-        "core.system_rng": "SystemRng SystemRngState",
+        "core.global_generators": "SystemRng SystemRngState",
         "metadataset.energon_api": "DatasetBlendMode LoadedDataset LoadedDatasetList "
         "TraversedDatasetReference",
         "storage.local_paths": "EPath",

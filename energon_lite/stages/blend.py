@@ -13,10 +13,11 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
+from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import COUNT, NUMBER, TEXT, StageCursor, checked_fields, rows
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import context_or, first_leaf, leaves
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import BlendOrder

@@ -13,10 +13,10 @@ from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Buckets
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.keys import leaves
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context, leaves
+from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from energon_lite.core.dataset import SavableDataset, Traits
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import WorkerConfig
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.packing.pack_samples import has_images

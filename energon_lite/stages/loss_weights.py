@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import torch
 
 from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.keys import leaves
 from energon_lite.core.samples import Batch, Sample
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 T = TypeVar("T")

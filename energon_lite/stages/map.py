@@ -12,16 +12,16 @@ from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import SkipSample, StateError
+from energon_lite.core.keys import first_leaf, name_of_key
 from energon_lite.core.stage import COUNT, KEY, Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context, first_leaf
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
     SKIPPED,
     FunctionRun,
     UserFunction,
-    name_of_key,
 )
 
 T = TypeVar("T")

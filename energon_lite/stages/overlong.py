@@ -7,17 +7,13 @@ from typing import Any
 
 from energon_lite.batching.rules import TOKENS, Packing
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import leaves, name_of_key
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import SkipRecord, current_context, leaves
-from energon_lite.core.user_function import SKIPPED, describe_input, name_of_key
+from energon_lite.core.stream_context import SkipRecord, current_context
+from energon_lite.core.user_function import SKIPPED, describe_input
 
 # A restore key and lengths: of each resource, or a number where there is but one.
 Piece = tuple[RestoreKey, "int | tuple[int, ...]"]
-
-
-# The key of a sample that fills up a list, and was given before: (this, number, key). No hook has a
-# name with a space.
-GIVEN_AGAIN = "given again"
 
 
 class Measure:
@@ -105,22 +101,6 @@ class Measure:
             raise FatalSampleError.from_sample_key(
                 name_of(key, sample), f"{self._why(lengths)}. {what}"
             )
-
-
-def whole(key: RestoreKey) -> RestoreKey:
-    """Returns the key of the sample of which a key in a list may be a piece, or a repetition."""
-    inner: RestoreKey = key[-1] if is_piece(key) or is_again(key) else key
-    return inner
-
-
-def is_again(key: RestoreKey) -> bool:
-    """Returns whether a key in a list is that of a sample that was given before."""
-    return len(key) == 3 and key[0] == GIVEN_AGAIN
-
-
-def is_piece(key: RestoreKey) -> bool:
-    """Returns whether a key in a pack is that of a part of a sample."""
-    return len(key) == 4 and key[0] == "piece" and isinstance(key[3], tuple)
 
 
 def name_of(key: RestoreKey, sample: Any) -> str:

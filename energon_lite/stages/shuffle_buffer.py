@@ -8,9 +8,9 @@ from energon_lite.batching.key_rows import KeyArray
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of, random_words
-from energon_lite.core.siblings import Again
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import Again
 from energon_lite.core.topology import Stream, WorkerConfig
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any
 from energon_lite.core.compare import first_difference
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.testing.trial import END, LawError, Trial, global_seeds
 

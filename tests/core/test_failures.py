@@ -19,7 +19,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.failures import place_of
-from energon_lite.core.user_function import name_of_key
+from energon_lite.core.keys import name_of_key
 
 from ..conftest import write_tar
 from ..helpers import number_of, prepared, text_set

@@ -7,12 +7,12 @@ import pytest
 
 from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import (
     SkipRecord,
     StreamContext,
     current_context,
     current_sample_index,
-    leaves,
     sample_rng,
     set_context,
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 from energon_lite.inspect import plan as module
 from energon_lite.inspect.plan import Plan, plan
 from energon_lite.inspect.plan_draws import stretch_edges

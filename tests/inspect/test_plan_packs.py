@@ -18,7 +18,7 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel
 from energon_lite.cli import app
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 from energon_lite.inspect import plan as module
 from energon_lite.inspect.plan import plan
 from energon_lite.length_index import measure_lengths

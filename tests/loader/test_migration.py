@@ -25,7 +25,7 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel
 from energon_lite.core.errors import StateError
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import WebdatasetSource
 

@@ -29,7 +29,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.errors import StateError
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 
 from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
 from ..rank_processes import in_ranks

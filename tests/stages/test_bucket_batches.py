@@ -29,8 +29,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
+from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot
-from energon_lite.core.stream_context import leaves
 from energon_lite.core.topology import Stream
 
 from ..conftest import examples

@@ -26,7 +26,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 from energon_lite.core.topology import Stream
 
 from ..helpers import number_of, text_set

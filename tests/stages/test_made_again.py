@@ -29,8 +29,8 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel
 from energon_lite.core.dataset import StreamRun
-from energon_lite.core.siblings import Again
 from energon_lite.core.state import Snapshot
+from energon_lite.core.stream_context import Again
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 

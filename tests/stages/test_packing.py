@@ -31,7 +31,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.core.stream_context import leaves
+from energon_lite.core.keys import leaves
 
 from ..helpers import Ranks, assert_same, ignore, number_of, text_set
 

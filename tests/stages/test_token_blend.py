@@ -24,8 +24,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, StateError
+from energon_lite.core.keys import leaves
 from energon_lite.core.seeds import key_of
-from energon_lite.core.stream_context import leaves
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.storage.length_files import write_lengths

@@ -11,10 +11,10 @@ from energon_lite.batching.group_schedule import GroupSchedule
 from energon_lite.batching.rules import ModalitySplit, plain
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.keys import GIVEN_AGAIN, whole
 from energon_lite.core.seeds import key_of
-from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, SKIPPED, UserFunction
 from energon_lite.stages.batching import Collected, check_batch_size
@@ -24,7 +24,7 @@ from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_
 from energon_lite.stages.modality.planned import PlannedBatches
 from energon_lite.stages.modality.shares import check_sources, group_of_source, shares_of
 from energon_lite.stages.modality.windows import GroupWindows, Held, SplitFields
-from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, name_of, whole
+from energon_lite.stages.overlong import left_out, name_of
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ from energon_lite.batching.quantile_sync import QuantileSync
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
-from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.stages.batching import Collected

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import is_piece, leaves, whole
 from energon_lite.core.samples import Sample
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context, leaves, replaying
+from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
@@ -25,7 +26,6 @@ from energon_lite.core.user_function import (
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.overlong import is_piece, whole
 from energon_lite.stages.packing.balanced import BalancedPacks
 from energon_lite.stages.packing.filled import FilledPacks
 from energon_lite.stages.packing.pack_samples import slice_sample

@@ -12,15 +12,15 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
-from energon_lite.core.siblings import Again
+from energon_lite.core.keys import whole
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.grouping import Grouping, GroupKey
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
-from energon_lite.stages.overlong import Measure, Piece, left_out, whole
+from energon_lite.stages.overlong import Measure, Piece, left_out
 
 # What a packer's state has of each sample held.
 _COLUMNS = ("numbers", "lengths", "packs")

@@ -13,12 +13,13 @@ from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
+from energon_lite.core.keys import is_piece
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.stages.overlong import Measure, is_piece
+from energon_lite.stages.overlong import Measure
 from energon_lite.stages.planned.order import Refs
 from energon_lite.stages.planned.window import WHOLE, Arranged, LengthsOf, Notes, Planner, Units
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.siblings import Again
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import current_context
+from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
 from energon_lite.stages.batching import Collected

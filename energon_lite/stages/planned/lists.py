@@ -15,6 +15,7 @@ from energon_lite.batching.rules import TOKENS
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, context_of
 from energon_lite.core.errors import StateError
+from energon_lite.core.keys import whole
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream
@@ -22,7 +23,6 @@ from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import Collected
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.overlong import whole
 from energon_lite.stages.planned.order import OrderReader, PlannableDataset
 from energon_lite.stages.planned.reading import PlannedLengths, PlanReader
 from energon_lite.stages.planned.window import PlannedWindow, Planner, unit_keys

@@ -18,11 +18,12 @@ from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import StateError
+from energon_lite.core.keys import GIVEN_AGAIN, whole
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.stages.overlong import GIVEN_AGAIN, left_out, whole
+from energon_lite.stages.overlong import left_out
 from energon_lite.stages.planned.order import OrderReader, Refs, joined, keys_of
 
 # In place of the first token: the unit is a whole sample; or one that is given again, and then the

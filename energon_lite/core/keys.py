@@ -1,0 +1,90 @@
+"""Restore keys: their shapes, the samples inside, and what is re-created from them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from energon_lite.core.state import RestoreKey
+
+# The key of a sample that fills up a list, and was given before: (this, number, key). No hook has a
+# name with a space.
+GIVEN_AGAIN = "given again"
+
+
+def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
+    """Yields the keys of the source samples inside a restore key.
+
+    Example:
+        >>> list(leaves(("batch", 0, ("a", 0, 5, 5), ("a", 0, 6, 6))))
+        [('a', 0, 5, 5), ('a', 0, 6, 6)]
+    """
+    nested = [entry for entry in key if isinstance(entry, tuple)]
+    if not nested:
+        yield key
+    for entry in nested:
+        yield from leaves(entry)
+
+
+def first_leaf(key: RestoreKey) -> RestoreKey:
+    """Returns the key of the first source sample inside a restore key."""
+    while type(key[-1]) is tuple:
+        # An item of a generator hook has one input.
+        key = key[2] if len(key) == 3 else next(entry for entry in key if type(entry) is tuple)
+    return key
+
+
+def name_of_key(key: RestoreKey) -> str:
+    """Names the samples of a restore key by source and number, as `text/train[5]`."""
+    return ", ".join(
+        f"{leaf[0]}[{leaf[2]}]" if len(leaf) == 4 else str(leaf) for leaf in leaves(key)
+    )
+
+
+def whole(key: RestoreKey) -> RestoreKey:
+    """Returns the key of the sample of which a key in a list may be a piece, or a repetition."""
+    inner: RestoreKey = key[-1] if is_piece(key) or is_again(key) else key
+    return inner
+
+
+def is_again(key: RestoreKey) -> bool:
+    """Returns whether a key in a list is that of a sample that was given before."""
+    return len(key) == 3 and key[0] == GIVEN_AGAIN
+
+
+def is_piece(key: RestoreKey) -> bool:
+    """Returns whether a key in a pack is that of a part of a sample."""
+    return len(key) == 4 and key[0] == "piece" and isinstance(key[3], tuple)
+
+
+class Siblings:
+    """Items that are to be made again, by the input of a generator hook that they were made of.
+
+    Args:
+        keys: restore keys of the items, or of lists of them.
+    """
+
+    def __init__(self, keys: Iterable[RestoreKey]) -> None:
+        self._numbers: dict[tuple[str, RestoreKey], set[int]] = {}
+        self._made: dict[RestoreKey, Any] = {}
+        for key in keys:
+            self._add(key)
+
+    def _add(self, key: RestoreKey) -> None:
+        for place, entry in enumerate(key):
+            if isinstance(entry, tuple):
+                if place == 2 == len(key) - 1 and isinstance(key[1], int):
+                    self._numbers.setdefault((key[0], entry), set()).add(key[1])
+                self._add(entry)
+
+    def numbers(self, hook: str, key: RestoreKey) -> set[int]:
+        """Returns which items that a hook made of an input are to be made again, once."""
+        return self._numbers.pop((hook, key), set())
+
+    def keep(self, made: dict[RestoreKey, Any]) -> None:
+        """Keeps items until they are taken."""
+        self._made.update(made)
+
+    def take(self, key: RestoreKey, default: Any) -> Any:
+        """Returns an item that was made with a sibling."""
+        return self._made.pop(key, default)
