@@ -1,4 +1,4 @@
-"""From a path to a dataset of batches: sources, blended, then the task encoder's hooks."""
+"""Builds datasets of batches from a path: sources, blends, then the hooks of a task encoder."""
 
 from __future__ import annotations
 
@@ -37,32 +37,33 @@ def get_train_dataset(
     repeat: bool = True,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
-    """Makes the training dataset of a prepared folder or a metadataset.
+    """Builds the training dataset of a prepared folder or a metadataset.
 
     Args:
-        path: the folder, the YAML file of a metadataset, or what such a file holds as a dict.
-        split_part: which part of the folder, or split of the metadataset.
+        path: the folder, the YAML file of a metadataset, or the content of such a file as a dict.
+        split_part: the split part of the folder, or the split of the metadataset.
         worker_config: this process's place in the run; by default 4 workers.
-        batch_size: samples of a batch, or packs if it packs; None for single ones.
-        batch_drop_last: whether a last batch that is not full is left out (without `repeat`).
-        packing_buffer_size: samples to choose packs from; goes before the encoder's `packing`.
-        shuffle_buffer_size: samples among which a stream shuffles; None, 0 and 1 for none. It
-            costs no memory.
-        max_samples_per_sequence: how many samples stay together in file order, at most; by default
-            the mean size of a shard.
-        virtual_epoch_length: items of each rank after which a pass ends; 0 for no end.
+        batch_size: number of samples of a batch, or of packs with packing; None for single items.
+        batch_drop_last: whether an incomplete last batch is dropped (without `repeat`).
+        packing_buffer_size: number of samples to select packs from; takes precedence over the
+            encoder's `packing`.
+        shuffle_buffer_size: number of samples among which a stream shuffles; None, 0 and 1 for no
+            shuffling. It costs no memory.
+        max_samples_per_sequence: maximum number of samples that stay together in file order; by
+            default the mean size of a shard.
+        virtual_epoch_length: number of items of each rank in a pass; 0 for no end.
         shuffle_over_epochs_multiplier: 1 permutes each epoch, n > 1 n copies as one; -1 draws
             slices with replacement; None keeps the file order.
         task_encoder: by default `DefaultTaskEncoder()`.
-        repeat: whether epoch follows epoch for ever; else a pass is one epoch. A `blend` that
-            ends by its `until` has passes in any case.
+        repeat: whether training is endless; otherwise a pass is one epoch. A `blend` that ends by
+            its `until` has passes in any case.
         kwargs: `subflavors`, `parallel_shard_iters`, `trust` (run code that a dataset names); for
             a folder also `dataset_config`, `split_config`, `name`, `loss_weight`, `subset` (first
             sample and the one after the last).
 
     Raises:
-        ValueError: An argument, or a file of the dataset, is wrong.
-        FileNotFoundError: The folder is missing, or not prepared.
+        ValueError: An argument or a file of the dataset is invalid.
+        FileNotFoundError: The folder does not exist, or is not prepared.
     """
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
     hooks, opener = _open(
@@ -91,24 +92,24 @@ def get_val_dataset(
     task_encoder: AnyTaskEncoder | None = None,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
-    """Makes the validation dataset of a prepared folder: each sample once, in file order.
+    """Builds the validation dataset of a prepared folder: each sample once, in file order.
 
-    Those of a metadataset follow each other in the order of the file, whatever its weights.
+    The datasets of a metadataset follow each other in the order of the file; weights are ignored.
 
     Args:
         path: as in `get_train_dataset`.
         split_part: as in `get_train_dataset`.
         worker_config: as in `get_train_dataset`.
-        batch_size: samples of a batch; None for single samples.
-        batch_drop_last: whether the last batch is left out if it is not full.
+        batch_size: number of samples of a batch; None for single samples.
+        batch_drop_last: whether an incomplete last batch is dropped.
         packing_buffer_size: as in `get_train_dataset`.
-        limit: items of each rank in a pass, at most; 0 or None for all.
+        limit: maximum number of items of each rank in a pass; 0 or None for all.
         task_encoder: the hooks; by default `DefaultTaskEncoder()`.
         kwargs: as in `get_train_dataset`.
 
     Raises:
-        ValueError: An argument, or a file of the dataset, is wrong.
-        FileNotFoundError: The folder is missing, or not prepared.
+        ValueError: An argument or a file of the dataset is invalid.
+        FileNotFoundError: The folder does not exist, or is not prepared.
     """
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
     opener, build = _validation(
@@ -129,7 +130,7 @@ def get_val_datasets(
     task_encoder: AnyTaskEncoder | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
-    """Makes one validation dataset for each leaf; see `get_val_dataset`."""
+    """Builds one validation dataset for each leaf; see `get_val_dataset`."""
     batching = Batching(batch_size, batch_drop_last, packing_buffer_size)
     opener, build = _validation(
         path, split_part, task_encoder, worker_config, kwargs, batching, limit
@@ -146,7 +147,7 @@ def _validation(
     batching: Batching,
     limit: int | None,
 ) -> tuple[LeafOpener, Callable[[Node], SavableDataset[Any]]]:
-    """Reads the path; returns what opens its leaves, and what makes a dataset of some of them."""
+    """Reads the path; returns its opener, and a function that builds a dataset of some leaves."""
     hooks, opener = _open(
         path, split_part, task_encoder, worker_config, kwargs, False, batching, limit=limit
     )
@@ -170,7 +171,7 @@ def _open(
     multiplier: int | None = 1,
     **sizes: int | None,
 ) -> tuple[Hooks, LeafOpener]:
-    """Checks the arguments and reads the path; returns what puts a pipeline together."""
+    """Checks the arguments and reads the path; returns the hooks and the opener of the leaves."""
     hooks = Hooks(checked_encoder(task_encoder), checked_config(worker_config))
     batch_size, _, packing_buffer_size = batching
     check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)

@@ -1,4 +1,4 @@
-"""From a tree of nodes to a tree of datasets: which stages, and which weights."""
+"""Builds a tree of datasets from a tree of nodes: stages and weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from energon_lite.stages.blend import BlendDataset, TokenBlendDataset
 from energon_lite.stages.children import with_unique_sources
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 
-# More than any run, and so few that their numbers fit 64 bits.
+# More than any run draws, and few enough that sample numbers fit 64 bits.
 _LARGEST_EPOCH = 10**15
 
 
 def build_training(opener: LeafOpener, repeat: bool) -> AnyDataset:
-    """Makes the dataset of a training split.
+    """Builds the dataset of a training split.
 
     Args:
         opener: the split, and what opens its leaves.
         repeat: whether passes follow each other without end, unless the blend sets `until`.
 
     Raises:
-        ValueError: `repeat=False`, and a blend does not say when it ends.
+        ValueError: `repeat=False`, and a blend has no end.
     """
     node = opener.node
     is_open = not (isinstance(node, Blend) and node.until in ("first", "all_once"))
@@ -35,7 +35,7 @@ def build_training(opener: LeafOpener, repeat: bool) -> AnyDataset:
 
 
 def build_validation(node: Node, opener: LeafOpener) -> AnyDataset:
-    """Makes the dataset of a validation split: each leaf once, in the order of the file."""
+    """Builds the dataset of a validation split: each leaf once, in the order of the file."""
     datasets = [opener(leaf, repeat=False) for leaf in leaves(node)]
     return datasets[0] if len(datasets) == 1 else ConcatDataset(*datasets)
 
@@ -56,14 +56,14 @@ def _blend(node: Blend, opener: LeafOpener, endless: bool) -> AnyDataset:
     until = node.until or ("forever" if endless else None)
     if until is None:
         raise ValueError(
-            f"{node.place}: a blend goes on for ever, and here it must end (repeat=False, or a "
-            "node around it that has an end). Say when: `until: first` or `until: all_once`, "
-            "or use blend_epochized"
+            f"{node.place}: a blend is endless by default, and must end here (repeat=False, or a "
+            "node above it that has an end). Write `until: first` or `until: all_once`, or use "
+            "blend_epochized"
         )
     if until == "forever" and not endless:
         raise ValueError(
             f"{node.place}: `until: forever` where the data must end (repeat=False, or a node "
-            "around it that has an end); leave it out, or say `until: all_once`"
+            "above it that has an end); remove it, or write `until: all_once`"
         )
     with located(node.place):
         flat, weights = _flattened(node, node)
@@ -90,14 +90,14 @@ def _indexed(
     for node, member in zip(nodes, with_unique_sources(members), strict=True):
         if not isinstance(node, Leaf):
             raise DatasetFormatError(
-                f"{blend.place}: `lengths` asks for plain datasets below a blend by tokens; "
-                "leave it out to have the lengths measured"
+                f"{blend.place}: `lengths` needs a dataset folder for each entry of a blend by "
+                "tokens; remove it to have the lengths measured"
             )
         try:
             found[member.sources()[0].name] = opener.lengths(node, blend.lengths)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}, or leave `lengths` out of the blend to have lengths measured"
+                f"{error}, or remove `lengths` from the blend to have lengths measured"
             ) from error
     return found
 
@@ -113,7 +113,7 @@ def _blend_epochized(node: BlendEpochized, opener: LeafOpener) -> AnyDataset:
             if repetitions != 1:
                 dataset = RepeatDataset(dataset, repeats=repetitions)
             members.append(dataset)
-    # By its share of the epoch each member comes to its end with the others.
+    # Weighted by their sizes, all members end at the same time.
     sizes = [total_items(dataset) for dataset in members]
     if sum(sizes) > _LARGEST_EPOCH:
         raise DatasetFormatError(
@@ -130,10 +130,7 @@ def _is_one_with(inner: Blend, outer: Blend) -> bool:
 
 
 def _flattened(blend: Blend, outer: Blend) -> tuple[list[Node], Weights]:
-    """Returns the members of a blend, with those of the blends in it in their place, and weights.
-
-    The weights are a tree, level by level.
-    """
+    """Returns the members of a blend, nested ones flattened, and the tree of weights."""
     nodes: list[Node] = []
     entries: list[Weight | tuple[Weight, Weights]] = []
     for member in blend.members:
@@ -148,7 +145,7 @@ def _flattened(blend: Blend, outer: Blend) -> tuple[list[Node], Weights]:
 
 
 def _repeated(node: BlendEpochized, times: Fraction) -> Iterator[tuple[Fraction, Node]]:
-    """Yields the members, nested ones included, with all repetitions multiplied."""
+    """Yields the members, including those of nested blends, with the products of repetitions."""
     for member in node.members:
         repetitions = times * member.repetitions
         if isinstance(member.node, BlendEpochized):

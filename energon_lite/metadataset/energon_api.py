@@ -1,4 +1,4 @@
-"""Energon's names for opening a path without building a pipeline, and what it gives to builders."""
+"""Energon's names for opening a path without a pipeline, and the lists that its builders take."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AnyPath = str | PathLike[str] | Mapping[str, Any]
 
 
 class DatasetBlendMode(enum.Enum):
-    """What the numbers of a list of datasets mean."""
+    """The meaning of the numbers in a list of datasets."""
 
     NONE = "none"
     DATASET_WEIGHT = "dataset_weight"
@@ -46,9 +46,9 @@ class LoadedDataset:
 
     Attributes:
         dataset: builds the source.
-        weight: its share of the whole blend, at the start of the run; None outside of blends.
-        repetitions: how many times an epoch has it; None outside of epochized blends.
-        aux: always None: auxiliary data are not in this version.
+        weight: share of the whole blend at the start of the run; None outside of blends.
+        repetitions: how often an epoch has each sample; None outside of epochized blends.
+        aux: always None; this version has no auxiliary data.
     """
 
     dataset: BaseCoreDatasetFactory[Any]
@@ -80,25 +80,25 @@ def loaded_datasets(node: Node, opener: LeafOpener) -> LoadedDatasetList:
 
 
 def check_is_list(node: Node, who: str) -> None:
-    """Checks that a tree says no more than a list of datasets with numbers can.
+    """Checks that a list of datasets with numbers can express a tree.
 
     Args:
         node: the tree.
-        who: what gets the list, for the error.
+        who: the function that takes the list, for the error.
 
     Raises:
-        ValueError: It does; names the place, and what is lost.
+        ValueError: The list cannot; names the place and the setting that would be lost.
     """
     found = _beyond_a_list(node, type(node))
     if found is not None:
         raise ValueError(
-            f"{who} gets a list of datasets, each with a weight or repetitions, which cannot say "
-            f"{found}. Take that out of the metadataset, or do not override it"
+            f"{who} gets a list of datasets, each with a weight or repetitions, which cannot "
+            f"express {found}. Remove that from the metadataset, or do not override the function"
         )
 
 
 def _beyond_a_list(node: Node, kind: type[Any]) -> str | None:
-    """Returns what a list cannot say of a tree, whose root is of a kind; None if nothing."""
+    """Returns what a list cannot express of a tree with a root of `kind`; None if nothing."""
     if isinstance(node, Leaf):
         return None
     if not isinstance(node, kind):
@@ -120,7 +120,7 @@ def _beyond_a_list(node: Node, kind: type[Any]) -> str | None:
 def _amounts(
     node: Node, weight: float, repetitions: Fraction | int
 ) -> Iterator[tuple[Leaf, float | None, float | None]]:
-    """Yields each leaf with its share of the blend, or its repetitions."""
+    """Yields each leaf with its share of the blend, and its repetitions."""
     if isinstance(node, Leaf):
         yield node, None, None
     elif isinstance(node, Blend):
@@ -141,7 +141,7 @@ def _amounts(
 
 
 class TraversedDatasetReference(NamedTuple):
-    """One leaf, as it is named; nothing of it is opened."""
+    """One leaf; its folder is not opened."""
 
     path: Path
     split_part: str
@@ -155,19 +155,19 @@ class DatasetLoaderInterface(ABC):
     path: AnyPath
 
     def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
-        """Resolves a relative path; there is nothing else to do.
+        """Resolves a relative path.
 
         Args:
-            mds_path: the metadataset in whose folder a relative path lies.
+            mds_path: the metadataset that a relative path is relative to.
         """
         if mds_path is not None and not isinstance(self.path, Mapping):
             self.path = Path(mds_path).parent / self.path
 
     def prepare(self, split_part: str | None = None) -> tuple[Path, ...]:
-        """Returns the files that were prepared: none, since only joins would need it.
+        """Returns the prepared files: none, as only joins would need any.
 
         Args:
-            split_part: which part is checked; by default none.
+            split_part: the split part to check; by default none.
         """
         if split_part is not None:
             self.node(split_part)
@@ -175,7 +175,7 @@ class DatasetLoaderInterface(ABC):
 
     @abstractmethod
     def node(self, split_part: str) -> Node:
-        """Returns what a split holds, as a tree."""
+        """Returns the tree of a split."""
 
     def get_datasets(
         self,
@@ -193,9 +193,9 @@ class DatasetLoaderInterface(ABC):
             training: whether the order is shuffled.
             split_part: the split.
             worker_config: seed and error handlers.
-            subflavors: tags that go over those of the files.
+            subflavors: tags that override those of the files.
             shuffle_over_epochs_multiplier: as in `get_train_dataset`.
-            kwargs: for the dataset classes.
+            kwargs: further arguments of the dataset classes.
         """
         node = self.node(split_part)
         opener = LeafOpener(
@@ -211,7 +211,7 @@ class DatasetLoaderInterface(ABC):
     def traverse(
         self, mds_path: str | PathLike[str] | None = None, *, split_part: str
     ) -> list[TraversedDatasetReference]:
-        """Lists the leaves of a split, without opening them.
+        """Returns the leaves of a split, without opening them.
 
         Args:
             mds_path: as in `post_initialize`.
@@ -229,7 +229,7 @@ class DatasetLoader(DatasetLoaderInterface):
 
     Args:
         path: the folder.
-        split_part: which part of it, instead of the one asked for later.
+        split_part: the split part to use, instead of the argument of `get_datasets`.
         subflavors: tags.
         shuffle_over_epochs_multiplier: as in `get_train_dataset`.
         dataset_config: name of the dataset file in `.nv-meta`.
@@ -263,30 +263,30 @@ class DatasetLoader(DatasetLoaderInterface):
 
 
 class Metadataset(DatasetLoaderInterface):
-    """A metadataset: the path of its file, or what that holds."""
+    """A metadataset: the path of its file, or the content of the file."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
 
     def node(self, split_part: str) -> Node:
-        """Returns what a split holds, as a tree."""
+        """Returns the tree of a split."""
         return read_metadataset(self.path, split_part)
 
 
 class MetadatasetV2(Metadataset):
-    """The second version, under Energon's name; both are read by the same code."""
+    """Energon's name for the second version; `Metadataset` reads both versions."""
 
 
 def load_dataset(path: AnyPath, **kwargs: Any) -> DatasetLoaderInterface:
     """Reads a path: a prepared folder, or a metadataset.
 
     Args:
-        path: the folder, the YAML file, or what such a file holds.
-        kwargs: for a folder, those of `DatasetLoader`.
+        path: the folder, the YAML file, or the content of such a file.
+        kwargs: for a folder, further arguments of `DatasetLoader`.
 
     Raises:
-        FileNotFoundError: There is no such path.
-        DatasetFormatError: The file is wrong.
+        FileNotFoundError: The path does not exist.
+        DatasetFormatError: The file is invalid.
     """
     if not is_metadataset(path):
         assert not isinstance(path, Mapping)
@@ -299,21 +299,21 @@ def load_dataset(path: AnyPath, **kwargs: Any) -> DatasetLoaderInterface:
 def traverse_metadataset(
     path: AnyPath, *, split_part: str, **kwargs: Any
 ) -> list[TraversedDatasetReference]:
-    """Lists the leaves of a split of a metadataset, without opening them.
+    """Returns the leaves of a split of a metadataset, without opening them.
 
     Raises:
-        DatasetFormatError: `path` is no metadataset, or wrong.
+        DatasetFormatError: `path` is no metadataset, or an invalid one.
     """
     if not is_metadataset(path):
-        raise DatasetFormatError(f"{path} is no metadataset; give a YAML file or a dict")
+        raise DatasetFormatError(f"{path} is no metadataset; pass a YAML file or a dict")
     return load_dataset(path, **kwargs).traverse(split_part=split_part)
 
 
 def prepare_metadataset(path: str | PathLike[str]) -> None:
-    """Checks a metadataset. Nothing has to be prepared: only joins would need it.
+    """Checks a metadataset; there is nothing to prepare, as only joins would need it.
 
     Raises:
-        FileNotFoundError: A file is missing.
-        DatasetFormatError: A file is wrong.
+        FileNotFoundError: A file does not exist.
+        DatasetFormatError: A file is invalid.
     """
     load_dataset(path)

@@ -1,6 +1,6 @@
-"""What a metadataset says, as a tree; each class declares the keys that its nodes have.
+"""The nodes of a metadataset; the fields of each class declare the keys of the YAML.
 
-To add a key, add a field here: reader, error texts and JSON Schema follow.
+A new key is a new field: reader, error texts and JSON Schema follow from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from energon_lite.metadataset.values import (
     choice,
     key,
     keys_of,
-    or_nothing,
+    optional,
     read_map,
     subset,
     unknown_key,
@@ -45,13 +45,13 @@ from energon_lite.storage.yaml import YamlMap
 
 
 def entries(read_entry: Callable[[Any, Place], Any], name: str) -> Value:
-    """Makes the type of lists of at least one entry, which `name` names in the JSON Schema."""
+    """Returns the type of lists of at least one entry; `name` is the entry in the JSON Schema."""
 
     def read(raw: Any, place: Place) -> tuple[Any, ...]:
         if not isinstance(raw, list):
             raise place.mismatch("a list of entries, as [{path: ./coco}]", raw)
         if not raw:
-            raise place.error("the list is empty; give at least one entry")
+            raise place.error("the list is empty; write at least one entry")
         return tuple(read_entry(item, place.item(i, item)) for i, item in enumerate(raw))
 
     return Value(read, {"type": "array", "items": {"$ref": f"#/$defs/{name}"}, "minItems": 1})
@@ -59,26 +59,26 @@ def entries(read_entry: Callable[[Any, Place], Any], name: str) -> Value:
 
 @dataclass(frozen=True, kw_only=True)
 class _Anywhere:
-    """The keys of every node; what they say holds for all that is in the node.
+    """The keys of every node; each applies to all datasets below the node.
 
     Attributes:
-        name: A name; of a dataset, the source's id in statistics and state.
-        loss_weight: Factor for the loss of its samples; multiplies down.
-        subset: Takes only a range of the samples of each dataset in it.
-        subflavors: Tags of the samples. They go over those of dataset.yaml and of nodes inside.
-        split_part: Which split of the dataset or metadataset to take; by default the surrounding
-            split's name.
-        shuffle_over_epochs_multiplier: Epochs that are shuffled together; -1 draws with
+        name: A name; for a dataset, the id of its source in statistics and state.
+        loss_weight: Factor for the loss of the samples; factors of nested nodes multiply.
+        subset: Selects a range of the samples of each dataset.
+        subflavors: Tags of the samples; they override those of dataset.yaml and of nested nodes.
+        split_part: The split of the dataset or metadataset to use; by default the name of the
+            surrounding split.
+        shuffle_over_epochs_multiplier: Number of epochs that are shuffled together; -1 draws with
             replacement, null does not shuffle.
-        place: where the node is written.
-        lines: the line of each key.
+        place: the place of the node in its file.
+        lines: the line of each key in that file.
     """
 
-    name: str | None = key(or_nothing(TEXT), default=None)
+    name: str | None = key(optional(TEXT), default=None)
     loss_weight: float = key(NUMBER, default=1.0)
     subset: tuple[SubsetRange, ...] = key(subset(PercentSubset, "percent_subset"), default=())
-    subflavors: dict[str, Any] = key(or_nothing(TAGS, absent={}), default_factory=dict)
-    split_part: str = key(or_nothing(TEXT, absent=""), default="")
+    subflavors: dict[str, Any] = key(optional(TAGS, absent={}), default_factory=dict)
+    split_part: str = key(optional(TEXT, absent=""), default="")
     shuffle_over_epochs_multiplier: int | None = key(MULTIPLIER, default=1)
     place: Place = NOWHERE
     lines: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -93,24 +93,25 @@ class _Anywhere:
 class Leaf(_Anywhere):
     """A dataset folder, or another metadataset.
 
-    In a finished tree a leaf is a folder, and its values are those that hold there, with all that
-    the nodes around it say: products of loss weights and multipliers (-1 if any is -1, None if any
-    is null), the tags that won, and the subsets to be taken one after the other: its own, then
-    those of the nodes around it, outwards.
+    `read_metadataset` replaces nested metadatasets and sets the effective values of each remaining
+    leaf: the products of all loss weights and multipliers above it (a multiplier is -1 if any is
+    -1, None if any is null), the merged tags, and the subsets to apply one after the other, from
+    the innermost to the outermost.
 
     Attributes:
         written: A prepared dataset folder or another metadataset file; relative to this file.
-        dataset_config: File in .nv-meta to take in place of dataset.yaml.
-        split_config: File in .nv-meta to take in place of split.yaml.
-        path: the folder: absolute, `.` and `..` resolved by text alone, links not followed.
-        source_id: `name`, or the path relative to the root metadataset plus the split part. Two
-            leaves may have the same.
+        dataset_config: File in .nv-meta to use instead of dataset.yaml.
+        split_config: File in .nv-meta to use instead of split.yaml.
+        path: the absolute path of the folder; `.` and `..` are resolved as text, links are not
+            followed.
+        source_id: `name`, or the path relative to the root metadataset plus the split part. It
+            need not be unique.
     """
 
     written: str = key(TEXT, "path")
     subset: tuple[SubsetRange, ...] = key(subset(Subset, "subset"), default=())
-    dataset_config: str | None = key(or_nothing(TEXT), default=None)
-    split_config: str | None = key(or_nothing(TEXT), default=None)
+    dataset_config: str | None = key(optional(TEXT), default=None)
+    split_config: str | None = key(optional(TEXT), default=None)
     path: Path = Path()
     source_id: str = ""
 
@@ -120,8 +121,8 @@ class Member:
     """An entry of blend.
 
     Attributes:
-        weight: Its share, relative to the entries beside it: a number, or a schedule. 0 is off.
-        node: what the entry is.
+        weight: Share relative to the other entries: a number or a schedule. 0 turns the entry off.
+        node: the entry itself.
     """
 
     weight: Weight = key(WEIGHT, default=1.0)
@@ -129,7 +130,7 @@ class Member:
 
     @property
     def is_off(self) -> bool:
-        """Whether its weight is always 0."""
+        """Whether the weight is always 0."""
         if isinstance(self.weight, Schedule):
             return all(value == 0 for _, value in self.weight.points)
         return self.weight == 0
@@ -137,28 +138,29 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Blend(_Anywhere):
-    """Each sample from one of the entries, by weight.
+    """Draws each sample from one of the entries, by weight.
 
-    In a finished tree it has no entries that are off, and `mode`, `unit` and `lengths` are those
-    that hold there.
+    `read_metadataset` removes the entries of weight 0, and sets the effective `mode`, `unit` and
+    `lengths`.
 
     Attributes:
         members: Entries, each with a weight (1 by default).
         mode: exact (the default) keeps to the weights at all times; random draws independently.
-            Holds for the blends inside too.
-        unit: What the weights are shares of: samples (the default) or tokens. Holds for the blends
-            inside too.
-        lengths: With unit: tokens, a stored length index; without, lengths are measured.
-        until: When it ends: with the first entry that does, when all have ended once, or never.
+            Nested blends inherit it.
+        unit: Whether the weights are shares of the samples (the default) or of the tokens. Nested
+            blends inherit it.
+        lengths: Name of a stored length index for unit: tokens; without one, lengths are measured.
+        until: When the blend ends: with the first entry that ends, when all entries have ended
+            once, or never.
     """
 
     members: tuple[Member, ...] = key(
         entries(lambda raw, at: read_node(raw, at, Member), "blend_entry"), "blend"
     )
-    mode: str = key(or_nothing(choice(*MODES), absent=""), "blend_mode", default="")
-    unit: str = key(or_nothing(choice("samples", "tokens"), absent=""), default="")
-    lengths: str | None = key(or_nothing(TEXT), default=None)
-    until: str | None = key(or_nothing(choice(*UNTIL)), default=None)
+    mode: str = key(optional(choice(*MODES), absent=""), "blend_mode", default="")
+    unit: str = key(optional(choice("samples", "tokens"), absent=""), default="")
+    lengths: str | None = key(optional(TEXT), default=None)
+    until: str | None = key(optional(choice(*UNTIL)), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +168,8 @@ class Repetition:
     """An entry of blend_epochized.
 
     Attributes:
-        repetitions: How often an epoch holds each sample; may be fractional. 0 is off.
-        node: what the entry is.
+        repetitions: How often each sample is in an epoch; may be fractional. 0 turns the entry off.
+        node: the entry itself.
     """
 
     repetitions: Fraction = key(REPETITIONS, default=Fraction(1))
@@ -175,13 +177,13 @@ class Repetition:
 
     @property
     def is_off(self) -> bool:
-        """Whether it is not in the epoch."""
+        """Whether no sample is in the epoch."""
         return self.repetitions == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlendEpochized(_Anywhere):
-    """All samples of the entries, each as often as its repetitions say, mixed, per epoch.
+    """Mixes the samples of all entries; each is in an epoch as often as its repetitions.
 
     Attributes:
         members: Entries, each with repetitions (1 by default).
@@ -195,7 +197,7 @@ class BlendEpochized(_Anywhere):
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(_Anywhere):
-    """One entry after the other.
+    """Reads one entry after the other.
 
     Attributes:
         members: Entries.
@@ -206,17 +208,17 @@ class Concat(_Anywhere):
 
 Node: TypeAlias = Leaf | Blend | BlendEpochized | Concat
 KEYS = {kind: keys_of(kind) for kind in (Leaf, Blend, BlendEpochized, Concat, Member, Repetition)}
-# The key that makes a map a node of a kind.
+# By the key that only nodes of one class have, the class.
 KINDS: dict[str, type[Any]] = {
     "path": Leaf, "blend": Blend, "blend_epochized": BlendEpochized, "concat": Concat
 }  # fmt: skip
-# What stands where: nodes, or nodes with the further keys of a class.
+# Where nodes are written; entries of blends have the further keys of a class.
 ENTRIES: dict[str, type[Any] | None] = {
     "node": None,
     "blend_entry": Member,
     "blend_epochized_entry": Repetition,
 }
-# The keys of a node of a kind where it is an entry.
+# The allowed keys of a node, by its class and the class of the entry.
 ALLOWED: dict[tuple[type[Any], type[Any] | None], Keys] = {
     (kind, entry): {**KEYS[kind], **(KEYS[entry] if entry else {})}
     for kind in KINDS.values()
@@ -234,7 +236,7 @@ NOT_READ = {
     "aux": "this version does not read auxiliary datasets (key 'aux'). Put the parts into the "
     "dataset itself, or open the other dataset in your task encoder",
 }
-# Of each key where it belongs, for the places where it is not allowed.
+# Where each key belongs, for errors at places where it is not allowed.
 HOMES = {
     "datasets": "to files without '__class__: MetadatasetV2'; write 'blend'",
     "subflavor": "to files without '__class__: MetadatasetV2'; write 'subflavors'",
@@ -269,28 +271,28 @@ def _kind_of(raw: YamlMap, place: Place, entry: type[Any] | None) -> type[Any]:
         return KINDS[found[0]]
     one_of = f"exactly one of {', '.join(KINDS)}"
     if found:
-        raise place.error(f"{' and '.join(map(repr, found))} exclude each other: give {one_of}")
+        raise place.error(f"{' and '.join(map(repr, found))} exclude each other; write {one_of}")
     names = [name for kind in KINDS.values() for name in ALLOWED[kind, entry]]
     allowed = dict.fromkeys([*KINDS, *names])
     for name in raw:
         if name not in allowed:
             raise _refusal(raw, name, place, allowed)
-    raise place.error(f"what to read is missing: give {one_of}")
+    raise place.error(f"what to read is missing; write {one_of}")
 
 
 def read_node(raw: Any, place: Place, entry: type[Any] | None = None) -> Any:
-    """Reads a node, and all that is written in it; looks nothing up.
+    """Reads a node and all nodes below it; resolves no path.
 
     Args:
-        raw: what the YAML has.
-        place: where.
+        raw: the parsed YAML value.
+        place: its place in the file.
         entry: `Member` or `Repetition`, if the node is an entry of a blend.
 
     Returns:
-        The node, or the member that it is in.
+        The node, or the entry that contains it.
 
     Raises:
-        DatasetFormatError: It is not as the grammar wants it.
+        DatasetFormatError: The node does not follow the grammar.
     """
     if not isinstance(raw, YamlMap):
         hint = f" Write {{path: {raw}}}." if isinstance(raw, str) else ""
@@ -312,10 +314,10 @@ class MetadatasetFile:
     """A metadataset: which datasets make up each split.
 
     Attributes:
-        module: megatron.energon; others are not imported.
+        module: megatron.energon; no other module is imported.
         kind: MetadatasetV2. Without it the file is read in the older form.
-        splits: A node for each split, under the split's name.
-        expand_paths: Whether ${VARIABLE} and a leading ~ in the paths of this file are expanded.
+        splits: A node for each split, by the name of the split.
+        expand_paths: Whether ${VARIABLE} and a leading ~ are expanded in the paths of this file.
     """
 
     module: str = key(
@@ -357,25 +359,25 @@ class OlderEntry:
 
     Attributes:
         written: A prepared dataset folder or another metadataset file; relative to this file.
-        weight: Its share, relative to the entries beside it. 0 is off.
-        split_part: Which split of the dataset or metadataset to take; by default the surrounding
-            split's name.
-        subflavor: Deprecated: write subflavors.
-        subflavors: Tags of the samples. They go over those of dataset.yaml and of nodes inside.
-        shuffle_over_epochs_multiplier: Epochs that are shuffled together; -1 draws with
+        weight: Share relative to the other entries. 0 turns the entry off.
+        split_part: The split of the dataset or metadataset to use; by default the name of the
+            surrounding split.
+        subflavor: Deprecated; write subflavors.
+        subflavors: Tags of the samples; they override those of dataset.yaml and of nested nodes.
+        shuffle_over_epochs_multiplier: Number of epochs that are shuffled together; -1 draws with
             replacement, null does not shuffle.
-        dataset_config: File in .nv-meta to take in place of dataset.yaml.
-        split_config: File in .nv-meta to take in place of split.yaml.
+        dataset_config: File in .nv-meta to use instead of dataset.yaml.
+        split_config: File in .nv-meta to use instead of split.yaml.
     """
 
     written: str = key(TEXT, "path")
     weight: float = key(NUMBER, default=1.0)
-    split_part: str = key(or_nothing(TEXT, absent=""), default="")
-    subflavor: str | None = key(or_nothing(TEXT), default=None)
-    subflavors: dict[str, Any] = key(or_nothing(TAGS, absent={}), default_factory=dict)
+    split_part: str = key(optional(TEXT, absent=""), default="")
+    subflavor: str | None = key(optional(TEXT), default=None)
+    subflavors: dict[str, Any] = key(optional(TAGS, absent={}), default_factory=dict)
     shuffle_over_epochs_multiplier: int | None = key(MULTIPLIER, default=1)
-    dataset_config: str | None = key(or_nothing(TEXT), default=None)
-    split_config: str | None = key(or_nothing(TEXT), default=None)
+    dataset_config: str | None = key(optional(TEXT), default=None)
+    split_config: str | None = key(optional(TEXT), default=None)
 
 
 _FILE, _SPLIT, _ENTRY = keys_of(MetadatasetFile), keys_of(OlderSplit), keys_of(OlderEntry)
@@ -405,17 +407,17 @@ def _read_older_entry(raw: Any, place: Place) -> Member:
 
 
 def read_content(raw: Any, name: str) -> MetadatasetFile:
-    """Reads all splits of a metadataset; looks nothing up.
+    """Reads all splits of a metadataset file; resolves no path.
 
     Args:
-        raw: what the YAML has.
-        name: the file's name, for error texts.
+        raw: the parsed YAML document.
+        name: the name of the file, for error texts.
 
     Returns:
-        The file, whose splits are nodes.
+        The file; its splits are nodes.
 
     Raises:
-        DatasetFormatError: It is not as the grammar wants it.
+        DatasetFormatError: The file does not follow the grammar.
     """
     place = Place(name, raw.line if isinstance(raw, YamlMap) else 0)
     file = MetadatasetFile(**read_map(raw, place, _FILE))
@@ -431,7 +433,7 @@ def read_content(raw: Any, name: str) -> MetadatasetFile:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Returns the nodes right below `node`, in the file's order."""
+    """Returns the direct children of a node, in the order of the file."""
     if isinstance(node, Leaf):
         return ()
     if isinstance(node, Concat):
@@ -440,7 +442,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def leaves(node: Node) -> list[Leaf]:
-    """Returns the leaves of a tree, in the file's order."""
+    """Returns the leaves of a tree, in the order of the file."""
     if isinstance(node, Leaf):
         return [node]
     return [leaf for child in children(node) for leaf in leaves(child)]

@@ -1,4 +1,4 @@
-"""Opens the leaves of a metadataset, or of a plain folder: paths become sources."""
+"""Opens the leaves of a metadataset or a single folder: paths become sources."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight",
 def open_node(
     path: str | PathLike[str] | Mapping[str, Any], split_part: str, settings: dict[str, Any]
 ) -> Node:
-    """Reads a metadataset, or makes one leaf of a folder.
+    """Reads a metadataset, or returns one leaf for a folder.
 
     Args:
-        path: a folder, a YAML file, or what such a file holds.
-        split_part: the part, or the split.
-        settings: the further keyword arguments of the user; those that only a folder has are taken
-            out of it.
+        path: a folder, a YAML file, or the content of such a file.
+        split_part: the split part of the folder, or the split of the metadataset.
+        settings: further keyword arguments of the user; those that apply only to a folder are
+            removed from it.
 
     Raises:
         TypeError: An argument is unknown.
-        ValueError: An argument does not go with a metadataset, or the file is wrong.
+        ValueError: An argument does not apply to a metadataset, or the file is invalid.
     """
     allowed = _SETTINGS | _OF_FOLDER
     old = {"auto_decode", "image_decode", "av_decode", "video_decode_audio", "handler"}
@@ -65,7 +65,7 @@ def open_node(
     if is_metadataset(path):
         if own:
             raise ValueError(
-                f"{next(iter(own))}=... goes with the folder of one dataset; in a metadataset, "
+                f"{next(iter(own))}=... applies to the folder of one dataset; in a metadataset, "
                 "write it on the node that it is for"
             )
         return read_metadataset(path, split_part)
@@ -83,20 +83,22 @@ def open_node(
 
 @dataclass(frozen=True, kw_only=True)
 class LeafOpener:
-    """Makes the datasets of the leaves of a tree, cooked.
+    """Builds the datasets of the leaves of a tree, with cookers over crude sources.
 
     Attributes:
-        node: the tree, whose leaves share the open files.
-        cook: puts the cooker of a crude source over it; by default sources stay as they are.
-        settings: further arguments of the factories; subflavors go over those of the leaves.
+        node: the tree; its leaves share the limit of open files.
+        cook: puts the cooker over a crude source; by default sources are not changed.
+        settings: further arguments of the factories; subflavors override those of the leaves.
         training: whether the order is shuffled.
         worker_config: seed and error handlers.
-        decoder: how parts become values.
-        shuffle_buffer_size: samples of a stream's shuffle window, in each source; None for none.
-        block: consecutive samples that file order assigns to a stream; None for one.
+        decoder: decodes the parts of samples.
+        shuffle_buffer_size: number of samples of a stream's shuffle window, in each source; None
+            for no window.
+        block: number of consecutive samples that file order assigns to a stream; None for 1.
         multiplier: `shuffle_over_epochs_multiplier` of the caller.
-        is_outdated: returns, by who measured a length index, whether it must be measured again.
-        factories: what was opened, in that order.
+        is_outdated: returns, for the fingerprint that a length index has, whether the index must
+            be measured again.
+        factories: the opened factories, in the order of opening.
     """
 
     node: Node
@@ -114,7 +116,7 @@ class LeafOpener:
     def __call__(
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
     ) -> SavableDataset[Any]:
-        """Makes the dataset of one leaf."""
+        """Builds the dataset of one leaf."""
         with located(leaf.place):
             factory = self.open(leaf)
             source = factory.build(
@@ -155,7 +157,7 @@ class LeafOpener:
 
     def lengths(self, leaf: Leaf, name: str) -> Int64Array:
         """Returns the tokens of a leaf's samples from the stored index `name`."""
-        # Two leaves may have one id, and then it says nothing about the folder.
+        # Two leaves may have the same id, but different folders.
         place = (leaf.path, leaf.split_part, leaf.source_id)
         factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
         facts = read_facts(factory.path, factory.split_part, name) or {}
@@ -170,8 +172,8 @@ class LeafOpener:
 def warn_outdated(root: Path, name: str) -> None:
     """Warns that a length index was measured by an older task encoder."""
     logger.warning(
-        "%s: the code of the task encoder changed since length index %r was written. Write it anew "
-        "with `energon-lite lengths`, unless lengths are the same.",
+        "%s: the code of the task encoder changed since length index %r was written. Measure it "
+        "again with `energon-lite lengths`, unless lengths are the same.",
         root,
         name,
     )
@@ -179,7 +181,7 @@ def warn_outdated(root: Path, name: str) -> None:
 
 @contextmanager
 def located(place: Place) -> Iterator[None]:
-    """Names a place in a metadataset in the errors of what is made of it."""
+    """Adds a place in a metadataset to the errors of what is built from it."""
     try:
         yield
     except (FileNotFoundError, ValueError, TypeError) as error:
@@ -189,11 +191,11 @@ def located(place: Place) -> Iterator[None]:
 
 
 def range_of(ranges: tuple[SubsetRange, ...], total: int) -> tuple[int, int]:
-    """Works out which samples of a split part a leaf uses.
+    """Returns the first sample of a split part that a leaf uses, and the one after the last.
 
     Args:
-        ranges: the leaf's own range, then those of the nodes around it.
-        total: samples of the split part.
+        ranges: the range of the leaf, then those of the nodes above it.
+        total: number of samples of the split part.
 
     Example:
         Of 8 samples, 25 % to 75 % are 2..5; of these, 0 % to 50 % are 2 and 3.

@@ -1,4 +1,4 @@
-"""Paths as metadatasets write them: schemes, variables, where they lead, and what to call that."""
+"""Paths in metadatasets: schemes, variables, the paths they resolve to, and names for these."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
 class Target(NamedTuple):
-    """Where a path of a metadataset leads.
+    """A resolved path of a metadataset.
 
     Attributes:
-        path: absolute, `.` and `..` resolved by text alone.
-        shown: as error texts write it: relative where the root metadataset was given so.
-        label: relative to the root metadataset, wherever that lies; None where the way there
-            leads through an absolute path.
+        path: absolute; `.` and `..` are resolved as text.
+        shown: the path for error texts: relative if the path of the root metadataset is.
+        label: relative to the folder of the root metadataset; None if an absolute path leads
+            there.
     """
 
     path: Path
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder that holds a metadataset file; `path`, `shown` and `label` as in `Target`.
+    """A folder that contains a metadataset file; `path`, `shown` and `label` as in `Target`.
 
     Attributes:
         root: absolute path of the folder of the root metadataset.
@@ -46,15 +46,15 @@ class Folder(NamedTuple):
         return Folder(target.path.parent, posixpath.dirname(target.shown), label, self.root)
 
     def find(self, written: str, *, expand: bool) -> Target:
-        """Finds out where a path leads that is written in a file in this folder.
+        """Resolves a path of a file in this folder.
 
         Args:
             written: relative to this folder, or absolute; may start with `file://`.
-            expand: whether `${VARIABLE}` and a leading `~` have a meaning.
+            expand: whether `${VARIABLE}` and a leading `~` are expanded.
 
         Raises:
-            ValueError: It is of another scheme, leads above the root of the file system, or names
-                a variable that is not set.
+            ValueError: The path has another scheme, leads above the root of the file system, or
+                names a variable that is not set.
         """
         local = local_text(written)
         text = expanded(local) if expand else local
@@ -65,13 +65,13 @@ class Folder(NamedTuple):
             label = None if self.label is None else normalised(posixpath.join(self.label, text))
             return Target(path, normalised(posixpath.join(self.shown, text)), label)
         if text != local:
-            # What ${DATA} stands for differs between machines; what is written does not.
+            # The value of ${DATA} differs between machines, the written path does not.
             return Target(path, str(path), normalised(local))
         inside = path.relative_to(self.root).as_posix() if self.root in path.parents else None
         return Target(path, str(path), inside)
 
     def name(self, target: Target) -> str:
-        """Returns the name of what lies at `target`, which moves with the root metadataset."""
+        """Returns a name for a target that does not change if the root metadataset is moved."""
         if target.label is not None:
             return target.label
         if self.root in target.path.parents:
@@ -86,10 +86,10 @@ def root_folder(source: str) -> Folder:
 
 
 def expanded(text: str) -> str:
-    """Puts in the values of `${VARIABLE}` and of a leading `~`.
+    """Expands `${VARIABLE}` and a leading `~`.
 
     Raises:
-        ValueError: A variable is not set or empty, or there is no such user.
+        ValueError: A variable is empty or not set, or the user does not exist.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -109,7 +109,7 @@ def expanded(text: str) -> str:
 
 
 def joined(folder: Path, text: str) -> Path:
-    """Returns the absolute path that `text` means in `folder`, by text alone.
+    """Returns the absolute path of `text` relative to `folder`, resolved as text.
 
     Raises:
         ValueError: `..` leads above the root of the file system.
@@ -130,7 +130,7 @@ def joined(folder: Path, text: str) -> Path:
 
 
 def normalised(text: str) -> str:
-    """Takes `.` and `..` out of a path; `..` stays where it leaves the folder or a variable.
+    """Removes `.` and `..` from a path, except `..` that leaves the folder or follows a variable.
 
     Example:
         >>> [normalised(text) for text in ("sub/../coco/", "../a", "${DATA}/../b", ".")]

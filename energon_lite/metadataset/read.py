@@ -1,4 +1,4 @@
-"""Metadataset file -> tree of nodes, in which the metadatasets that it names are in place."""
+"""Reads a metadataset file into a tree of nodes; nested metadatasets become parts of the tree."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any]"
 
 _SUFFIXES = (".yaml", ".yml")
 _INLINE = "<dict>"
-# So 10,000 datasets may have 180 subflavors each.
+# For example, 10,000 datasets may have 180 subflavors each.
 _LARGEST_TREE, _TAGS = 100_000, 20
 
 
 @dataclass(frozen=True)
 class _File:
-    """An open metadataset; `chain` has (real path, shown name) of it and those it was named by."""
+    """A metadataset file; `chain` has (real path, shown name) of it and of the files above it."""
 
     name: str
     content: MetadatasetFile
@@ -49,9 +49,15 @@ class _File:
 
 @dataclass
 class _Tree:
-    """The tree that is being made of several files: those that were read, and how large it is.
+    """The files that were read for a tree, and the size of the tree so far.
 
-    Ten files, each of which names the next one ten times, stand for ten billion datasets.
+    The size is limited, as ten files that each name the next file ten times stand for ten billion
+    datasets.
+
+    Attributes:
+        files: by their shown names.
+        size: number of nodes, plus a fraction for their subflavors.
+        blends: the first place of each kind of blend.
     """
 
     files: dict[str, MetadatasetFile] = field(default_factory=dict)
@@ -59,16 +65,16 @@ class _Tree:
     blends: dict[type[Any], Place] = field(default_factory=dict)
 
     def add(self, node: Node, here: _Around) -> None:
-        """Counts a node, with the tags that hold there."""
+        """Counts a node and its effective subflavors, and checks the limits."""
         self.size += 1 + _num_values(here.subflavors) / _TAGS
         if self.size > _LARGEST_TREE:
             raise node.place.error(
-                f"the datasets and blends up to here, those of nested metadatasets included, are "
+                f"the datasets and blends up to here, including those of nested metadatasets, are "
                 f"more than {_LARGEST_TREE:,}, where {_TAGS} subflavors count as one more; name "
-                "fewer, or give them fewer subflavors"
+                "fewer datasets, or write fewer subflavors"
             )
         if here.depth > MAX_DEPTH // 2:
-            raise node.place.error(f"more than {MAX_DEPTH // 2} nodes inside of one another")
+            raise node.place.error(f"more than {MAX_DEPTH // 2} nodes nested in one another")
         if not isfinite(here.loss_weight):
             raise node.place.error("the loss weights down to here multiply to infinity; lower them")
         if isinstance(node, Blend | BlendEpochized):
@@ -85,7 +91,7 @@ class _Tree:
 
 
 class _Around(NamedTuple):
-    """What the nodes around a node say about it; `name` only if it comes from a reference."""
+    """What a node inherits from the nodes above it; `name` only through references to files."""
 
     split_part: str
     subflavors: dict[str, Any]
@@ -99,7 +105,7 @@ class _Around(NamedTuple):
     depth: int = 0
 
     def entered(self, node: Node) -> _Around:
-        """Returns what holds inside a node."""
+        """Returns the effective values of a node, which its children inherit."""
         tags = node.subflavors
         return self._replace(
             split_part=node.split_part or self.split_part,
@@ -113,7 +119,7 @@ class _Around(NamedTuple):
 
 
 def is_metadataset(path: Source) -> bool:
-    """Returns whether a path or mapping is a metadataset: by its form only, nothing is read."""
+    """Returns whether a path or mapping is a metadataset; decides by form, without reading."""
     if isinstance(path, Mapping):
         return True
     local = local_path(path)
@@ -121,11 +127,11 @@ def is_metadataset(path: Source) -> bool:
 
 
 def split_names(source: Source) -> list[str]:
-    """Returns the names of the splits of a metadataset, in the file's order.
+    """Returns the names of the splits of a metadataset, in the order of the file.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        DatasetFormatError: The file is wrong; names file, line and key.
+        FileNotFoundError: The file does not exist.
+        DatasetFormatError: The file is invalid; names file, line and key.
     """
     return list(_open_root(source).content.splits)
 
@@ -133,16 +139,16 @@ def split_names(source: Source) -> list[str]:
 def read_metadataset(source: Source, split_part: str) -> Node:
     """Reads one split of a metadataset.
 
-    The whole file is checked, and each metadataset that the split names. No dataset is opened.
+    Checks the whole file, and each metadataset that the split names. Opens no dataset.
 
     Args:
-        source: path of a YAML file, or a mapping with the same content, whose relative paths are
-            relative to the current folder.
+        source: path of a YAML file, or a mapping with the same content; relative paths in a
+            mapping are relative to the current folder.
         split_part: the split.
 
     Raises:
-        FileNotFoundError: A metadataset is missing.
-        DatasetFormatError: A file is wrong, or has no such split; names file, line and key.
+        FileNotFoundError: A metadataset does not exist.
+        DatasetFormatError: A file is invalid or lacks the split; names file, line and key.
     """
     file = _open_root(source)
     node = _split(file, _Around(split_part, {}), Place(file.name))
@@ -196,7 +202,7 @@ def _split(file: _File, around: _Around, place: Place) -> Node:
 
 
 def _looked_up(node: Node, file: _File, around: _Around) -> Node:
-    """Returns a node, and those in it, with what holds there."""
+    """Returns a node with its effective values, and with its children looked up."""
     here = around.entered(node)
     file.tree.add(node, here)
     if isinstance(node, Leaf):
@@ -216,13 +222,13 @@ def _looked_up(node: Node, file: _File, around: _Around) -> Node:
     if not members:
         what, one = ("weights", "a weight") if isinstance(node, Blend) else ("repetitions",) * 2
         raise node.place.error(
-            f"all {what} are 0, which turns every entry off. Give {one} above 0 to at least one"
+            f"all {what} are 0, which turns every entry off. Write {one} above 0 to at least one"
         )
     return replace(node, members=members, name=here.name)
 
 
 def _blending(node: Blend, around: _Around) -> _Around:
-    """Returns how a blend chooses, which holds for the blends in it that do not say it."""
+    """Returns the effective mode, unit and lengths of a blend, which nested blends inherit."""
     unit, mode = node.unit or around.unit, node.mode or around.mode
     if unit != "tokens":
         if node.lengths:
@@ -236,7 +242,7 @@ def _blending(node: Blend, around: _Around) -> _Around:
 
 
 def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
-    """Returns a leaf with what holds there, or the node that a nested metadataset stands for."""
+    """Returns a leaf with its effective values, or the node of a nested metadataset."""
     try:
         target = file.folder.find(node.written, expand=file.content.expand_paths)
     except ValueError as error:

@@ -5,33 +5,16 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from energon_lite.metadataset.nodes import (
-    ALLOWED,
-    ENTRIES,
-    KINDS,
-    NEWER,
-    OLDER,
-    MetadatasetFile,
-    OlderEntry,
-    OlderSplit,
-)
-from energon_lite.metadataset.values import (
-    Key,
-    Keys,
-    PercentSubset,
-    Subset,
-    WrittenSchedule,
-    about,
-    keys_of,
-)
+from energon_lite.metadataset import nodes, values
+from energon_lite.metadataset.values import Key, Keys, about, keys_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MAPS = {
-    "schedule": WrittenSchedule,
-    "subset": Subset,
-    "percent_subset": PercentSubset,
-    "v1_split": OlderSplit,
-    "v1_dataset": OlderEntry,
+    "schedule": values.WrittenSchedule,
+    "subset": values.Subset,
+    "percent_subset": values.PercentSubset,
+    "v1_split": nodes.OlderSplit,
+    "v1_dataset": nodes.OlderEntry,
 }
 
 
@@ -55,7 +38,7 @@ def _map(title: str, kind: type[Any], keys: Keys) -> dict[str, Any]:
 
 
 def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[str, Any]:
-    schema = _map(title, MetadatasetFile, keys_of(MetadatasetFile))
+    schema = _map(title, nodes.MetadatasetFile, keys_of(nodes.MetadatasetFile))
     schema["properties"]["__class__"].update({"enum": [class_name], "default": class_name})
     schema["properties"]["splits"]["additionalProperties"] = {"$ref": f"#/$defs/{split}"}
     if is_required:
@@ -66,21 +49,21 @@ def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[st
 def metadataset_schema() -> dict[str, Any]:
     """Returns the JSON Schema (draft 2020-12) of metadataset files, of both forms."""
     definitions: dict[str, Any] = {}
-    for name, entry in ENTRIES.items():
+    for name, entry in nodes.ENTRIES.items():
         text = about(entry) if entry else "A split, or an entry of concat."
-        options = [{"$ref": f"#/$defs/{name}_{main}"} for main in KINDS]
+        options = [{"$ref": f"#/$defs/{name}_{main}"} for main in nodes.KINDS]
         definitions[name] = {"title": text, "anyOf": options}
-        for main, kind in KINDS.items():
+        for main, kind in nodes.KINDS.items():
             title = f"{name} with {main!r}"
-            definitions[f"{name}_{main}"] = _map(title, kind, ALLOWED[kind, entry])
+            definitions[f"{name}_{main}"] = _map(title, kind, nodes.ALLOWED[kind, entry])
     definitions.update({name: _map(name, kind, keys_of(kind)) for name, kind in _MAPS.items()})
     return {
         "$schema": DIALECT,
         "title": "Metadataset",
-        "description": about(MetadatasetFile),
+        "description": about(nodes.MetadatasetFile),
         "anyOf": [
-            _file("MetadatasetV2", "node", NEWER, is_required=True),
-            _file("Metadataset, the older form", "v1_split", OLDER, is_required=False),
+            _file("MetadatasetV2", "node", nodes.NEWER, is_required=True),
+            _file("Metadataset, the older form", "v1_split", nodes.OLDER, is_required=False),
         ],
         "$defs": definitions,
     }

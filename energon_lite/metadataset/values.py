@@ -1,6 +1,6 @@
-"""Values that may stand in a metadataset, and the reader of maps of them.
+"""Types of values in metadatasets, and the reader of maps.
 
-A declaration serves three readers: the parser, the error texts and the JSON Schema.
+One declaration serves the parser, the error texts and the JSON Schema.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
     Attributes:
         file: the file's name.
-        line: counted from 1; 0 where it is unknown.
+        line: counted from 1; 0 if it is unknown.
         path: key path, as `splits.train.blend[2]`; "" for the whole file.
     """
 
@@ -54,11 +54,11 @@ class Place(NamedTuple):
         return Place(self.file, line, f"{self.path}[{index}]")
 
     def error(self, message: str) -> DatasetFormatError:
-        """Makes the exception that names this place."""
+        """Returns an exception that names this place."""
         return DatasetFormatError(f"{self}: {message}")
 
     def mismatch(self, expected: str, found: Any, hint: str = "") -> DatasetFormatError:
-        """Makes the exception for a value of the wrong type."""
+        """Returns an exception for a value of the wrong type."""
         return self.error(f"expected {expected}, not {shown(found)}.{hint}")
 
 
@@ -66,7 +66,7 @@ NOWHERE = Place("")
 
 
 def shown(value: Any) -> str:
-    """Returns a value as error texts show it: on one line, and not too long."""
+    """Returns a value for error texts: on one line, and not too long."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
 
@@ -81,9 +81,9 @@ class Value(NamedTuple):
     """A type of value.
 
     Attributes:
-        read: takes what the YAML has and its place; returns what it means, or raises
-            `DatasetFormatError`.
-        schema: the same in JSON Schema.
+        read: converts a parsed YAML value, given its place; raises `DatasetFormatError` if the
+            value is invalid.
+        schema: the same type in JSON Schema.
     """
 
     read: Callable[[Any, Place], Any]
@@ -94,11 +94,11 @@ class Key(NamedTuple):
     """A key of a map.
 
     Attributes:
-        value: what may stand there.
-        field: the field that has the value.
-        about: for users; from the docstring of the class.
-        default: what its absence means; not the YAML's value but what `value.read` returns.
-        is_required: whether it must be there.
+        value: the type of the value.
+        field: the field of the dataclass that stores the value.
+        about: a description for users, from the docstring of the class.
+        default: the converted value if the key is absent.
+        is_required: whether the key must be present.
     """
 
     value: Value
@@ -115,8 +115,8 @@ def key(value: Value, name: str = "", **default: Any) -> Any:
     """Declares a field of a dataclass as a key of the grammar.
 
     Args:
-        value: what may stand there.
-        name: the key, if the field has another name.
+        value: the type of the value.
+        name: the key, if it differs from the name of the field.
         default: `default` or `default_factory` of the field; without one the key is required.
     """
     return field(metadata={"key": (name, value)}, **default)
@@ -147,7 +147,7 @@ def keys_of(kind: Any) -> Keys:
 def unknown_key(
     mapping: YamlMap, key: str, place: Place, allowed: Iterable[str]
 ) -> DatasetFormatError:
-    """Makes the exception for a key that has no meaning in a map."""
+    """Returns an exception for an unknown key of a map."""
     return place.line_of(mapping, key).error(
         f"unknown key {key!r}.{close_match(key, allowed)} Allowed here: {', '.join(allowed)}."
     )
@@ -162,16 +162,17 @@ def read_map(
     """Reads a map with fixed keys.
 
     Args:
-        raw: what the YAML has.
-        place: where.
-        keys: all that may be there.
-        refusal: makes the exception for another key.
+        raw: the parsed YAML value.
+        place: its place in the file.
+        keys: the allowed keys.
+        refusal: returns the exception for any other key.
 
     Returns:
-        The value of each key that is there, by its field.
+        The converted value of each key that is present, by the name of its field.
 
     Raises:
-        DatasetFormatError: No map, an unknown key, a missing key or a wrong value.
+        DatasetFormatError: `raw` is no map, has an unknown key or an invalid value, or lacks a
+            required key.
     """
     if not isinstance(raw, YamlMap):
         raise place.mismatch(f"a map with the keys {', '.join(keys)}", raw)
@@ -187,7 +188,7 @@ def read_map(
 
 
 def as_read(value: Any, file: str) -> Any:
-    """Returns Python values as if they had been read from `file`, at unknown lines."""
+    """Returns Python values as if they were read from `file`, at unknown lines."""
     if isinstance(value, Mapping):
         mapping = YamlMap(file)
         for key, item in value.items():
@@ -204,7 +205,7 @@ def checked(
     schema: Mapping[str, Any],
     hint: Callable[[Any], str] = lambda _raw: "",
 ) -> Value:
-    """Makes the type of all values that a function accepts; they mean what they are."""
+    """Returns the type of all values that a function accepts; they are not converted."""
 
     def read(raw: Any, place: Place) -> Any:
         if accepts(raw):
@@ -215,7 +216,7 @@ def checked(
 
 
 def choice(*options: str) -> Value:
-    """Makes the type of a few words."""
+    """Returns the type of a fixed set of words."""
     return checked(
         f"one of {', '.join(options)}",
         lambda raw: isinstance(raw, str) and raw in options,
@@ -224,8 +225,8 @@ def choice(*options: str) -> Value:
     )
 
 
-def or_nothing(value: Value, absent: Any = None) -> Value:
-    """Makes the type in which an empty value, too, is fine; it is read as `absent`."""
+def optional(value: Value, absent: Any = None) -> Value:
+    """Returns a type that also accepts an empty value, which is read as `absent`."""
 
     def read(raw: Any, place: Place) -> Any:
         return absent if raw is None else value.read(raw, place)
@@ -234,7 +235,7 @@ def or_nothing(value: Value, absent: Any = None) -> Value:
 
 
 def is_integer(raw: Any) -> bool:
-    """Returns whether a value is a whole number; `true` is none, though Python says so."""
+    """Returns whether a value is a whole number; Python's `True` is not."""
     return isinstance(raw, int) and not isinstance(raw, bool)
 
 
@@ -252,7 +253,7 @@ def read_number(raw: Any, place: Place, expected: str = "a number of at least 0"
 
 def _read_repetitions(raw: Any, place: Place) -> Fraction:
     read_number(raw, place)
-    # 0.1 means a tenth, not the float next to it.
+    # Through the text: 0.1 is a tenth, not the nearest binary number.
     return Fraction(str(raw))
 
 
@@ -293,18 +294,18 @@ MULTIPLIER = checked(
 
 @dataclass(frozen=True)
 class SubsetRange:
-    """Samples `start` to `stop`, the latter excluded.
+    """The samples from `start` up to, but not including, `stop`.
 
     Attributes:
-        start: a sample's number; or, as `Fraction` in 0..1, a share of the samples there are.
-        stop: likewise; None for the end. Of the same type as `start`.
+        start: the number of a sample; or, as a `Fraction` in 0..1, a fraction of all samples.
+        stop: of the same type as `start`; None for the end.
     """
 
     start: Fraction | int
     stop: Fraction | int | None
 
 
-# Also a pattern of the JSON Schema, hence in what Python and JavaScript share.
+# Also a pattern of the JSON Schema, so only syntax that Python and JavaScript share.
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 _RANGE = "two percentages, as ['0%', '50%'], or two sample numbers, as [0, 1000] or [1000, end]"
 
@@ -353,7 +354,7 @@ _NUMBERS = {**_PAIR, "prefixItems": [{"type": "integer", "minimum": 0}, _LAST]}
 
 @dataclass(frozen=True)
 class Subset:
-    """A range of the samples. Of nested ranges the outer is taken inside the inner one.
+    """A range of the samples. An outer range selects from what the inner one selects.
 
     Attributes:
         range: [start, end], the end excluded: in percent, or as numbers of samples, whose end may
@@ -365,7 +366,7 @@ class Subset:
 
 @dataclass(frozen=True)
 class PercentSubset:
-    """A range of the samples. Of nested ranges the outer is taken inside the inner one.
+    """A range of the samples. An outer range selects from what the inner one selects.
 
     Attributes:
         range: [start, end] in percent, the end excluded.
@@ -375,13 +376,13 @@ class PercentSubset:
 
 
 def subset(kind: type[Any], name: str) -> Value:
-    """Makes the type of an optional subset: the ranges that it takes, none or one."""
+    """Returns the type of an optional subset, which is read as a tuple of at most one range."""
     keys = keys_of(kind)
 
     def read(raw: Any, place: Place) -> tuple[SubsetRange, ...]:
         return (read_map(raw, place, keys)["range"],)
 
-    return or_nothing(Value(read, {"$ref": f"#/$defs/{name}"}), absent=())
+    return optional(Value(read, {"$ref": f"#/$defs/{name}"}), absent=())
 
 
 def _read_points(raw: Any, place: Place) -> tuple[tuple[float, float], ...]:
@@ -414,16 +415,12 @@ class WrittenSchedule:
         schedule: What is between two points: a line, the value of the left one, or half a cosine
             wave.
         points: Weights by the number of samples drawn so far in the run, or by steps.
-        samples_per_step: Says that the points are in steps, and how many samples a step takes.
+        samples_per_step: If set, the points are in steps of this number of samples.
     """
 
     schedule: str = key(choice(*KINDS))
     points: tuple[tuple[float, float], ...] = key(Value(_read_points, _POINTS))
-    samples_per_step: int | None = key(or_nothing(COUNT), default=None)
-
-    def to_draws(self) -> Schedule:
-        """Returns the schedule, by draws of the run."""
-        return Schedule(self.schedule, self.points).scaled(self.samples_per_step or 1)
+    samples_per_step: int | None = key(optional(COUNT), default=None)
 
 
 _SCHEDULE = keys_of(WrittenSchedule)
@@ -432,9 +429,10 @@ _SCHEDULE = keys_of(WrittenSchedule)
 def _read_weight(raw: Any, place: Place) -> Weight:
     if not isinstance(raw, YamlMap):
         return read_number(raw, place, "a number of at least 0 or a schedule")
-    written = WrittenSchedule(**read_map(raw, place, _SCHEDULE))
+    values = read_map(raw, place, _SCHEDULE)
     try:
-        return written.to_draws()
+        schedule = Schedule(values["schedule"], values["points"])
+        return schedule.scaled(values.get("samples_per_step") or 1)
     except (ValueError, OverflowError) as error:
         raise place.error(str(error)) from None
 

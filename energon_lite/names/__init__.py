@@ -1,1 +1,1 @@
-"""What is found where: names that are imported when first used, and Energon's modules."""
+"""Names that are imported on first use, and the modules of Energon."""

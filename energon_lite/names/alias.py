@@ -12,7 +12,7 @@ from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, ma
 from energon_lite.names.lazy import ROOT
 
 ENERGON = "megatron.energon"
-# The version whose names these are, for code that asks.
+# The version of Energon that has these names, for code that checks it.
 ENERGON_VERSION = "7.4.1"
 
 
@@ -47,11 +47,11 @@ def as_energon() -> None:
 
 
 def _root() -> ModuleType:
-    """Makes `megatron.energon`, which has what this package has."""
+    """Creates `megatron.energon` with the names of this package."""
     package = sys.modules[ROOT]
     alias = ModuleType(ENERGON, package.__doc__)
     alias.__spec__ = ModuleSpec(ENERGON, None, is_package=True)
-    # Empty: a file of ours found through it would be imported a second time.
+    # Empty, as a file found through it would be imported a second time.
     alias.__path__ = []
 
     def get(name: str) -> object:
@@ -65,7 +65,7 @@ def _root() -> ModuleType:
 
 
 class _NoMegatron:
-    """Answers for the package `megatron` where there is none, after all other finders."""
+    """Finds a package `megatron` if no other finder does."""
 
     @staticmethod
     def find_spec(

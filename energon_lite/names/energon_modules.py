@@ -19,13 +19,13 @@ ENERGON_MODULES: dict[str, list[str]] = {
     if not module.startswith("#")
 }
 
-# Those that are files of ours; `__getattr__ = energon_names(__name__)` in them has the rest.
+# The modules that are files here; `__getattr__ = energon_names(__name__)` adds the other names.
 REAL_MODULES = frozenset({
     "cli", "loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking",
     "transforms",
 })  # fmt: skip
 
-# Where names are that are not public in ours, and those that are called otherwise.
+# The homes of names that are not public here, or have another name.
 _HOMES = {
     name: f"{ROOT}.{module}"
     for module, names in {
@@ -56,12 +56,12 @@ _HOMES = {
 
 
 def home_of(name: str) -> str:
-    """Returns the module of ours that has a name of Energon's, or that says why it is not there."""
+    """Returns our module that has a name of Energon's, or the module of placeholders."""
     return public_homes().get(name) or _HOMES.get(name) or f"{ROOT}.names.later"
 
 
 def energon_names(module: str) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a module of ours with the name of one of Energon's.
+    """Returns a `__getattr__` for a module of this package that Energon has, too.
 
     Args:
         module: `__name__` of the module.
@@ -70,7 +70,7 @@ def energon_names(module: str) -> Callable[[str], Any]:
 
 
 def make_module(name: str, of: str = ROOT) -> ModuleType:
-    """Makes the module `of.name`, whose names are imported on first use."""
+    """Creates the module `of.name`, whose names are imported on first use."""
     module = ModuleType(f"{of}.{name}", f"Names of `megatron.energon.{name}`.")
     module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
     module.__path__ = []
@@ -81,10 +81,10 @@ def make_module(name: str, of: str = ROOT) -> ModuleType:
 
 
 def add_modules() -> None:
-    """Puts the modules that are no files into `sys.modules`.
+    """Adds the modules that are no files to `sys.modules`.
 
-    Not through a finder: what an import finds there is not written over a name of the package
-    (`energon_lite.edataclass` is the decorator, also after `import energon_lite.edataclass`).
+    Not through a finder: an import of a module in `sys.modules` does not replace a name of the
+    package (`energon_lite.edataclass` stays the decorator after `import energon_lite.edataclass`).
     """
     for name in ENERGON_MODULES.keys() - REAL_MODULES:
         sys.modules.setdefault(f"{ROOT}.{name}", make_module(name))

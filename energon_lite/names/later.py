@@ -1,4 +1,4 @@
-"""Placeholders for Energon's names that are not there yet: they import, and say so when used."""
+"""Placeholders for names of Energon that do not exist yet: importable, with an error on use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES = (
 _JOINS = "joins are not in this version: write what belongs together into one sample"
 _JSONL = "JSONL datasets are not in this version: pack the lines into shards"
 _STATE = "states are plain JSON here: `loader.save_state_rank()` returns a dict"
-_STAGE = "a stage of your own is a `SavableDataset` with a `Cursor` here (docs/architecture.md)"
+_STAGE = "your own stage is a `SavableDataset` with a `Cursor` here (docs/architecture.md)"
 _INSIDE = "this is an inner part of Megatron-Energon, without a counterpart here"
 _FOLDER = f"{_INSIDE}; `load_dataset(path)` and `energon-lite info` read prepared folders"
 
@@ -58,19 +58,19 @@ REASONS: dict[str, str] = {
 
 
 class Later(ABCMeta):
-    """The type of placeholders: nothing is an instance of one, and using one explains itself."""
+    """The type of placeholders, which have no instances and explain themselves on use."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses to make an instance.
+        """Refuses to create an instance.
 
         Raises:
-            NotImplementedError: Always; says what to use instead.
+            NotImplementedError: Always; names what to use instead.
         """
         del args, kwargs
         raise NotImplementedError(_explain(cls))
 
     def __getattr__(cls, name: str) -> Any:
-        """Refuses class attributes; those that Python itself asks for are simply not there."""
+        """Refuses class attributes; those that Python itself looks up do not exist."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise NotImplementedError(_explain(cls))
@@ -87,7 +87,7 @@ def _explain(cls: type) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Makes the placeholder of a name, once."""
+    """Creates the placeholder of a name, once."""
     if name.startswith("_"):
         raise AttributeError(name)
     placeholder = Later(name, (), {"__doc__": REASONS.get(name, _INSIDE), "__module__": __name__})

@@ -1,4 +1,4 @@
-"""The user's hooks: what happens to a sample, and to a batch."""
+"""Task encoders: the user's hooks on samples and batches."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ __getattr__ = energon_names(__name__)
 
 
 class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """What a task does to its samples. Override the hooks that you need.
+    """The processing of samples for a task. Override the hooks that you need.
 
     Any hook may raise `SkipSample`. `encode_sample`, `preencode_sample`, `batch` and `encode_batch`
-    may be generator functions and give any number of items. Mark a hook `@stateless` if its result
-    depends on its input only: then its items can be made again, which `restore_sample` and batches
+    may be generator functions and yield any number of items. Mark a hook `@stateless` if its result
+    depends only on its input: then its items can be re-created, which `restore_sample` and batches
     by group need. A marked hook takes random numbers from `sample_rng()`, or is marked
-    `@stateless(restore_seeds=True)`. Hooks that are not marked may draw from the global generators:
-    these are seeded for them, so that streams differ and a resumed run draws the same.
+    `@stateless(restore_seeds=True)`. Hooks that are not marked may draw from the global random
+    generators, which are seeded so that streams differ and a resumed run draws the same numbers.
 
     Attributes:
-        cookers: make typed samples of crude ones; the first that matches a dataset is used.
-        decoder: how the parts of samples become values; None leaves bytes.
-        packing: how encoded samples share a sequence, by their `sample_length`; None for not.
-        batching: how samples share a batch, by their `sample_length`; None for `batch_size` samples
-            that follow each other.
+        cookers: convert crude samples to typed samples; a dataset uses the first that matches.
+        decoder: decodes the parts of samples; None leaves them as bytes.
+        packing: how encoded samples are packed into sequences, by their `sample_length`; None for
+            no packing.
+        batching: how samples are batched by their `sample_length`; None for `batch_size`
+            consecutive samples.
     """
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()
@@ -59,50 +60,50 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
     def cook_crude_sample(
         self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, Any]
     ) -> T_sample:
-        """Makes a typed sample of a crude one."""
+        """Converts a crude sample to a typed sample."""
         cooked: T_sample = cooker.cook(sample, **aux)
         return cooked
 
     @stateless
     def preencode_sample(self, sample: T_sample) -> Any:
-        """Does, instead of `encode_sample`, what is needed before samples are chosen for a pack."""
+        """Replaces `encode_sample` for the part that is needed before samples are packed."""
         return sample
 
     @stateless
     def encode_sample(self, sample: T_sample) -> Any:
-        """Makes a sample that can be batched."""
+        """Encodes a sample, so that it can be batched."""
         return sample
 
     @stateless
     def postencode_sample(self, sample: Any) -> T_encoded_sample:
-        """Does the rest of the encoding, of samples in a pack, or right before batching."""
+        """Completes the encoding of the samples of a pack, or right before batching."""
         return sample  # type: ignore[no-any-return]
 
     def sample_length(self, sample: T_encoded_sample) -> int | dict[str, int]:
         """Returns the tokens of an encoded sample, or a dict of resources with an entry "tokens".
 
-        It is asked by packing, by `batching`, by blends with `unit: tokens`, and for the tokens in
-        `loader.stats()`. With `preencode_sample` it gets what that gave: the length must be known
-        before the rest is loaded.
+        Packing, `batching`, blends with `unit: tokens` and the token counts of `loader.stats()`
+        call it. With `preencode_sample` it gets the result of that hook, as the length must be
+        known before the rest is loaded.
         """
         raise NotImplementedError(f"{type(self).__name__} has no sample_length")
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput:
-        """Chooses packs from a full buffer, if `packing` does not say how.
+        """Selects packs from a full buffer, if `packing` is None.
 
-        Samples that are in no pack, nor in the `pushback` of a `PackedSamplesOutput`, are left out.
+        Drops samples that are in no pack, nor in the `pushback` of a `PackedSamplesOutput`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no select_samples_to_pack")
 
     @stateless
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> Any:
-        """Makes one sample of those in a pack: a `PackedSample`."""
+        """Joins the samples of a pack into one `PackedSample`."""
         if self.packing is None:
             raise NotImplementedError(f"{type(self).__name__} has no pack_selected_samples")
         return pack_samples(samples, self.packing)
 
     def slice_sample(self, sample: T_encoded_sample, start: int, stop: int) -> T_encoded_sample:
-        """Cuts tokens `start` to `stop` out of a sample that is too long for a pack."""
+        """Returns tokens `start` to `stop` of a sample that is too long for a pack."""
         cut: T_encoded_sample = slice_sample(sample, start, stop)
         return cut
 
@@ -114,7 +115,7 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Makes a batch: tensors are padded and stacked, the rest is listed; packs are rows."""
+        """Collates samples: pads and stacks tensors, lists other values; packs become rows."""
         batched: T_raw_batch = self._batched(samples)
         return batched
 
@@ -125,27 +126,22 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        """Makes of a batch what the training loop gets."""
+        """Encodes a batch for the training loop."""
         return batch  # type: ignore[return-value]
 
     @property
     def current_batch_index(self) -> int:
-        """The number of the batch being made, over the whole run; the same on any topology."""
+        """The number of the current batch in the whole run; the same on any topology."""
         return current_batch_index()
 
     @property
     def current_sample_index(self) -> int:
-        """The number of the current sample, over the whole run; the same on any topology."""
+        """The number of the current sample in the whole run; the same on any topology."""
         return current_sample_index()
 
     def overrides(self, hook: str) -> bool:
-        """Whether a hook does more than the default; also one that is set on the instance."""
+        """Returns whether a hook differs from the default, in the class or on the instance."""
         return _function_of(self, hook) is not getattr(TaskEncoder, hook)
-
-    @property
-    def has_own_encode_sample(self) -> bool:
-        """Whether the user wrote an `encode_sample`, beside that of `DefaultTaskEncoder`."""
-        return _function_of(self, "encode_sample") is not TaskEncoder.encode_sample
 
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -160,16 +156,15 @@ SETTINGS = frozenset({"cookers", "decoder", "packing", "batching"})
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Passes samples on as they are, or as instances of the given types, by field names.
+    """Returns samples unchanged, or converted to other types by field names.
 
     Args:
         encoded_sample_type: dataclass, NamedTuple or `dict` for encoded samples.
-        raw_batch_type: the same for what `batch` gives.
-        batch_type: the same for what `encode_batch` gives; without `raw_batch_type` it serves for
-            that as well.
+        raw_batch_type: the same for the result of `batch`; by default `batch_type`.
+        batch_type: the same for the result of `encode_batch`.
     """
 
-    # Also of a subclass whose `__init__` does not call this one.
+    # Class attributes, as the `__init__` of a subclass may not call this one.
     _encoded_sample_type: type[Any] | None = None
     _raw_batch_type: type[Any] | None = None
     _batch_type: type[Any] | None = None
@@ -187,12 +182,12 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     @stateless
     def encode_sample(self, sample: T_sample) -> Any:
-        """Makes an `encoded_sample_type` of a sample."""
+        """Converts a sample to `encoded_sample_type`."""
         return as_type(sample, self._encoded_sample_type)
 
     @stateless
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
-        """Makes a batch of the samples' type, or a `raw_batch_type`."""
+        """Collates samples to a batch of their type, or of `raw_batch_type`."""
         kind: Any = self._raw_batch_type
         is_packed = isinstance(samples[0], PackedSample)
         if hasattr(kind, "from_samples") and not is_packed:
@@ -203,34 +198,29 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        """Makes a `batch_type` of a batch."""
+        """Converts a batch to `batch_type`."""
         encoded: T_batch = as_type(batch, self._batch_type)
         return encoded
 
     def overrides(self, hook: str) -> bool:
-        """Whether a hook does more than the default: a subclass has its own, or a type is set."""
+        """Returns whether a hook differs from the default: by a subclass, or by a type."""
         types = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
         if hook in types and _function_of(self, hook) is getattr(DefaultTaskEncoder, hook):
             return types[hook] is not None
         return super().overrides(hook)
 
-    @property
-    def has_own_encode_sample(self) -> bool:
-        """Whether the user wrote an `encode_sample`."""
-        return _function_of(self, "encode_sample") is not DefaultTaskEncoder.encode_sample
-
 
 class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Has all hooks and settings of another task encoder; a subclass overrides what it changes.
+    """Wraps another task encoder; a subclass overrides the hooks that it changes.
 
-    In an override `super()` calls the hook of the other one. What the other one marks `@stateless`
-    is so here; an own override is marked anew.
+    In an override, `super()` calls the hook of the wrapped encoder. Hooks of the wrapped encoder
+    that are marked `@stateless` are so here; an override must be marked again.
 
     Args:
-        task_encoder: the other one.
+        task_encoder: the encoder to wrap.
 
     Raises:
-        TypeError: The other one overrides a builder of pipelines, which would build its own.
+        TypeError: The encoder overrides a builder of pipelines, which would ignore the wrapper.
     """
 
     def __init__(self, task_encoder: AnyTaskEncoder) -> None:
@@ -246,48 +236,42 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
                 setattr(self, name, getattr(task_encoder, name))
 
     def overrides(self, hook: str) -> bool:
-        """Whether a hook does more than the default, here or in the other task encoder."""
+        """Returns whether a hook differs from the default, here or in the wrapped encoder."""
         if getattr(self, hook) == getattr(self._task_encoder, hook):
             return self._task_encoder.overrides(hook)
         return hook in vars(self) or (
             getattr(type(self), hook) is not getattr(AugmentTaskEncoder, hook)
         )
 
-    @property
-    def has_own_encode_sample(self) -> bool:
-        """Whether the user wrote an `encode_sample`, here or in the other task encoder."""
-        other = self._task_encoder
-        return self.encode_sample != other.encode_sample or other.has_own_encode_sample
 
-
-def _of_the_other(name: str) -> Callable[..., Any]:
+def _of_wrapped(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(TaskEncoder, name))
     def hook(self: Any, *arguments: Any, **named: Any) -> Any:
         return getattr(self._task_encoder, name)(*arguments, **named)
 
-    hook.__doc__ = f"Calls `{name}` of the other task encoder."
+    hook.__doc__ = f"Calls `{name}` of the wrapped task encoder."
     return hook
 
 
 for _name in HOOKS:
-    setattr(AugmentTaskEncoder, _name, _of_the_other(_name))
+    setattr(AugmentTaskEncoder, _name, _of_wrapped(_name))
 
 
 def _function_of(encoder: AnyTaskEncoder, hook: str) -> Any:
-    """Returns what is called for a hook, without the encoder that it is bound to."""
+    """Returns the function of a hook, not bound to its encoder."""
     found = getattr(encoder, hook)
     return getattr(found, "__func__", found)
 
 
 def as_type(value: Any, target: type[Any] | None) -> Any:
-    """Makes a `target` of the fields of `value`; the value itself for None, or if it is one.
+    """Converts a value to another type by field names; returns it if it has that type already.
 
     Args:
         value: dataclass, NamedTuple or dict.
-        target: dataclass, NamedTuple or `dict`; gets the fields that it has, or all if a dict.
+        target: dataclass, NamedTuple or `dict`, which takes all fields; None for no conversion.
 
     Raises:
-        TypeError: `value` lacks a field that `target` needs; names it.
+        TypeError: `value` lacks a field that `target` requires; names the field.
     """
     if target is None or isinstance(value, target):
         return value

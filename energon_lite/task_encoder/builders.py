@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class PipelineBuilders:
-    """What puts a pipeline together, step by step. Overriding one changes its step only.
+    """The steps that build a pipeline. An override changes only its step.
 
-    `build_train_datasets` and `build_val_datasets` are called only where they are overridden: they
-    get a list of datasets, which is less than a metadataset can say. The other builders are always
+    `build_train_datasets` and `build_val_datasets` are called only if they are overridden, as they
+    get a list of datasets, which cannot express every metadataset. The other builders are always
     called.
     """
 
@@ -48,7 +48,7 @@ class PipelineBuilders:
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
     ) -> AnyDataset:
-        """Makes the training dataset of opened datasets: blended, encoded, batched.
+        """Builds the training dataset from opened datasets: blended, encoded, batched.
 
         Args:
             datasets: the datasets, each with its weight or repetitions.
@@ -58,7 +58,7 @@ class PipelineBuilders:
             packing_buffer_size: as in `get_train_dataset`.
             virtual_epoch_length: as in `get_train_dataset`.
             shuffle_buffer_size: as in `get_train_dataset`.
-            blend_mode: what the numbers of the datasets mean.
+            blend_mode: the meaning of the numbers of the datasets.
             repeat: whether epoch follows epoch.
 
         Raises:
@@ -68,7 +68,7 @@ class PipelineBuilders:
         is_epoch = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         is_concat = blend_mode is DatasetBlendMode.NONE and len(datasets) > 1
         if blend_mode is DatasetBlendMode.DATASET_WEIGHT and not repeat:
-            raise ValueError("repeat=False: a blend by weights goes on for ever; use epochs of it")
+            raise ValueError("repeat=False: a blend by weights is endless; use epochs of it")
         made = []
         for loaded in datasets:
             settings: dict[str, Any] = {
@@ -77,11 +77,11 @@ class PipelineBuilders:
                 "block": batch_size or 1,
             }
             if is_epoch and loaded.repetitions not in (None, 1):
-                # Through its text: 0.1 means one tenth, not the nearest binary number.
+                # Through the text: 0.1 is a tenth, not the nearest binary number.
                 settings["repetitions"] = Fraction(str(loaded.repetitions))
             made.append(hooks.cooked(loaded.dataset.build(**settings), loaded.dataset))
         if is_epoch:
-            # By its share of the epoch each member comes to its end with the others.
+            # Weighted by their sizes, all members end at the same time.
             dataset: AnyDataset = BlendDataset(*((d, float(total_items(d))) for d in made))
         elif blend_mode is DatasetBlendMode.DATASET_WEIGHT:
             weights = [1.0 if d.weight is None else float(d.weight) for d in datasets]
@@ -103,10 +103,10 @@ class PipelineBuilders:
         packing_buffer_size: int | None = None,
         limit: int | None = None,
     ) -> AnyDataset:
-        """Makes the validation dataset of opened datasets: one after the other, each once.
+        """Builds the validation dataset from opened datasets: one after the other, each once.
 
         Args:
-            datasets: the datasets; their weights and repetitions do not count.
+            datasets: the datasets; their weights and repetitions are ignored.
             worker_config: this process's place in the run.
             batch_size: as in `get_val_dataset`.
             batch_drop_last: as in `get_val_dataset`.
@@ -131,17 +131,17 @@ class PipelineBuilders:
         get_primary_aux: Callable[[], Any],
         aux: Mapping[str, Any] | None = None,
     ) -> AnyDataset:
-        """Puts the first cooker that fits over crude samples.
+        """Puts the first cooker that matches over crude samples.
 
         Args:
             dataset: the crude samples of one source.
             worker_config: seed and error handlers.
-            subflavors: of the source.
-            get_primary_aux: not called: file stores are not in this version.
-            aux: always empty: auxiliary data are not in this version.
+            subflavors: the subflavors of the source.
+            get_primary_aux: not called, as this version has no file stores.
+            aux: always empty, as this version has no auxiliary data.
 
         Raises:
-            ValueError: No cooker fits.
+            ValueError: No cooker matches.
         """
         del get_primary_aux, aux
         return self._hooks(worker_config).cook(dataset, subflavors)
@@ -183,9 +183,9 @@ class PipelineBuilders:
 
 
 def _is_older(builder: Callable[..., Any]) -> bool:
-    """Whether a `build_train_datasets` is of the time before Energon had blend modes.
+    """Returns whether a `build_train_datasets` was written before Energon had blend modes.
 
-    It gets pairs (dataset, weight), as Energon's page on custom blending still shows it.
+    Such a builder gets pairs (dataset, weight), as Energon's page on custom blending still shows.
     """
     parameters = inspect.signature(builder).parameters
     has_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -193,7 +193,7 @@ def _is_older(builder: Callable[..., Any]) -> bool:
 
 
 def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any) -> AnyDataset:
-    """Makes the training dataset by the user's `build_train_datasets`.
+    """Builds the training dataset with the `build_train_datasets` of the user.
 
     Args:
         hooks: the hooks of the task encoder.
@@ -202,8 +202,8 @@ def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any
         settings: the other arguments of `build_train_datasets`.
 
     Raises:
-        ValueError: The metadataset says more than the list of datasets that it gets.
-        TypeError: It returned no dataset.
+        ValueError: A list of datasets cannot express the metadataset.
+        TypeError: The builder returned no dataset.
     """
     build = hooks.encoder.build_train_datasets
     check_is_list(opener.node, build.__qualname__)
@@ -222,7 +222,7 @@ def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any
 
 
 def own_validation(hooks: Hooks, node: Node, opener: LeafOpener, **settings: Any) -> AnyDataset:
-    """Makes the validation dataset by the user's `build_val_datasets`; weights do not count."""
+    """Builds the validation dataset with the `build_val_datasets` of the user; ignores weights."""
     loaded: list[LoadedDataset] = loaded_datasets(node, opener).datasets
     return _finished(hooks, hooks.encoder.build_val_datasets, loaded, settings)
 

@@ -1,4 +1,4 @@
-"""Cookers: functions that make typed samples of crude ones."""
+"""Cookers: functions that convert crude samples to typed samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __getattr__ = energon_names(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Cooker(Generic[T]):
-    """A function that makes a sample of a `CrudeSample`, and the datasets that it is for.
+    """A function that converts a `CrudeSample`, and the subflavors of the datasets that it is for.
 
     Attributes:
         cook: Called as `cook(crude_sample)`.
@@ -32,10 +32,8 @@ class Cooker(Generic[T]):
         """Returns whether the cooker is for a dataset with these subflavors."""
         if self.has_subflavors is None:
             return True
-        given = subflavors or {}
-        return all(
-            key in given and given[key] == value for key, value in self.has_subflavors.items()
-        )
+        own = subflavors or {}
+        return all(key in own and own[key] == value for key, value in self.has_subflavors.items())
 
 
 @overload
@@ -77,8 +75,8 @@ def basic_sample_keys(
     """Returns the service fields of a crude sample, to be passed to the constructor of a sample.
 
     Args:
-        crude_sample: The sample; fields that it does not have are left out.
-        additional_source_info: Sources that the cooker read besides; put at the end.
+        crude_sample: The sample; fields that it lacks are omitted.
+        additional_source_info: Further sources that the cooker read; appended.
 
     Example:
         >>> basic_sample_keys(CrudeSample(__key__="a", __restore_key__=("Webdataset", 0), txt="A"))

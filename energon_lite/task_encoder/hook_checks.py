@@ -1,4 +1,4 @@
-"""What is checked of a task encoder and of sizes before a pipeline is built."""
+"""Checks of a task encoder and of sizes, before a pipeline is built."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from energon_lite.task_encoder.builders import PipelineBuilders
 
 _METHODS = HOOKS | {name for name in vars(PipelineBuilders) if name.startswith("build_")}
 
-# As alike as `encode_samples` and `encode_sample`, not as `encode_image`.
-_ALIKE = 0.9
-# Energon calls these; here nothing does, so that an override would change nothing.
+# `encode_samples` is similar to `encode_sample`, `encode_image` is not.
+_SIMILAR = 0.9
+# Energon calls these methods; this library does not, so an override would have no effect.
 _NOT_CALLED = {
     "_load_dataset": "override build_cook_crude_sample, or build_train_datasets",
     "_is_overridden": "override `overrides`",
@@ -32,63 +32,63 @@ def checked_encoder(encoder: AnyTaskEncoder | None) -> AnyTaskEncoder:
     """Returns the task encoder, by default `DefaultTaskEncoder()`; warns of misspelt hooks.
 
     Raises:
-        TypeError: It is none, or overrides what is never called.
+        TypeError: The object is no task encoder, or overrides a method that is never called.
     """
-    given: Any = encoder
-    if given is None:
+    value: Any = encoder
+    if value is None:
         return DefaultTaskEncoder()
-    if isinstance(given, type):
+    if isinstance(value, type):
         raise TypeError(
-            f"task_encoder={given.__name__} is a class; give an instance: {given.__name__}()"
+            f"task_encoder={value.__name__} is a class; pass an instance: {value.__name__}()"
         )
-    if not isinstance(given, TaskEncoder):
+    if not isinstance(value, TaskEncoder):
         raise TypeError(
-            f"task_encoder={given!r:.80} is no task encoder; derive {type(given).__name__} from "
+            f"task_encoder={value!r:.80} is no task encoder; derive {type(value).__name__} from "
             "DefaultTaskEncoder"
         )
     own = {
-        name: value
-        for cls in reversed(type(given).__mro__)
+        name: attribute
+        for cls in reversed(type(value).__mro__)
         if not cls.__module__.startswith("energon_lite.")
-        for name, value in vars(cls).items()
+        for name, attribute in vars(cls).items()
     }
     for name, instead in _NOT_CALLED.items():
         if name in own:
-            raise TypeError(f"{type(given).__name__} has {name}, which is not called: {instead}")
-    for name, value in own.items():
-        known = _METHODS if callable(value) else SETTINGS
+            raise TypeError(f"{type(value).__name__} has {name}, which is not called: {instead}")
+    for name, attribute in own.items():
+        known = _METHODS if callable(attribute) else SETTINGS
         meant = _meant(name, known - own.keys())
         if meant is not None:
             warnings.warn(
-                f"{type(given).__name__} has {name!r}, which is not called; did you mean "
+                f"{type(value).__name__} has {name!r}, which is not called; did you mean "
                 f"{meant!r}?",
                 UserWarning,
                 stacklevel=4,
             )
-    return given
+    return value
 
 
 def checked_config(config: WorkerConfig | None) -> WorkerConfig | None:
-    """Returns a worker config, or None for the default.
+    """Returns a worker config; None is the default.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The object is no worker config.
     """
-    given: Any = config
-    if given is None or isinstance(given, WorkerConfig):
+    value: Any = config
+    if value is None or isinstance(value, WorkerConfig):
         return config
     raise TypeError(
-        f"worker_config={given!r:.80} is no WorkerConfig; give WorkerConfig(rank=..., "
+        f"worker_config={value!r:.80} is no WorkerConfig; pass WorkerConfig(rank=..., "
         "world_size=..., num_workers=...) or WorkerConfig.default_worker_config(num_workers), "
         "called"
     )
 
 
 def _meant(name: str, known: frozenset[str]) -> str | None:
-    """Returns the known name that a name is nearly, up to capitals and underscores."""
+    """Returns the known name that is similar to an unknown name; None if there is none."""
     if name.startswith("_") or name in _METHODS or name in SETTINGS:
         return None
-    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=_ALIKE)
+    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=_SIMILAR)
     return close[0] if close else None
 
 
@@ -96,22 +96,22 @@ def check_sizes(**sizes: int | None) -> None:
     """Checks that sizes are whole numbers in their range.
 
     Args:
-        sizes: by the names of the arguments; None is for the default of each.
+        sizes: by the names of the arguments; None stands for the default.
 
     Raises:
-        TypeError: One is no whole number.
-        ValueError: One is below its least value.
+        TypeError: A size is no whole number.
+        ValueError: A size is below its minimum.
     """
     for name, size in sizes.items():
-        given: Any = size
-        if given is None:
+        value: Any = size
+        if value is None:
             continue
-        if isinstance(given, bool) or not hasattr(given, "__index__"):
-            number = "; write it without quotes" if isinstance(given, str) else ""
-            raise TypeError(f"{name}={given!r} must be a whole number or None{number}")
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            number = "; write it without quotes" if isinstance(value, str) else ""
+            raise TypeError(f"{name}={value!r} must be a whole number or None{number}")
         least, meaning = _LEAST[name]
-        if given < least:
-            raise ValueError(f"{name}={given} must be at least {least}{meaning}")
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}{meaning}")
 
 
 _LEAST = {

@@ -1,4 +1,4 @@
-"""The task encoder's hooks as stages: cooking per source, then encoding, batches, loss weights."""
+"""Builds stages from the hooks of a task encoder: cooking, encoding, batches, loss weights."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _NO_LENGTH = (
 
 
 def fingerprint(encoder: Any) -> str:
-    """Names what measures, with a hash of its code where that can be had.
+    """Returns the name of a task encoder with a hash of its code, where the source is available.
 
-    The code is that of the class and of those above it, not of what they call.
+    The code is that of the class and of its bases, without the functions that they call.
     """
     measures: Any = getattr(encoder, "_length_function", type(encoder))
     code = blake2b(digest_size=8)
@@ -49,13 +49,13 @@ def fingerprint(encoder: Any) -> str:
         if part.__module__.partition(".")[0] not in ("energon_lite", "builtins", "typing"):
             with suppress(OSError, TypeError):
                 code.update(inspect.getsource(part).encode())
-    if hasattr(encoder, "_task_encoder"):  # an AugmentTaskEncoder has most hooks of that
+    if hasattr(encoder, "_task_encoder"):  # the hooks of an AugmentTaskEncoder
         code.update(fingerprint(encoder._task_encoder).encode())
     return f"{measures.__module__}:{measures.__qualname__}:{code.hexdigest()}"
 
 
 class Batching(NamedTuple):
-    """How samples become batches, as the user asked for it."""
+    """The arguments of the user that define batches."""
 
     batch_size: int | None
     batch_drop_last: bool = False
@@ -63,10 +63,10 @@ class Batching(NamedTuple):
 
 
 class Hooks:
-    """Puts the hooks of a task encoder over datasets, each that does something as a stage.
+    """Builds the stages for the hooks of a task encoder that differ from the default.
 
     Args:
-        encoder: the hooks.
+        encoder: has the hooks.
         config: seed and error handlers.
     """
 
@@ -75,7 +75,7 @@ class Hooks:
         self.config = config
 
     def hook(self, name: str, function: Any = None) -> UserFunction:
-        """Returns the hook `name`, as what runs it."""
+        """Returns the hook `name` as a `UserFunction`."""
         return UserFunction(
             function or getattr(self.encoder, name),
             name=name,
@@ -87,14 +87,14 @@ class Hooks:
     def is_outdated(self, measured_by: str) -> bool:
         """Returns whether the encoder's code changed since it had the fingerprint `measured_by`.
 
-        Of another encoder this is not known: a tokenizer may have many.
+        An index of another encoder counts as valid: several encoders may share a tokenizer.
         """
         now = fingerprint(self.encoder)
         is_same_name = measured_by.rpartition(":")[0] == now.rpartition(":")[0]
         return is_same_name and measured_by != now
 
     def _check_index(self, dataset: SavableDataset[Any]) -> None:
-        """Warns if what is planned goes by an index that an older encoder measured."""
+        """Warns if lists are planned by an index that an older version of the encoder measured."""
         lists: Any = dataset
         while lists.children and not isinstance(lists, PlannedLists):
             lists = lists.children[0]
@@ -107,7 +107,7 @@ class Hooks:
     def cooked(
         self, source: SavableDataset[Any], factory: BaseCoreDatasetFactory[Any]
     ) -> SavableDataset[Any]:
-        """Puts the cooker of a crude source over it."""
+        """Puts the cooker over a crude source."""
         if not issubclass(factory.__sample_type__ or Sample, CrudeSample):
             return source
         return self.encoder.build_cook_crude_sample(
@@ -121,7 +121,7 @@ class Hooks:
     def cook(
         self, source: SavableDataset[Any], subflavors: Mapping[str, Any]
     ) -> SavableDataset[Any]:
-        """Puts the first cooker that fits subflavors over crude samples."""
+        """Puts the first cooker that matches the subflavors over crude samples."""
         names = ", ".join(facts.name for facts in source.sources())
         cooker = find_cooker(self.encoder.cookers, subflavors, names)
         return MapDataset(source, self.hook("cook", CookFunction(self.encoder, cooker)))
@@ -130,7 +130,7 @@ class Hooks:
         """Puts the hooks up to `sample_length` over cooked samples.
 
         Raises:
-            ValueError: The encoder does not say how long a sample is.
+            ValueError: The encoder has no `sample_length`.
         """
         encoder = self.encoder
         if not encoder.overrides("sample_length"):
@@ -141,7 +141,7 @@ class Hooks:
         return MeasureDataset(dataset, self.hook("sample_length"))
 
     def build(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
-        """Puts all hooks over cooked samples, by the builders of the task encoder."""
+        """Puts all hooks over cooked samples, through the builders of the task encoder."""
         encoder = self.encoder
         built = encoder.build_batch(
             encoder.build_encode_sample(dataset, worker_config=self.config),
@@ -149,18 +149,22 @@ class Hooks:
             **batching._asdict(),
         )
         self._check_index(built)
-        # Samples as they come from their source have their loss weight.
+        # The source itself sets the loss weights of its samples.
         return built if built is dataset else LossWeightDataset(built)
 
     def encoded(self, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
         """Puts `preencode_sample` or `encode_sample` over cooked samples.
 
         Raises:
-            ValueError: The user wrote both.
+            ValueError: The encoder has both.
         """
         encoder = self.encoder
         names = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
-        if len(names) == 2 and encoder.has_own_encode_sample:
+        # A `DefaultTaskEncoder` with an `encoded_sample_type` has an encode_sample of the library.
+        is_own = not str(getattr(encoder.encode_sample, "__module__", "")).startswith(
+            "energon_lite."
+        )
+        if len(names) == 2 and is_own:
             raise ValueError(
                 f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
                 "first part of encode_sample as preencode_sample and the rest as postencode_sample"
@@ -257,7 +261,7 @@ class Hooks:
     def _batches(
         self, dataset: SavableDataset[Any], batching: Batching
     ) -> SavableDataset[Any] | None:
-        """Puts the stage over samples that makes batches; None if there are to be none."""
+        """Returns the stage that batches samples; None for single samples."""
         batch_size, drop_last, _ = batching
         lists, batch = self.encoder.batching, self.hook("batch")
         if isinstance(lists, Buckets):
@@ -279,7 +283,7 @@ class Hooks:
         return BatchDataset(dataset, batch_size, batch, drop_last=drop_last)
 
     def decoder(self, kwargs: dict[str, Any]) -> SampleDecoder | None:
-        """Returns the encoder's decoder, or the one that Energon's old keywords describe."""
+        """Returns the decoder of the encoder, or the one that Energon's old keywords describe."""
         auto_decode = kwargs.pop("auto_decode", True)
         old = {
             name: kwargs.pop(name)
@@ -301,7 +305,7 @@ class Hooks:
 
 
 class CookFunction:
-    """A cooker bound to its task encoder, as a function of one crude sample."""
+    """A cooker, bound to its task encoder, as a function of one crude sample."""
 
     __stateless__ = True
 

@@ -21,7 +21,7 @@ BUDGET = {
     "inspect": 1306,
     "loader": 3334,
     "loss": 210,
-    "metadataset": 1321,
+    "metadataset": 1302,
     "names": 232,
     "order": 720,
     "prepare": 1019,
@@ -29,7 +29,7 @@ BUDGET = {
     "sources": 1301,
     "stages": 4521,
     "storage": 2827,
-    "task_encoder": 739,
+    "task_encoder": 729,
     "testing": 351,
     "": 390,
 }

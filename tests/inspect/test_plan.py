@@ -434,7 +434,7 @@ def test_what_cannot_be_planned_is_refused(root):
         plan(root / "a", steps=1, split_part="tain")
     with pytest.raises(DatasetFormatError, match=r"meta\.yaml: no split 'tain'"):
         plan(written(root, ENDLESS["a blend"]), steps=1, split_part="tain")
-    with pytest.raises(ValueError, match=r"a blend goes on for ever, and here it must end"):
+    with pytest.raises(ValueError, match=r"a blend is endless by default, and must end here"):
         plan(written(root, ENDLESS["a blend"]), steps=1, repeat=False)
     with pytest.raises(FileNotFoundError, match="not a prepared dataset"):
         plan(root / "none", steps=1)

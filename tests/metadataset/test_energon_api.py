@@ -79,7 +79,7 @@ def test_traversing_opens_nothing(root) -> None:
 def test_wrong_use_is_refused(root) -> None:
     with pytest.raises(DatasetFormatError, match="is no metadataset"):
         traverse_metadataset(root / "a", split_part="train")
-    with pytest.raises(ValueError, match="goes with the folder of one dataset"):
+    with pytest.raises(ValueError, match="applies to the folder of one dataset"):
         load_dataset(root / "meta.yaml", dataset_config="x.yaml")
     prepare_metadataset(root / "meta.yaml")
     (root / "bad.yaml").write_text(TEXT.replace("weight: 3,", "wieght: 3,"))

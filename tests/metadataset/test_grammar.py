@@ -77,11 +77,11 @@ MISTAKES = {
     ),
     "no kind": (
         train("name: x"),
-        f"demo.yaml:4, splits.train: what to read is missing: give exactly one of {NODES}",
+        f"demo.yaml:4, splits.train: what to read is missing; write exactly one of {NODES}",
     ),
     "two kinds": (
         train("path: a\nblend:\n- path: b"),
-        f"demo.yaml:4, splits.train: 'path' and 'blend' exclude each other: give exactly one of "
+        f"demo.yaml:4, splits.train: 'path' and 'blend' exclude each other; write exactly one of "
         f"{NODES}",
     ),
     "key of another kind": (
@@ -213,21 +213,21 @@ MISTAKES = {
     ),
     "empty blend": (
         train("blend: []"),
-        "demo.yaml:5, splits.train.blend: the list is empty; give at least one entry",
+        "demo.yaml:5, splits.train.blend: the list is empty; write at least one entry",
     ),
     "empty concat": (
         train("concat: []"),
-        "demo.yaml:5, splits.train.concat: the list is empty; give at least one entry",
+        "demo.yaml:5, splits.train.concat: the list is empty; write at least one entry",
     ),
     # Item 39: 0 is off, so only all of them are an error.
     "all weights 0": (
         entries("- path: a\n  weight: 0\n- path: b\n  weight: {schedule: step, points: {0: 0}}"),
-        "demo.yaml:4, splits.train: all weights are 0, which turns every entry off. Give a weight "
+        "demo.yaml:4, splits.train: all weights are 0, which turns every entry off. Write a weight "
         "above 0 to at least one",
     ),
     "all repetitions 0": (
         train("blend_epochized:\n- path: a\n  repetitions: 0"),
-        "demo.yaml:4, splits.train: all repetitions are 0, which turns every entry off. Give "
+        "demo.yaml:4, splits.train: all repetitions are 0, which turns every entry off. Write "
         "repetitions above 0 to at least one",
     ),
     # Subsets.
@@ -330,7 +330,7 @@ MISTAKES = {
     # The whole file.
     "no splits": (
         HEAD,
-        "demo.yaml:1: key 'splits' is missing. A node for each split, under the split's name.",
+        "demo.yaml:1: key 'splits' is missing. A node for each split, by the name of the split.",
     ),
     "no split": (
         HEAD + "splits: {}\n",
@@ -409,7 +409,7 @@ MISTAKES = {
     ),
     "no datasets": (
         "splits:\n  train:\n    datasets: []\n",
-        "demo.yaml:3, splits.train.datasets: the list is empty; give at least one entry",
+        "demo.yaml:3, splits.train.datasets: the list is empty; write at least one entry",
     ),
 }  # fmt: skip
 

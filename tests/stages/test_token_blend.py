@@ -406,7 +406,9 @@ def test_checkpoint_does_not_go_on_with_another_index(tmp_path) -> None:
 
 def test_index_over_something_else_than_datasets_is_refused(sets) -> None:
     split = INDEXED.replace("{path: long}", "{concat: [{path: long}, {path: s0}]}")
-    with pytest.raises(DatasetFormatError, match=r"meta.yaml:\d+.*`lengths` asks for plain"):
+    with pytest.raises(
+        DatasetFormatError, match=r"meta.yaml:\d+.*`lengths` needs a dataset folder"
+    ):
         blend_of(sets, split)(ONE)
 
 

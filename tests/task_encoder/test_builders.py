@@ -344,7 +344,7 @@ def test_builder_that_returns_nothing_is_told_so(root) -> None:
 
 
 def test_weights_and_repeat_false_contradict_each_other(root) -> None:
-    with pytest.raises(ValueError, match="a blend by weights goes on for ever"):
+    with pytest.raises(ValueError, match="a blend by weights is endless"):
         dataset_of(root / "blend.yaml", Delegating(), repeat=False)
 
 

@@ -78,7 +78,7 @@ def test_no_helper_of_real_task_encoders_is_taken_for_a_misspelt_hook() -> None:
 
 def test_class_in_place_of_an_instance_is_told_so(texts) -> None:
     wrong: list[tuple[Any, str]] = [
-        (DefaultTaskEncoder, r"is a class; give an instance: DefaultTaskEncoder\(\)"),
+        (DefaultTaskEncoder, r"is a class; pass an instance: DefaultTaskEncoder\(\)"),
         (method, "is no task encoder"),
         ("DefaultTaskEncoder", "is no task encoder"),
     ]
@@ -121,7 +121,7 @@ def test_sizes_that_cannot_be_are_named(texts, settings, error, text) -> None:
 
 @pytest.mark.parametrize("config", [4, WorkerConfig, WorkerConfig.default_worker_config])
 def test_worker_config_that_is_none_is_told_so(texts, config) -> None:
-    with pytest.raises(TypeError, match=r"is no WorkerConfig; give WorkerConfig\(rank="):
+    with pytest.raises(TypeError, match=r"is no WorkerConfig; pass WorkerConfig\(rank="):
         get_train_dataset(texts, worker_config=config, batch_size=2, shuffle_buffer_size=None)
 
 
