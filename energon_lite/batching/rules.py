@@ -109,9 +109,11 @@ class LengthRules:
         """Returns which samples fit no list; shape (N,)."""
         return np.asarray((lengths_NR > np.array(self.limits)).any(axis=1))
 
-    def _limit(self, sizes: dict[str, int]) -> str:
-        """Describes the limit that a sample of these lengths is above."""
-        limits = dict(zip(self.resources, self.limits, strict=True))
+    def excess(self, lengths_R: Sequence[int]) -> str:
+        """Describes how a sample of these lengths is too long."""
+        sizes, limits = (
+            dict(zip(self.resources, values, strict=True)) for values in (lengths_R, self.limits)
+        )
         return f"its length is {sizes}, and a pack takes {limits}"
 
     def parts(self, lengths_NR: Int64Array) -> Parts:
@@ -161,8 +163,8 @@ class LengthRules:
             is_bad = is_long & (lengths_NR[:, 1:] > 0).any(axis=1)
         if is_bad.any():
             sample = int(is_bad.argmax())
-            sizes = dict(zip(self.resources, lengths_NR[sample].tolist(), strict=True))
-            what = f"{self._limit(sizes)}. {what}{what and '. '}{remedy}, or raise the limit"
+            excess = self.excess(lengths_NR[sample].tolist())
+            what = f"{excess}. {what}{what and '. '}{remedy}, or raise the limit"
             raise OverlongError(sample, what)
 
     def kept_tokens(self, length: int | Mapping[str, int]) -> int:
@@ -439,10 +441,11 @@ class Buckets(LengthRules):
             return (sys.maxsize,)
         return (self.max_tokens // self.align * self.align,)
 
-    def _limit(self, sizes: dict[str, int]) -> str:
+    def excess(self, lengths_R: Sequence[int]) -> str:
+        """Describes how a sample of this length is too long."""
         padded = f", padded to a multiple of {self.align}" if self.align > 1 else ""
         limit = f"max_tokens={self.max_tokens}" if self.max_tokens else "what batch_size_fn allows"
-        return f"its length of {sizes[TOKENS]}{padded} is above {limit}"
+        return f"its length of {lengths_R[0]}{padded} is above {limit}"
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 import inspect
-import operator
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
+from energon_lite.batching.checks import at_least
 from energon_lite.batching.length_windows import aligned, padded_share, useful_share
 from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import LengthRules
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
@@ -45,6 +47,8 @@ F = TypeVar("F", bound=Callable[..., None])
 Overlong = Literal["error", "drop", "alone"]
 End = Literal["split", "pad", "drop"]
 
+# An integer of any value.
+ANY = -sys.maxsize
 # The counts of a state, each with its lowest and highest value.
 _COUNTS = {
     "epoch": (0, MAX_COUNT),
@@ -52,6 +56,22 @@ _COUNTS = {
     "num_ranks": (1, MAX_STREAMS),
     "multiple": (1, MAX_COUNT),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSettings(LengthRules):
+    """What an epoch depends on, in all samplers.
+
+    Args:
+        seed: with the epoch, it fixes what is shuffled.
+        shuffle: whether samples are shuffled before they are planned.
+        end: how all ranks get equally many lists. "split" cuts a few lists in parts; "pad" repeats
+            lists from the start of the epoch; "drop" drops some.
+    """
+
+    seed: int = field(default=0, metadata={"least": ANY})
+    shuffle: bool = True
+    end: End = "split"
 
 
 class Layout(NamedTuple):
@@ -114,21 +134,15 @@ class EpochBatchSampler(BatchSampler):
     A subclass has `plan`, and calls `__init__`.
 
     Args:
-        lengths: shape (N,) or (N, R); of all samples.
+        lengths: shape (N,), or (N, R) of several resources; of all samples.
         order: a sampler of the user's; None for all samples by seed and epoch.
         batch_size: lists of a batch, as `torch.utils.data.BatchSampler`; None if there is one.
         drop_last: whether the end of the epoch is dropped instead of a smaller batch.
-        seed: with the epoch, it fixes what is shuffled.
-        shuffle: whether samples are shuffled before they are planned.
-        end: how all ranks get equally many lists. "split" cuts a few lists in parts; "pad" repeats
-            lists from the start of the epoch; "drop" drops some.
-        overlong: what becomes of samples of `is_overlong`.
-        is_overlong: shape (N,); samples that are above the limit.
-        limit: the limit, for messages.
-        settings: further settings that the plan depends on, JSON-serialisable.
+        settings: the settings, and the rules for lengths.
 
     Attributes:
         epoch: as `set_epoch` or `load_state_dict` set it.
+        settings: as they were checked.
         rank: index of this data-parallel process.
         world_size: number of data-parallel processes.
     """
@@ -138,6 +152,7 @@ class EpochBatchSampler(BatchSampler):
     world_size: int
     _name: ClassVar[str]  # of states and seeds
     _unit: ClassVar[str]  # what a list of the plan is
+    _saved: ClassVar[tuple[str, ...]]  # attributes and settings that the plan depends on
     _is_nested: bool = False  # whether a batch keeps its lists apart
 
     _is_placed: bool  # whether rank and world size were passed
@@ -148,25 +163,31 @@ class EpochBatchSampler(BatchSampler):
 
     def __init__(
         self, lengths: Int64Array, order: Iterable[int] | None, batch_size: int | None,
-        drop_last: bool, *, seed: int, shuffle: bool, end: End, overlong: Overlong = "error",
-        is_overlong: BoolArray | None = None, limit: str = "", settings: dict[str, Any],
+        drop_last: bool, settings: EpochSettings,
     ) -> None:  # fmt: skip
-        self.lengths, self.seed, self.shuffle = lengths, as_integer("seed", seed), bool(shuffle)
-        self.end, self.overlong = end, overlong
-        self._is_overlong = np.zeros(len(lengths), bool) if is_overlong is None else is_overlong
-        self._limit, self._settings = limit, settings
-        if overlong == "error" and self._is_overlong.any():
-            index = int(self._is_overlong.argmax())
-            raise ValueError(
-                f"Sample {index} has length {lengths[index].tolist()}, above {limit}, as have "
-                f"{int(self._is_overlong.sum()) - 1:,} after it. Truncate or split such samples, "
-                "raise the limit, or use overlong='drop' or overlong='alone'."
-            )
+        self.lengths, self.settings, self.end = lengths, settings, settings.end
+        rows = lengths.reshape(len(lengths), -1)
+        self._is_overlong = self._too_long(rows)
+        if settings.overlong == "error" and self._is_overlong.any():
+            raise ValueError(self._overlong_text())
         self._has_order = order is not None
-        super().__init__(range(len(lengths)) if order is None else order, 1, bool(drop_last))
+        super().__init__(range(len(rows)) if order is None else order, 1, bool(drop_last))
         # None where sizes differ: with a size, accelerate would lose batches of another.
-        self._batch_size = None if batch_size is None else as_integer("batch_size", batch_size, 1)
+        self._batch_size = None if batch_size is None else at_least("batch_size", batch_size)
         self._enter(0)
+
+    def _too_long(self, lengths_NR: Int64Array) -> BoolArray:
+        """Returns which samples are overlong; shape (N,)."""
+        return self.settings.too_long(lengths_NR)
+
+    def _overlong_text(self) -> str:
+        """Describes the first overlong sample, and the remedies."""
+        first, num = int(self._is_overlong.argmax()), int(self._is_overlong.sum())
+        return (
+            f"Sample {first}: {self.settings.excess(np.atleast_1d(self.lengths[first]).tolist())}, "
+            f"and so are {num - 1:,} after it. Truncate or split such samples, raise the limit, or "
+            "use overlong='drop' or overlong='alone'."
+        )
 
     @abstractmethod
     def plan(self, order_N: Int64Array, epoch: int) -> Lists:
@@ -283,7 +304,7 @@ class EpochBatchSampler(BatchSampler):
 
     def permutation(self, num: int, epoch: int, number: int) -> Int64Array:
         """Returns a permutation of 0..num-1, the same on all ranks; `number` is the use of it."""
-        key = key_of(f"samplers.{self._name}", self.seed)
+        key = key_of(f"samplers.{self._name}", self.settings.seed)
         return Permutation(num, key, epoch, number)(np.arange(num))
 
     def _planned(self) -> EpochPlan:
@@ -300,9 +321,10 @@ class EpochBatchSampler(BatchSampler):
             if self._is_unseeded:
                 check_seeded(self._order, self.world_size)
             order_N = order_of(self._order, num)
-            order_digest = digest(order_N)
+            order_digest = _plain_value(order_N)
         else:
-            order_N = self.permutation(num, self.epoch, 0) if self.shuffle else np.arange(num)
+            is_shuffled = self.settings.shuffle
+            order_N = self.permutation(num, self.epoch, 0) if is_shuffled else np.arange(num)
         if self._saved_order not in (None, order_digest):
             raise StateError(
                 f"sampler has another order in epoch {self.epoch} than when the state was saved, "
@@ -311,12 +333,12 @@ class EpochBatchSampler(BatchSampler):
             )
         is_overlong_N = self._is_overlong[order_N]
         num_overlong = int(is_overlong_N.sum())
-        if self.overlong == "drop":
+        if self.settings.overlong == "drop":
             order_N = order_N[~is_overlong_N]
         if not len(order_N):
             raise ValueError(
-                f"Epoch {self.epoch} has no sample: overlong='drop' drops all {num_overlong:,}, "
-                f"which are above {self._limit}. Truncate or split them, or raise the limit."
+                f"Epoch {self.epoch} has no sample: overlong='drop' drops all {num_overlong:,}. "
+                f"{self._overlong_text()}"
             )
         lists = self.plan(order_N, self.epoch)
         if self._first > len(lists):
@@ -405,7 +427,7 @@ class EpochBatchSampler(BatchSampler):
         Raises:
             ValueError: `epoch` is negative.
         """
-        epoch = as_integer("epoch", epoch, 0)
+        epoch = at_least("epoch", epoch, 0)
         if epoch != self.epoch:
             self._enter(epoch)
         if hasattr(self._order, "set_epoch"):
@@ -445,15 +467,10 @@ class EpochBatchSampler(BatchSampler):
     @cached_property
     def _config(self) -> dict[str, Any]:
         """What another run must have in common to resume where this one stopped."""
-        return {
-            "num_samples": len(self.lengths),
-            "lengths": digest(self.lengths),
-            "has_sampler": self._has_order,
-            "overlong": self.overlong,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            **self._settings,
-        }
+        values = vars(self.settings) | vars(self)
+        names = ("lengths", "seed", "shuffle", *self._saved)
+        config = {name: _plain_value(values[name]) for name in names}
+        return {"num_samples": len(self.lengths), "has_sampler": self._has_order, **config}
 
     def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
         """Returns the position in the epoch, JSON-serialisable, and the same on all ranks.
@@ -475,7 +492,7 @@ class EpochBatchSampler(BatchSampler):
         iteration = self._iteration or self._begin()
         num_batches = iteration.num_batches
         if batches_given is not None:
-            num_batches = as_integer("batches_given", batches_given)
+            num_batches = at_least("batches_given", batches_given, ANY)
         if not 0 <= num_batches <= iteration.max_batches:
             raise ValueError(
                 f"batches_given={num_batches} is not in 0..{iteration.max_batches}, the batches of "
@@ -619,33 +636,11 @@ def _rank_and_world_size() -> tuple[int, int]:
     return config.rank, config.world_size
 
 
-def as_integer(name: str, value: int, least: int | None = None) -> int:
-    """Returns an integer that is not too small.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is below `least`.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be an integer") from None
-    if least is not None and number < least:
-        raise ValueError(f"{name}={number} must be at least {least}")
-    return number
-
-
 def either(name: str, value: Any, other_name: str, other: Any) -> Any:
     """Returns an argument that has two names."""
     if value is not None and other is not None:
         raise TypeError(f"{name}={value} and {other_name}={other} mean the same; pass one.")
     return other if value is None else value
-
-
-def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Refuses a value that is not one of `allowed`, with a `ValueError`."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}")
 
 
 def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -> Int64Array:
@@ -672,6 +667,12 @@ def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -
     return array.astype(np.int64)
 
 
-def digest(array: Int64Array) -> str:
-    """Returns a text by which two arrays can be told apart."""
-    return blake2b(array.astype("<i8").tobytes(), digest_size=16).hexdigest()
+def _plain_value(value: Any) -> Any:
+    """Returns a setting for a state: arrays by their digest, what JSON does not have as text."""
+    if isinstance(value, np.ndarray):
+        return blake2b(value.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    if isinstance(value, Mapping):
+        return {name: int(number) for name, number in value.items()}
+    if isinstance(value, np.integer | int):
+        return value if isinstance(value, bool) else int(value)
+    return value if isinstance(value, str | None) else str(value)

@@ -9,7 +9,8 @@ import inspect
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,10 @@ from energon_lite.core.seeds import key_of
 from energon_lite.samplers.epoch_sampler import (
     End,
     EpochBatchSampler,
+    EpochSettings,
     Overlong,
     also_called,
-    as_integer,
     as_lengths,
-    check_choice,
     cut_lists,
     either,
 )
@@ -46,7 +46,18 @@ _IGNORED: dict[str, Any] = {
     "group_size": 100_000, "mp_start_method": "fork", "num_count_samples": 4,
     "num_processes": None, "packing_efficiency_estimate": 1.0, "safe_mode": True,
 }  # fmt: skip
+_PACKERS = {"best": "pack_best", "streaming": "pack_stream"}
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings(Packing, EpochSettings):
+    """What a sampler can do of a task encoder's packing, and what all samplers have."""
+
+    algorithm: Algorithm = "best"
+    overlong: Overlong = "error"
+    balance: Literal["global_window"] | None = None
+    lengths: str | None = "all"  # which a global window needs, and samplers have
 
 
 class MultipackBatchSampler(EpochBatchSampler):
@@ -109,7 +120,6 @@ class MultipackBatchSampler(EpochBatchSampler):
 
     Attributes:
         epoch: as `set_epoch` or `load_state_dict` set it.
-        packing: the settings of packs.
 
     Raises:
         TypeError: An argument is missing, passed twice, unknown, or not an integer.
@@ -123,6 +133,10 @@ class MultipackBatchSampler(EpochBatchSampler):
     """
 
     _name, _unit = "multipack", "packs"
+    _saved = (
+        "capacity", "algorithm", "max_samples", "align", "overlong", "balance", "balance_window",
+        "cost",
+    )  # fmt: skip
 
     @also_called(
         "sampler", "batch_size", "batch_max_len", "lengths", "packing_efficiency_estimate",
@@ -155,64 +169,51 @@ class MultipackBatchSampler(EpochBatchSampler):
         sequential: bool = False,
         **ignored: Any,
     ) -> None:
-        _check_ignored(ignored)
-        _check_orders(lengths, sampler)
+        _check_arguments(ignored, lengths, sampler)
         if sequential and algorithm not in (None, "sequential"):
             raise ValueError(f"sequential=True contradicts algorithm={algorithm!r}; pass one.")
-        check_choice("end", end, get_args(End))
-        check_choice("overlong", overlong, get_args(Overlong))
-        check_choice("balance", balance, (None, "global_window"))
+        capacity = either("capacity", capacity, "batch_max_len", batch_max_len)
+        if capacity is None:
+            raise TypeError("capacity is missing: how many tokens can a pack contain?")
         max_samples = either("max_samples", max_samples, "bin_size", bin_size)
-        if max_samples is None and sampler is not None:
-            max_samples = 200
-        self.packing = packing = _packing(
-            capacity=either("capacity", capacity, "batch_max_len", batch_max_len),
-            algorithm="sequential" if sequential else algorithm or "best", align=align,
-            max_samples=max_samples, overlong=overlong, balance=balance,
-            balance_window=balance_window, cost=cost,
+        algorithm, has_sampler = "sequential" if sequential else algorithm, sampler is not None
+        self.settings: PackSettings = PackSettings(
+            capacity=capacity, align=align, overlong=overlong, algorithm=algorithm or "best",
+            max_samples=200 if max_samples is None and has_sampler else max_samples,
+            balance=balance, balance_window=balance_window, cost=cost, seed=seed, end=end,
+            shuffle=not (has_sampler and algorithm == "sequential") if shuffle is None else shuffle,
         )  # fmt: skip
-        lengths_N = _lengths_of(packing, lengths)
         self.flatten, self._is_nested = flatten, not flatten
         vars(self).update(_IGNORED | ignored)
-        is_overlong = np.any(lengths_N.reshape(len(lengths_N), -1) > packing.limits, axis=1)
-        is_sequential = sampler is not None and packing.algorithm == "sequential"
         super().__init__(
-            lengths_N, sampler, batch_size,
-            sampler is not None if drop_last is None else drop_last,
-            seed=seed, shuffle=not is_sequential if shuffle is None else shuffle, end=end,
-            overlong=overlong,
-            is_overlong=is_overlong,
-            limit=f"the capacity of {packing.capacity}"
-            + (f" (aligned to {packing.align})" if packing.align != 1 else ""),
-            settings=_config_of(packing),
+            _columns_of(lengths, self.settings), sampler, batch_size,
+            has_sampler if drop_last is None else drop_last, self.settings,
         )  # fmt: skip
         self._set_place(rank, world_size)
 
     def plan(self, order_N: Int64Array, epoch: int) -> Lists:
         """Returns the packs of an epoch: packed, cut for the ranks, shuffled, and balanced."""
-        packing = self.packing
+        settings = self.settings
         lengths_NR = self.lengths.reshape(len(self.lengths), -1)
         # As large as a whole pack, an overlong sample shares it with none.
-        sizes_NR = np.where(
-            self._is_overlong[order_N, None], packing.limits, lengths_NR[order_N]
-        ).astype(np.int64)
-        settings: dict[str, Any] = {"max_samples": packing.max_samples, "align": packing.alignments}
-        if packing.algorithm == "best":
-            settings["tolerance"] = _TOLERANCE
-        names = {"best": "pack_best", "streaming": "pack_stream"}
-        pack = getattr(packers, names.get(packing.algorithm, packing.algorithm))
-        packs: Lists = pack(sizes_NR, packing.capacities, **settings)
+        is_overlong = self._is_overlong[order_N, None]
+        sizes_NR = np.where(is_overlong, settings.limits, lengths_NR[order_N]).astype(np.int64)
+        limits: dict[str, Any] = {"max_samples": settings.max_samples, "align": settings.alignments}
+        if settings.algorithm == "best":
+            limits["tolerance"] = _TOLERANCE
+        pack = getattr(packers, _PACKERS.get(settings.algorithm, settings.algorithm))
+        packs: Lists = pack(sizes_NR, settings.capacities, **limits)
         packs = cut_lists(Lists(order_N[packs.indices], packs.offsets), self.layout.multiple)
-        if self.shuffle:
+        if settings.shuffle:
             packs = packs.reordered(self.permutation(len(packs), epoch, 1))
-        if packing.balance:
+        if settings.balance:
             # Windows of equal size: a last one of few steps would balance worse.
             num_steps = -(-len(packs) // self.layout.num_ranks)
-            num_windows = max(1, round(num_steps / packing.balance_window))
+            num_windows = max(1, round(num_steps / settings.balance_window))
             steps = global_window(
-                packing.cost.costs(packs, lengths_NR), self.layout.num_ranks,
-                -(-num_steps // num_windows), key_of("samplers.balance", self.seed), epoch=epoch,
-                remainder="ragged",
+                settings.cost.costs(packs, lengths_NR), self.layout.num_ranks,
+                -(-num_steps // num_windows), key_of("samplers.balance", settings.seed),
+                epoch=epoch, remainder="ragged",
             ).steps.ravel()  # fmt: skip
             packs = packs.reordered(steps[steps != NO_PACK])
         return packs
@@ -237,17 +238,17 @@ class MultipackBatchSampler(EpochBatchSampler):
     @property
     def batch_max_len(self) -> int:
         """Tokens a pack can contain: `capacity`."""
-        return self.packing.tokens
+        return self.settings.tokens
 
     @property
     def bin_size(self) -> int | None:
         """Samples in a pack at most: `max_samples`."""
-        return self.packing.max_samples
+        return self.settings.max_samples
 
     @property
     def sequential(self) -> bool:
         """Whether packs keep the order of samples."""
-        return self.packing.algorithm == "sequential"
+        return self.settings.algorithm == "sequential"
 
     @property
     def total_tokens_used(self) -> int:
@@ -257,7 +258,7 @@ class MultipackBatchSampler(EpochBatchSampler):
     @property
     def total_token_slots(self) -> int:
         """Tokens that there is room for in these packs; in one that is too large, as it has."""
-        return int(np.maximum(self._sizes_yielded(), self.packing.tokens).sum())
+        return int(np.maximum(self._sizes_yielded(), self.settings.tokens).sum())
 
     eff_total_used, eff_total_slots = total_tokens_used, total_token_slots  # older names
 
@@ -283,8 +284,8 @@ class MultipackBatchSampler(EpochBatchSampler):
         return list(self._batches([self.rank]))
 
 
-def _check_ignored(ignored: Mapping[str, Any]) -> None:
-    """Warns of arguments without effect, and refuses unknown ones."""
+def _check_arguments(ignored: Mapping[str, Any], lengths: object, sampler: object) -> None:
+    """Warns of arguments without effect; refuses unknown ones, and orders that make no sense."""
     for name in ignored.keys() - _IGNORED.keys():
         known = [*inspect.signature(MultipackBatchSampler).parameters][:-1]
         raise TypeError(
@@ -293,9 +294,6 @@ def _check_ignored(ignored: Mapping[str, Any]) -> None:
         )
     if ignored:
         _log.warning("MultipackBatchSampler ignores %s.", ", ".join(sorted(ignored)))
-
-
-def _check_orders(lengths: object, sampler: object) -> None:
     if isinstance(lengths, Sampler):
         raise TypeError(
             f"lengths is a {type(lengths).__name__}. With a sampler, pass the arguments of "
@@ -305,44 +303,17 @@ def _check_orders(lengths: object, sampler: object) -> None:
     check_sampler(sampler)
 
 
-def _packing(**settings: Any) -> Packing:
-    """Returns the settings of packs, checked as those of a task encoder."""
-    if settings["capacity"] is None:
-        raise TypeError("capacity is missing: how many tokens can a pack contain?")
-    for name in ("capacity", "align", "max_samples", "balance_window"):
-        if isinstance(settings[name], Mapping):
-            settings[name] = {key: as_integer(name, n) for key, n in settings[name].items()}
-        elif settings[name] is not None:
-            settings[name] = as_integer(name, settings[name])
-    # A global window needs all lengths, which a task encoder has in an index, and samplers always.
-    return Packing(**settings, lengths="all")
-
-
-def _config_of(packing: Packing) -> dict[str, Any]:
-    """Returns the settings that another run must have in common."""
-    balance = packing.balance
-    return {
-        "capacity": packing.tokens if len(packing.limits) == 1 else list(packing.capacities),
-        "algorithm": packing.algorithm,
-        "max_samples": packing.max_samples,
-        "align": packing.token_alignment if len(packing.limits) == 1 else list(packing.alignments),
-        "balance": balance and [balance, packing.balance_window, str(packing.cost)],
-    }
-
-
-def _lengths_of(packing: Packing, lengths: Any) -> Int64Array:
-    """Returns lengths of shape (N,), or (N, R) with columns in the order of `packing.resources`."""
-    resources = packing.resources
+def _columns_of(lengths: Any, settings: PackSettings) -> Int64Array:
+    """Returns lengths of shape (N,), or (N, R) with columns in the order of the resources."""
+    resources = settings.resources
+    if isinstance(settings.capacity, Mapping) and not isinstance(lengths, Mapping):
+        rows = as_lengths(lengths, 1, len(resources)).reshape(len(lengths), -1)
+        lengths = dict(zip(settings.capacity, rows.T, strict=True))
     if isinstance(lengths, Mapping):
         if set(lengths) != set(resources):
             raise ValueError(
                 f"lengths has {', '.join(map(str, lengths))}, but capacity {', '.join(resources)}"
             )
-        lengths = np.stack([np.asarray(lengths[name]) for name in resources], axis=-1)
-    elif isinstance(packing.capacity, Mapping) and np.ndim(lengths) == 2:
-        columns = [list(packing.capacity).index(name) for name in resources]
-        if np.shape(lengths)[1] == len(columns):
-            lengths = np.asarray(lengths)[:, columns]
-    if len(resources) == 1 and np.ndim(lengths) == 2 and np.shape(lengths)[1] == 1:
-        lengths = np.asarray(lengths)[:, 0]
+        columns = [np.asarray(lengths[name]) for name in resources]
+        lengths = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
     return as_lengths(lengths, 1, len(resources))

@@ -6,13 +6,12 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import Dataset
 
-from energon_lite.batching.rules import Packing
-from energon_lite.samplers.epoch_sampler import check_choice
+from energon_lite.batching.rules import Packing, check_fields
 from energon_lite.stages.packing.pack_samples import pack_samples
 from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
 
@@ -111,7 +110,7 @@ class PackedCollator:
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("attention", self.attention, get_args(Attention))
+        check_fields(self)
         if self.packing.labels_are_shifted:
             raise ValueError("labels_are_shifted=True: Hugging Face models shift labels again.")
 

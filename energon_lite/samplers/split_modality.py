@@ -5,30 +5,41 @@ Axes: N samples, S steps, G samples of a step over all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from copy import copy
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from energon_lite.batching.length_windows import End, number_groups
+from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.steps import step_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.samplers.epoch_sampler import (
+    EpochSettings,
     PaddedEpochBatchSampler,
     also_called,
-    as_integer,
     as_lengths,
-    check_choice,
-    digest,
     either,
 )
 from energon_lite.samplers.sample_order import check_sampler
+
+End = Literal["pad", "drop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings(EpochSettings):
+    """The size and windows of steps, and what all samplers have."""
+
+    global_batch_size: int
+    window: int = 64
+    longest_first: bool = False
+    end: End = "pad"
 
 
 class SplitModalityBatchSampler(PaddedEpochBatchSampler):
@@ -89,6 +100,7 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
     """
 
     _name, _unit = "split_modality", "samples in steps of one group"
+    _saved = ("groups", "global_batch_size", "window", "longest_first", "end")
 
     @also_called(
         "dataset", "modality_lengths", "global_batch_size", "num_replicas", "rank", "seed",
@@ -118,21 +130,15 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
             raise ValueError(
                 f"dataset has {len(dataset):,} samples, but modality_lengths {len(lengths_N):,}"
             )
-        check_choice("end", end or "pad", get_args(End))
         if drop_last and end == "pad":
             raise ValueError("drop_last=True contradicts end='pad'; pass one.")
         end = end or ("drop" if drop_last else "pad")
-        self.global_batch_size = as_integer("global_batch_size", global_batch_size, 1)
-        self.window = as_integer("window", window, 1)
-        self.longest_first = bool(longest_first)
-        super().__init__(
-            lengths_N, None, 1 if batch_size is None else batch_size, end == "drop", seed=seed,
-            shuffle=True, end=end,
-            settings={
-                "groups": digest(self.groups), "global_batch_size": self.global_batch_size,
-                "window": self.window, "longest_first": self.longest_first, "end": end,
-            },
+        self.settings: StepSettings = StepSettings(
+            global_batch_size=global_batch_size, window=window, longest_first=longest_first,
+            seed=seed, end=end,
         )  # fmt: skip
+        size = 1 if batch_size is None else batch_size
+        super().__init__(lengths_N, None, size, end == "drop", self.settings)
         self._set_place(
             rank, either("num_replicas", num_replicas, "world_size", world_size), "num_replicas"
         )
@@ -145,15 +151,16 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
         if not self._is_whole_step:
             factors = {"batch_size": self._batch_size or 1} | factors
         product = int(np.prod(list(factors.values())))
-        if rest := self.global_batch_size % product:
+        step_size = self.settings.global_batch_size
+        if rest := step_size % product:
             named = " times ".join(f"{name}={value}" for name, value in factors.items())
             raise ValueError(
-                f"global_batch_size={self.global_batch_size} is not a multiple of {named}: ranks "
-                f"would get different numbers of samples. {self.global_batch_size - rest} or "
-                f"{self.global_batch_size - rest + product} would be one."
+                f"global_batch_size={step_size} is not a multiple of {named}: ranks would get "
+                f"different numbers of samples. {step_size - rest} or {step_size - rest + product} "
+                "would be one."
             )
         if self._is_whole_step:
-            self._batch_size = self.global_batch_size // self.world_size
+            self._batch_size = step_size // self.world_size
 
     def _move(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size and self._is_sharded:
@@ -169,25 +176,25 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
     def plan(self, order_N: Int64Array, epoch: int) -> Lists:
         """Returns the samples of an epoch, each a list: step after step, the longest first."""
         steps_SG = step_groups(
-            order_N, self.lengths, self.groups, step_size=self.global_batch_size,
-            window=self.window, end="drop" if self.end == "drop" else "pad",
+            order_N, self.lengths, self.groups, step_size=self.settings.global_batch_size,
+            window=self.settings.window, end=self.settings.end,
         ).indices  # fmt: skip
         steps_SG = steps_SG[self.permutation(len(steps_SG), epoch, 1)]
-        if self.longest_first and len(steps_SG):
+        if self.settings.longest_first and len(steps_SG):
             longest = int(self.lengths[steps_SG[:, 0]].argmax())
             steps_SG[[0, longest]] = steps_SG[[longest, 0]]
         return Lists(steps_SG.ravel(), np.arange(steps_SG.size + 1))
 
     def _num_rows(self) -> int:
         num_rows = super()._num_rows()
+        step_size = self.settings.global_batch_size
         num_left = len(self._planned().lists) - self._first
         if num_left % (self._lists_per_batch * self.world_size):
             raise StateError(
-                f"The state was saved within a step, of which "
-                f"{num_left % self.global_batch_size:,} samples are left. These are no whole "
-                f"batches of batch_size={self._batch_size} for each of num_replicas="
-                f"{self.world_size}. Save after whole steps, or resume with the settings of the "
-                "run that saved."
+                f"The state was saved within a step, of which {num_left % step_size:,} samples are "
+                f"left. These are no whole batches of batch_size={self._batch_size} for each of "
+                f"num_replicas={self.world_size}. Save after whole steps, or resume with the "
+                "settings of the run that saved."
             )
         return num_rows
 
@@ -233,12 +240,15 @@ class SplitModalitySampler(Sampler[int]):
             modality_lengths, global_batch_size, dataset=dataset, num_replicas=num_replicas,
             rank=rank, seed=seed, drop_last=drop_last, window=window, longest_first=True,
         )  # fmt: skip
+        # Attributes of the sampler itself, which torchdata looks for.
+        self.set_epoch, self.state_dict = self.batches.set_epoch, self.batches.state_dict
+        self.load_state_dict = self.batches.load_state_dict
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the batch sampler, such as `rank`, `epoch` or `num_repeated`."""
+        """Returns an attribute of the batch sampler or a setting: `rank`, `epoch`, `seed`, ..."""
         if name.startswith("__") or name == "batches":
             raise AttributeError(name)
-        return getattr(self.batches, name)
+        return getattr(self.batches if hasattr(self.batches, name) else self.batches.settings, name)
 
     def __iter__(self) -> Iterator[int]:
         """Yields this rank's indices of the epoch, or of the rest of it after `load_state_dict`."""
@@ -264,18 +274,6 @@ class SplitModalitySampler(Sampler[int]):
         """Indices of all ranks in an epoch, with those that come twice."""
         return len(self.batches._planned().lists)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Begins another epoch; its number fixes the order."""
-        self.batches.set_epoch(epoch)
-
-    def state_dict(self, batches_given: int | None = None) -> dict[str, Any]:
-        """Returns the position in the epoch; see `SplitModalityBatchSampler.state_dict`."""
-        return self.batches.state_dict(batches_given)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes in the middle of an epoch; see `SplitModalityBatchSampler.load_state_dict`."""
-        self.batches.load_state_dict(state)
-
     def get_modality_and_length_grouped_indices(self, generator: torch.Generator) -> list[int]:
         """Returns the indices of all ranks in an epoch that the generator draws.
 
@@ -283,9 +281,10 @@ class SplitModalitySampler(Sampler[int]):
         num_replicas` of these are for one rank.
         """
         drawn = copy(self.batches)
-        drawn.seed = int(torch.randint(2**62, (1,), generator=generator))
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        drawn.settings = replace(drawn.settings, seed=seed)
         drawn._enter(0)
-        size = drawn.global_batch_size // drawn.world_size
+        size = drawn.settings.global_batch_size // drawn.world_size
         steps_SBR = drawn._planned().lists.indices.reshape(-1, size, drawn.world_size)
         indices: list[int] = steps_SBR.transpose(0, 2, 1).ravel().tolist()
         return indices

@@ -6,7 +6,7 @@ Axes: N samples, B batches, S steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import get_args
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +14,33 @@ import numpy.typing as npt
 from energon_lite.batching.length_windows import cut_window, number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Buckets
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.samplers.epoch_sampler import (
     End,
+    EpochSettings,
     Overlong,
     PaddedEpochBatchSampler,
-    as_integer,
     as_lengths,
-    check_choice,
     cut_lists,
-    digest,
 )
 from energon_lite.samplers.sample_order import check_sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings(Buckets, EpochSettings):
+    """The limits of a batch, of which one is set, and what all samplers have."""
+
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = (self.max_tokens, self.batch_size, self.batch_size_fn)
+        if (num_limits := sum(limit is not None for limit in limits)) != 1:
+            raise TypeError(
+                "pass one of max_tokens, batch_size and batch_size_fn, not "
+                f"{'several' if num_limits else 'none'}: how large is a batch?"
+            )
+        super().__post_init__()
 
 
 class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
@@ -80,6 +94,10 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
     """
 
     _name, _unit = "token_budget", "batches"
+    _saved = (
+        "max_tokens", "batch_size", "limits", "window", "boundary_key", "align", "overlong",
+        "drop_last",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -101,42 +119,26 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
         sampler: None = None,
     ) -> None:
         check_sampler(sampler, has_own_order=True)
-        check_choice("overlong", overlong, get_args(Overlong))
-        check_choice("end", end, get_args(End))
-        num_limits = sum(value is not None for value in (max_tokens, batch_size, batch_size_fn))
-        if num_limits != 1:
-            raise TypeError(
-                "pass one of max_tokens, batch_size and batch_size_fn, not "
-                f"{'several' if num_limits else 'none'}: how large is a batch?"
-            )
-        if max_tokens is not None:
-            max_tokens = as_integer("max_tokens", max_tokens)
-        if batch_size is not None:
-            batch_size = as_integer("batch_size", batch_size, 1)
-        buckets = Buckets(
-            max_tokens=max_tokens, batch_size_fn=batch_size_fn, overlong=overlong,
-            window=as_integer("window", window), align=as_integer("align", align),
+        self.settings: BudgetSettings = BudgetSettings(
+            max_tokens=max_tokens, batch_size=batch_size, batch_size_fn=batch_size_fn,
+            window=window, align=align, overlong=overlong, shuffle=shuffle, seed=seed, end=end,
         )  # fmt: skip
         lengths_N = as_lengths(lengths)
-        self.align, self.window, self.max_tokens = buckets.align, buckets.window, max_tokens
-        self.limits = buckets.list_sizes(lengths_N, batch_size)
-        self.groups = None if boundary_key is None else number_groups(boundary_key)
-        if self.groups is not None and len(self.groups) != len(lengths_N):
+        self.align = align
+        self.limits = self.settings.list_sizes(lengths_N, batch_size)
+        self.boundary_key = None if boundary_key is None else number_groups(boundary_key)
+        if self.boundary_key is not None and len(self.boundary_key) != len(lengths_N):
             raise ValueError(
-                f"boundary_key has {len(self.groups):,} entries, but lengths {len(lengths_N):,}"
+                f"boundary_key has {len(self.boundary_key):,} entries, but lengths "
+                f"{len(lengths_N):,}"
             )
-        limit = "what batch_size_fn allows" if max_tokens is None else f"max_tokens={max_tokens}"
         super().__init__(
-            lengths_N, None, batch_size if drop_last else None, drop_last,
-            seed=seed, shuffle=shuffle, end=end, overlong=overlong, is_overlong=self.limits < 1,
-            limit=limit + (f" (padded to a multiple of {align})" if align > 1 else ""),
-            settings={
-                "max_tokens": max_tokens, "batch_size": batch_size, "align": self.align,
-                "limits": digest(self.limits), "window": self.window, "drop_last": bool(drop_last),
-                "boundary_key": None if self.groups is None else digest(self.groups),
-            },
-        )  # fmt: skip
+            lengths_N, None, batch_size if drop_last else None, drop_last, self.settings
+        )
         self._set_place(rank, world_size)
+
+    def _too_long(self, lengths_NR: Int64Array) -> BoolArray:  # noqa: ARG002
+        return self.limits < 1  # without another call of `batch_size_fn`
 
     @property
     def _lists_per_batch(self) -> int:
@@ -152,17 +154,19 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
 
     def plan(self, order_N: Int64Array, epoch: int) -> Lists:
         """Returns the batches of an epoch: step after step, one for each rank."""
-        window = min(self.window, max(1, -(-len(order_N) // 2))) if self.shuffle else self.window
+        window, is_shuffled = self.settings.window, self.settings.shuffle
+        if is_shuffled:
+            window = min(window, -(-len(order_N) // 2))
         batches, windows_B = cut_epoch(
-            order_N, self.lengths, np.maximum(self.limits, 1), self.groups, window=window,
+            order_N, self.lengths, np.maximum(self.limits, 1), self.boundary_key, window=window,
             drop_last=bool(self.drop_last),
         )  # fmt: skip
         cut = cut_lists(batches, self.layout.multiple)
         # A part is of the window of the batch that it was cut from.
         windows_B = windows_B[np.searchsorted(batches.offsets, cut.offsets[:-1], "right") - 1]
-        if not self.shuffle:
+        if not is_shuffled:
             return cut
-        key = key_of("samplers.token_budget", self.seed)
+        key = key_of("samplers.token_budget", self.settings.seed)
         return cut.reordered(shuffle_steps(windows_B, self.layout.num_ranks, key, epoch))
 
 

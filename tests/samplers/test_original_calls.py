@@ -77,7 +77,7 @@ def test_calls_that_are_neither_are_refused(args: Any, settings: Any, message: s
 def test_drop_in_call_packs_as_well_as_our_own() -> None:
     own = MultipackBatchSampler(LENGTHS, 2048, 1)
     drop_in = MultipackBatchSampler(ordered(), 1, 2048, LENGTHS)
-    assert drop_in.packing.algorithm == own.packing.algorithm == "best"
+    assert drop_in.settings.algorithm == own.settings.algorithm == "best"
     assert abs(drop_in.efficiency() - own.efficiency()) < 0.01
 
 

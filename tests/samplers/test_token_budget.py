@@ -95,7 +95,9 @@ def test_aligned_lengths_keep_the_budget() -> None:
     sampler = alone([9, 9, 9, 9], max_tokens=32, align=16)
     assert [len(batch) for batch in sampler] == [2, 2]
     assert sampler.padding() == pytest.approx(1 - 9 / 16)
-    with pytest.raises(ValueError, match=r"length 33, above max_tokens=40 \(padded to a mult.* 16"):
+    with pytest.raises(
+        ValueError, match=r"of 33, padded to a multiple of 16 is above max_tokens=40"
+    ):
         alone([33], max_tokens=40, align=16)
 
 
@@ -138,9 +140,9 @@ def test_regression_windows_are_not_flushed() -> None:
 
 
 def test_regression_a_sample_above_the_budget_is_never_silent() -> None:
-    with pytest.raises(ValueError, match=r"Sample 1 has length 11, above max_tokens=10.*'drop'"):
+    with pytest.raises(ValueError, match=r"Sample 1: its length of 11 is above max_tokens=10"):
         alone([1, 11], max_tokens=10)
-    with pytest.raises(ValueError, match=r"Sample 1 .* 11, above what batch_size_fn allows"):
+    with pytest.raises(ValueError, match=r"Sample 1: .* 11 is above what batch_size_fn allows"):
         alone([1, 11], batch_size_fn=lambda length: 10 // length)
     sampler = alone([1, 11], batch_size_fn=lambda length: 10 // length, overlong="drop")
     assert (list(sampler), sampler.num_overlong) == ([[0]], 1)
@@ -165,7 +167,7 @@ def test_regression_a_window_smaller_than_a_batch_makes_whole_batches() -> None:
     [
         (
             {"lengths": [6, 7], "max_tokens": 5, "overlong": "drop"},
-            "drops all 2, which are above m",
+            "drops all 2. Sample 0: its",
         ),
         ({"lengths": [1, 2], "batch_size": 3, "drop_last": True}, "Use drop_last=False"),
         (
