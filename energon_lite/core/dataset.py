@@ -1,4 +1,4 @@
-"""What the samples are, and where one stream stands in them: the two types of every stage.
+"""What the samples are, and the place of one stream in them: the two types of every stage.
 
 A `SavableDataset` is immutable, picklable and cheap to send to a worker. A `Cursor` is one
 stream's place in it. The six laws that bind them are written down in docs/architecture.md and
@@ -32,7 +32,7 @@ class Cursor(Iterator[T_co], ABC):
     """Where one stream stands in a dataset.
 
     Attributes:
-        key: the restore key of the item that `next` gave last.
+        key: the restore key of the item that `next` returned last.
     """
 
     key: RestoreKey
@@ -43,7 +43,7 @@ class Cursor(Iterator[T_co], ABC):
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Returns the place between two items, as a cheap value."""
+        """Returns the place between two items; cheap."""
 
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
@@ -138,7 +138,7 @@ class Traits:
 class SavableDataset(IterableDataset[T_co], ABC):
     """What the samples are; iterating changes nothing in it.
 
-    It is an `IterableDataset` for what asks, such as trainers. It is run by `get_loader`; torch's
+    It is an `IterableDataset` for trainers that check. `get_loader` runs it; torch's
     own `DataLoader` reads it as a whole, so with `batch_size=None` and at most one worker process.
     """
 
@@ -154,7 +154,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
     @abstractmethod
     def restore_sample(self, restore_key: RestoreKey) -> T_co:
-        """Makes the item again that carried `restore_key`.
+        """Re-creates the item that carried `restore_key`.
 
         Raises:
             ValueError: The key is not one of this dataset.
@@ -164,7 +164,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
     def num_items(self, stream: Stream) -> int:
         """Counts the items of a stream's pass (of its first epoch, if it is endless).
 
-        Samples that are skipped or expanded while reading are not foreseen.
+        Samples that are skipped or expanded while reading are not predicted.
         """
 
     def own_traits(self, below: Traits) -> Traits:
@@ -284,7 +284,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
         if worker is not None and worker.dataset is self and worker.num_workers > 1:
             raise RuntimeError(
                 f"Each of {worker.num_workers} worker processes of this torch DataLoader would "
-                f"give the whole {type(self).__name__}. Use energon_lite.get_loader(dataset) (or "
+                f"return the whole {type(self).__name__}. Use energon_lite.get_loader(dataset) (or "
                 "get_savable_loader), with WorkerConfig(num_workers=...), which is a torch "
                 "DataLoader, too."
             )
@@ -339,8 +339,8 @@ def _drawing(
 
     Args:
         dataset: a dataset of the pipeline.
-        is_expanded: whether a generator hook lies above; its last input is made again.
-        is_held: whether a buffer lies above; what it held is made again.
+        is_expanded: whether a generator hook lies above; its last input is re-created.
+        is_held: whether a buffer lies above; its samples are re-created.
     """
     is_held = is_held or getattr(dataset, "holds_back", False)
     is_expanded = is_expanded or any(function.is_generator for function in dataset.functions)
@@ -352,9 +352,9 @@ def _drawing(
 
 
 class StreamRun(Iterator[T]):
-    """Drives one stream of a pipeline: numbers its items and collects what it left out.
+    """Drives one stream of a pipeline: numbers its items and collects what it skipped.
 
-    State: number of items given, how far failures stand above their rate, and which global
+    State: number of items returned, how far failures are above their rate, and which global
     generators hooks draw from.
     """
 
@@ -376,7 +376,7 @@ class StreamRun(Iterator[T]):
 
     @property
     def key(self) -> RestoreKey:
-        """The restore key of the item given last."""
+        """The restore key of the item that was returned last."""
         return self._cursor.key
 
     def __next__(self) -> T:
@@ -396,7 +396,7 @@ class StreamRun(Iterator[T]):
             raise
         finally:
             set_context(before)
-        context.gave_item()
+        context.item_returned()
         self.num_given += 1
         return item
 
@@ -432,9 +432,9 @@ class StreamRun(Iterator[T]):
                 if (damage := as_damage(error, self._name)) is not error:
                     raise damage from error
                 raise
-        # What was made again here may have drawn, too.
+        # Re-created items may have drawn, too.
         context.generators = generators_of(self._dataset, self.stream, drawn)
-        # What is left out while samples are made again was counted when it was left out first.
+        # What is skipped while samples are re-created was counted when it was skipped first.
         context.take_records()
         context.take_costs()
         context.fill, context.last_draw = float(fill), last_draw
@@ -443,7 +443,7 @@ class StreamRun(Iterator[T]):
         self._is_restored = True
 
     def skip(self, n: int) -> None:
-        """Passes over `n` items; what was left out meanwhile is another rank's to count."""
+        """Passes over `n` items; another rank counts what is skipped on the way."""
         for _ in range(n):
             next(self)
         self.context.take_records()

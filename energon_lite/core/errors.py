@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_lite.core.failures import log_failure
 
-# Of more or longer words nobody reads a list.
+# A list of more or longer words is not read by a person.
 _LONGEST_HINT, _MOST_HINTS = 200, 20_000
 
 # What `repr` writes of objects without one of their own; it differs from run to run.
@@ -21,7 +21,7 @@ ErrorHandler = Callable[[Exception, Any, "Sequence[Any] | None"], None]
 
 
 class DatasetFormatError(ValueError):
-    """A file of a dataset is not as the format wants it; the text names file and way out."""
+    """A file of a dataset is invalid; the text names the file and a remedy."""
 
 
 class EmptyDatasetError(DatasetFormatError):
@@ -41,7 +41,7 @@ class StateError(ValueError):
 
 
 class SkipSample(Exception):
-    """Raised by user code to leave out the current sample without counting it as a failure."""
+    """Raised by user code to skip the current sample without counting it as a failure."""
 
 
 class SampleException(ValueError):

@@ -147,7 +147,7 @@ def checked_names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, tuple) or [n for n in GENERATORS if n in names] != list(names):
         raise StateError(
             f"The checkpoint's stream has generators={names!r:.80}, which are not some of "
-            f"{', '.join(GENERATORS)}; it was edited or damaged."
+            f"{', '.join(GENERATORS)}; it was edited or corrupted."
         )
     return names
 
@@ -219,7 +219,7 @@ class StreamGenerators:
         self._start.put()
 
     def __exit__(self, *error: object) -> None:
-        """Sees what was drawn from, and gives the user's generators back."""
+        """Records which generators were drawn from, and puts the user's back."""
         if self.drawn != ALL:
             for bit, before, now in zip(GENERATORS.values(), self._marks, _marks(), strict=True):
                 if before != now:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-# What a `Field` says of its kind, where it is neither `ClassVar` nor `InitVar`.
+# The kind of a `Field` that is neither `ClassVar` nor `InitVar`.
 _USUAL: Any = dataclasses.fields(dataclasses.make_dataclass("_", ["x"]))[0]._field_type  # type: ignore[attr-defined]
 
 

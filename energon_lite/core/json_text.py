@@ -1,4 +1,4 @@
-"""Reads JSON that somebody else wrote: nothing in it can crash or hang."""
+"""Reads untrusted JSON: nothing in it can crash or hang the process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_json(
 
 
 def _is_deeper(text: str, max_depth: int) -> bool:
-    """Whether a JSON text is nested deeper than so many levels; of broken JSON, either answer."""
+    """Whether a JSON text is nested deeper than `max_depth`; of broken JSON, either answer."""
     if text.count("[") + text.count("{") <= max_depth:
         return False
     if "\\" in text:

@@ -58,7 +58,7 @@ def is_piece(key: RestoreKey) -> bool:
 
 
 class Siblings:
-    """Items that are to be made again, by the input of a generator hook that they were made of.
+    """Items that are to be re-created, by the input of a generator hook that they were made of.
 
     Args:
         keys: restore keys of the items, or of lists of them.
@@ -78,7 +78,7 @@ class Siblings:
                 self._add(entry)
 
     def numbers(self, hook: str, key: RestoreKey) -> set[int]:
-        """Returns which items that a hook made of an input are to be made again, once."""
+        """Returns, once, which items of a hook and an input are to be re-created."""
         return self._numbers.pop((hook, key), set())
 
     def keep(self, made: dict[RestoreKey, Any]) -> None:

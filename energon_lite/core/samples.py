@@ -96,11 +96,11 @@ class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
 
     Attributes:
         __key__: Name of the sample in its dataset.
-        __restore_key__: From this the pipeline can make the sample again.
+        __restore_key__: From this the pipeline can re-create the sample.
         __subflavors__: Tags of the dataset.
         __sources__: Where its bytes come from; several for a joined or packed sample.
         __loss_weight__: Factor for the loss of this sample, from the metadataset; `loss_weight`
-            gives it as a tensor.
+            returns it as a tensor.
     """
 
     __key__: str
@@ -114,7 +114,7 @@ class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
         """Makes a sample with the service fields of another one.
 
         Args:
-            base_sample: Gives key, restore key, subflavors, sources and loss weight.
+            base_sample: The sample with key, restore key, subflavors, sources and loss weight.
             kwargs: The other fields; service fields given here win.
         """
         values: dict[str, Any] = {
@@ -312,10 +312,10 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
 
     Attributes:
         __key__: One entry per sample.
-        __restore_key__: From this the pipeline can make the batch again.
+        __restore_key__: From this the pipeline can re-create the batch.
         __subflavors__: One entry per sample.
         __sources__: The sources of all samples, one after the other.
-        __loss_weight__: One entry per sample; `loss_weight` gives them as a tensor (n,).
+        __loss_weight__: One entry per sample; `loss_weight` returns them as a tensor (n,).
     """
 
     __key__: list[str]
@@ -329,7 +329,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
         """Makes a batch with the service fields of another one.
 
         Args:
-            base_batch: Gives keys, restore key, subflavors, sources and loss weights.
+            base_batch: The batch with keys, restore key, subflavors, sources and loss weights.
             kwargs: The other fields.
 
         Raises:
@@ -469,7 +469,7 @@ def _put_key(sample: T, key: RestoreKey, src: Any, fail_otherwise: bool) -> T:
     if fail_otherwise:
         raise TypeError(
             f"{type(src).__name__} made a {type(sample).__qualname__} without __restore_key__, "
-            "which cannot be made again. Return a Sample, or a dict with basic_sample_keys(sample)."
+            "which cannot be re-created. Return a Sample, or a dict with basic_sample_keys(sample)."
         )
     return sample
 

@@ -294,7 +294,7 @@ def _combine_field(
     try:
         return _combine(column, join_tensors, name)
     except (TypeError, ValueError) as error:
-        # The innermost field is told first: "field 'boxes' of field 'target' of ...".
+        # The innermost field is named first: "field 'boxes' of field 'target' of ...".
         error.args = (f"field {field!r}: {error}", *error.args[1:])
         raise
 

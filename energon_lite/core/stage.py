@@ -100,7 +100,7 @@ def checked_fields(snapshot: Snapshot, saved: Mapping[str, Kind]) -> dict[str, A
 class Stage(SavableDataset[T]):
     """A dataset over one other. By default it returns the items of that as they are.
 
-    A subclass says what its items are in `open`, and whatever else differs from below: `num_items`
+    A subclass defines its items in `open`, and whatever else differs from below: `num_items`
     where items are added or dropped, `restore_sample` where items or their keys are changed,
     `own_traits` where more than the items is other than below.
 
@@ -138,7 +138,7 @@ class Stage(SavableDataset[T]):
         return {"stage": self.name, **own, "of": below}
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item of the dataset below again."""
+        """Re-creates the item of the dataset below."""
         item: T = self.dataset.restore_sample(restore_key)
         return item
 

@@ -1,7 +1,7 @@
 """Snapshots of cursors, as JSON and back, and the comparison of configurations.
 
-A snapshot is cheap to take and opaque on its way through worker processes; it becomes plain JSON
-only when somebody saves.
+A snapshot is cheap to take and opaque on its way through worker processes; it becomes JSON
+only when a state is saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VERSION = 4
 
 
 class Snapshot:
-    """Where a cursor stands between two items.
+    """The place of a cursor between two items.
 
     Args:
         kind: the stage that made it; another kind of stage refuses it.
@@ -76,7 +76,7 @@ class Snapshot:
         """Returns the snapshot itself, if it has stages and fields of a `fresh` one.
 
         Raises:
-            StateError: It is of another pipeline, or damaged.
+            StateError: It is of another pipeline, or corrupt.
         """
         self.expect(fresh.kind, len(fresh.inner))
         for name, value in fresh.fields.items():
@@ -116,12 +116,12 @@ class Snapshot:
         if not is_integer or not 0 <= value <= MAX_COUNT:
             raise StateError(
                 f"The checkpoint's state of stage {self.kind!r} has {name}={value!r:.80}, which is "
-                "no count; it was edited or damaged."
+                "no count; it was edited or corrupted."
             )
         return int(value)
 
     def to_json(self) -> JSON:
-        """Returns the snapshot as plain JSON."""
+        """Returns the snapshot as JSON-serialisable values."""
         value: dict[str, JSON] = {"stage": self.kind}
         value.update((name, _plain(field)) for name, field in self.fields.items())
         if self.inner:
@@ -130,7 +130,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
-        """Makes a snapshot from what `to_json` gave.
+        """Makes a snapshot from a value that `to_json` returned.
 
         Raises:
             StateError: `value` is no snapshot.
@@ -182,13 +182,13 @@ def _field(value: Any, name: str, stage: str) -> Any:
     if not is_right:
         raise StateError(
             f"The checkpoint's state of stage {stage!r} has {value!r:.80} in {name!r}, which no "
-            "stage saves; it was edited or damaged."
+            "stage saves; it was edited or corrupted."
         )
     return value
 
 
 def as_damage(error: Exception, place: str) -> Exception:
-    """Returns what to raise for an error of our own code that a damaged state has caused.
+    """Returns what to raise for an error of our own code that a corrupt state has caused.
 
     Args:
         error: what was raised, while a state was restored or after.
@@ -202,9 +202,9 @@ def as_damage(error: Exception, place: str) -> Exception:
     while frame is not None and not is_told:
         is_told = not frame.tb_frame.f_globals.get("__name__", "").startswith(_OWN)
         frame = frame.tb_next
-    # A hook that failed on a sample has noted which; of samples held, other notes say so.
+    # A hook that failed on a sample has noted which; only re-created samples have other notes.
     notes = getattr(error, "__notes__", ())
-    if is_told or not all(note.endswith(" was made again") for note in notes):
+    if is_told or not all(note.endswith(" was re-created") for note in notes):
         return error
     return StateError(
         f"The checkpoint's state of {place} leads to {describe(error)[:200]}: use another "
@@ -213,7 +213,7 @@ def as_damage(error: Exception, place: str) -> Exception:
 
 
 def digest(value: Any) -> str:
-    """Returns a digest of plain JSON, which stays the same however often it is read and written."""
+    """Returns a digest of a JSON value, which is the same after any number of round trips."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -231,7 +231,7 @@ def checksum(state: Mapping[str, Any], config_digest: str) -> str:
 def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:
     """Lists, field by field, where a checkpoint's configuration differs from this pipeline's."""
     if isinstance(saved, dict) and isinstance(here, dict):
-        # Two entries of one list are best told apart by their name.
+        # Two entries of one list are best distinguished by their name.
         name = here.get("name") if isinstance(here.get("name"), str) else None
         lead = f"{path}." if path else ""
         found = []

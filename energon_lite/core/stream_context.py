@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 # A stream that fails this much above its rate is stopped: single bursts of bad samples pass.
 SKIP_ALLOWANCE = 100
 DEFAULT_MAX_SKIP_RATE = 0.01
-# Samples that may be left out on purpose in a row before a word is said about it.
+# Samples that may be skipped on purpose in a row before a warning is logged.
 _QUIET_SKIPS = 10_000
 
 
 class SkipRecord(NamedTuple):
-    """One thing that was left out, as it is counted and listed."""
+    """A sample or batch that was skipped, as it is counted and listed."""
 
     restore_key: RestoreKey
     sample_key: str
@@ -50,10 +50,10 @@ CostRow = tuple[str, int, float, float, int, int]
 
 
 class Cost:
-    """What one source gave since the last item, and what that took.
+    """What one source contributed since the last item, and its cost.
 
     Attributes:
-        draws: samples drawn, also those left out afterwards.
+        draws: samples drawn, also those that were skipped afterwards.
         read_sec: seconds of reading and decoding.
         encode_sec: seconds in the hooks.
         tokens: measured length of what was encoded.
@@ -71,7 +71,7 @@ class Cost:
         self.is_touched = False
 
     def take(self) -> tuple[int, float, float, int, int]:
-        """Returns the five numbers, and starts anew."""
+        """Returns the five numbers, and sets them to 0."""
         taken = (self.draws, self.read_sec, self.encode_sec, self.tokens, self.overlong)
         self.draws = self.tokens = self.overlong = 0
         self.read_sec = self.encode_sec = 0.0
@@ -80,7 +80,7 @@ class Cost:
 
 
 class StreamContext:
-    """One stream's current place, and what it left out since the last item.
+    """One stream's current place, and what it skipped since the last item.
 
     Failures fill a bucket that drains with the samples drawn: `max_skip_rate` per sample. When it
     holds more than 100 failures, the stream stops. So the limit is one on the rate, it needs no
@@ -114,7 +114,7 @@ class StreamContext:
 
     @property
     def num_draws(self) -> int:
-        """How many samples the stream has drawn; the next one's `sample_index` says it, too."""
+        """How many samples the stream has drawn; `sample_index` of the next one contains it."""
         return (self.sample_index - self.stream.index) // self.stream.num_streams
 
     @num_draws.setter
@@ -145,8 +145,8 @@ class StreamContext:
         self.restore_key = key
         self.rng = None
 
-    def left_out(self, record: SkipRecord) -> None:
-        """Counts something that was left out.
+    def count_skip(self, record: SkipRecord) -> None:
+        """Counts a skipped sample or batch.
 
         Raises:
             FatalSampleError: More samples failed than the allowed rate.
@@ -157,8 +157,8 @@ class StreamContext:
             self._num_quiet += record.num_samples
             if before < _QUIET_SKIPS <= self._num_quiet:
                 logger.warning(
-                    "Stream %d left out %d samples in a row on purpose (last: %s in %s) and gave "
-                    "no item; check what raises SkipSample.",
+                    "Stream %d skipped %d samples in a row on purpose (last: %s in %s) without "
+                    "an item between; check what raises SkipSample.",
                     self.stream.index,
                     self._num_quiet,
                     record.sample_key,
@@ -178,7 +178,7 @@ class StreamContext:
                 "Repair the data or the code, or give the loader a higher max_skip_rate."
             )
 
-    def gave_item(self) -> None:
+    def item_returned(self) -> None:
         """Records that an item left the stream."""
         self._num_quiet = 0
 
@@ -224,13 +224,13 @@ class StreamContext:
             self.is_passing, self.batch_index = before
 
     def take_records(self) -> list[SkipRecord]:
-        """Returns what was left out since the last call, and forgets it."""
+        """Returns what was skipped since the last call, and forgets it."""
         records, self.records = self.records, []
         return records
 
 
 def set_context(context: StreamContext | None) -> StreamContext | None:
-    """Makes `context` the current one of this thread; gives the one before."""
+    """Makes `context` the current one of this thread; returns the one before."""
     before: StreamContext | None = current.context
     current.context = context
     return before
@@ -238,7 +238,7 @@ def set_context(context: StreamContext | None) -> StreamContext | None:
 
 @contextmanager
 def replaying() -> Iterator[StreamContext]:
-    """Returns the current context, or one for the time that something is made again without."""
+    """Returns the current context, or a scratch context for a `with` block without one."""
     before = current.context
     context = current.context = before or StreamContext(Stream(0, 1))
     try:
@@ -249,26 +249,26 @@ def replaying() -> Iterator[StreamContext]:
 
 @contextmanager
 def together(siblings: Siblings) -> Iterator[None]:
-    """For a `with` block, runs a generator hook once for all siblings that it is to make again.
+    """For a `with` block, runs a generator hook once for all siblings that it has to re-create.
 
     After it the stream is in the slot in which it was before.
     """
     with replaying() as context:
         before, slot = context.siblings, context.batch_index
-        # What is being made again already may be part of more.
+        # An outer buffer may be re-creating its items already.
         context.siblings = before or siblings
         try:
             yield
         finally:
-            # A batch was made again in its own slot.
+            # A batch was re-created in its own slot.
             context.siblings, context.batch_index = before, slot
 
 
 class Again:
-    """Makes items of a buffer again, one by one, each when it is needed.
+    """Re-creates items of a buffer one by one, each when it is needed.
 
     Args:
-        restore: makes one item.
+        restore: re-creates one item.
         keys: the restore keys of all items of the buffer that may be asked for.
     """
 
@@ -279,7 +279,7 @@ class Again:
         self._siblings = Siblings(keys)
 
     def __call__(self, key: RestoreKey) -> Any:
-        """Makes the item of a key again."""
+        """Re-creates the item of a key."""
         with together(self._siblings):
             return self._restore(key)
 
@@ -318,7 +318,7 @@ def current_sample_index() -> int:
 
 
 def sample_rng() -> Generator:
-    """Returns a numpy generator of the current sample and hook: the same whenever it is made again.
+    """Returns a numpy generator of the current sample and hook: the same at every replay.
 
     It costs about 10 microseconds on first use in a call; a function that uses it for all of its
     randomness needs no `restore_seeds`.

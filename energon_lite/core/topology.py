@@ -1,6 +1,6 @@
 """Who computes what: streams, ranks, workers, and the arithmetic of slots.
 
-Slot m of a run holds batch `m // S` of stream `m % S`. A loader that starts at slot `base` gives,
+Slot m of a run holds batch `m // S` of stream `m % S`. A loader that starts at slot `base` emits,
 on rank r of R, slot `base + n * R + r` as its n-th item. Everything here is integers.
 """
 
@@ -28,7 +28,7 @@ START_METHODS = ("fork", "forkserver", "spawn")
 class Stream:
     """One of the deterministic sequences that a run consists of.
 
-    `pass_index` numbers the passes over finite training data, so that each is shuffled anew.
+    `pass_index` numbers the passes over finite training data, so that each has another order.
     `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
     to read ahead, on which no content depends. `is_measured` is set where a stage above counts the
     tokens of samples, so that no stage below does.
@@ -46,7 +46,7 @@ MAX_STREAMS = 1 << 16
 
 
 class RankSlots(NamedTuple):
-    """The slots that one rank gives; `first` of its turns since `base` are done already.
+    """The slots that one rank emits; `first` of its visits since `base` are done already.
 
     Example:
         With 8 streams, rank 1 of 2 runs streams 1, 3, 5, 7 in turn, `stride` 1: every batch of
@@ -78,10 +78,10 @@ class RankSlots(NamedTuple):
         return self.world_size // gcd(self.num_streams, self.world_size)
 
     def count(self, num_batches: Mapping[int, int]) -> int:
-        """Counts the batches that the rank gives from here, of streams with so many batches."""
+        """Counts the batches that the rank emits from here, by the batches of each stream."""
         total = 0
         for n, index in enumerate(self.streams()):
-            # The rank gives batch k of the stream for k = start, start + stride, ...
+            # The rank emits batch k of the stream for k = start, start + stride, ...
             start = self.slot(n) // self.num_streams
             total += max(0, -(-(num_batches[index] - start) // self.stride))
         return total
@@ -100,16 +100,16 @@ class WorkerConfig(ActiveWorker):
         world_size: number of data-parallel processes.
         num_workers: loader processes of this rank; 0 loads in the calling process.
         data_parallel_group: the `torch.distributed` group of the data-parallel ranks.
-        seed_offset: the seed of the run: another value gives another order.
+        seed_offset: the seed of the run: another value means another order.
         worker_debug_path: file of the lines of `LogSampleDataset`; `{worker_id}` and `{pid}` in it
             are replaced.
         worker_log_level: 1 and more to write them.
         global_error_handler: called with (exception, sample, sources) for each failed sample; the
             sample is skipped if it returns.
-        restore_error_handler: the same, while samples are made again from restore keys.
+        restore_error_handler: the same, while samples are re-created from restore keys.
         num_streams: how many streams the run consists of; by default
             `world_size * max(1, num_workers)` when the run first starts. It stays the same over
-            the whole run, on whatever ranks and workers that goes on.
+            the whole run, on whatever ranks and workers it resumes.
         start_method: "fork", "forkserver" or "spawn"; by default that of `multiprocessing`.
     """
 
@@ -167,7 +167,7 @@ class WorkerConfig(ActiveWorker):
 
         Before `init_process_group` it takes `RANK` and `WORLD_SIZE` of the environment, as
         torchrun sets them; without these it is rank 0 of 1. A process group that is initialised
-        later and says otherwise is an error when the loader is iterated.
+        later and differs is an error when the loader is iterated.
 
         Raises:
             ValueError: `RANK` and `WORLD_SIZE` of the environment are no place in a run.
@@ -188,7 +188,7 @@ class WorkerConfig(ActiveWorker):
         return config
 
     def check_place(self) -> None:
-        """Refuses a place that was taken before there was a process group, which says otherwise.
+        """Refuses a place that was taken before there was a process group, and differs from it.
 
         Raises:
             RuntimeError: The process group has another rank or world size.
@@ -204,7 +204,7 @@ class WorkerConfig(ActiveWorker):
         if (rank, world_size) != (self.rank, self.world_size):
             raise RuntimeError(
                 f"The loader is rank {self.rank} of {self.world_size}, which it took before "
-                "torch.distributed was initialised; the process group now says rank "
+                "torch.distributed was initialised; the process group now has rank "
                 f"{rank} of {world_size}. Call WorkerConfig.default_worker_config() after "
                 "init_process_group (in Lightning: in train_dataloader()), or give "
                 "WorkerConfig(rank=..., world_size=..., data_parallel_group=...)."
@@ -248,7 +248,7 @@ def _warn_of_place(rank: int, world_size: int) -> None:
 
 
 def count_rank_items(dataset: Any, config: WorkerConfig | None, pass_index: int = 0) -> int:
-    """Counts what a rank gives in a pass, or in an epoch of an endless one."""
+    """Counts the items of a rank in a pass, or in an epoch of endless data."""
     config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     if dataset.pass_length is not None and dataset.training:
         return int(dataset.pass_length)

@@ -15,7 +15,7 @@ _OFF = ("", "0", "false", "no", "off")
 
 
 def is_trusted(trust: bool | None) -> bool:
-    """Returns what the caller said, or where that is None what the environment says.
+    """Returns the caller's choice, or where it is None that of the environment.
 
     Raises:
         ValueError: The environment variable is neither a yes nor a no.

@@ -40,7 +40,7 @@ def _own_references() -> int:
     return getrefcount(item)
 
 
-# What `getrefcount` returns for an object that nobody else has.
+# What `getrefcount` returns for an object without another reference.
 _OWN_REFERENCES = _own_references()
 
 
@@ -48,11 +48,11 @@ _OWN_REFERENCES = _own_references()
 _PLAIN_TYPES = frozenset((int, float, bool, str, tuple))
 
 
-class _LeftOut:
-    """Stands for the result of a call that gave none."""
+class _Skipped:
+    """Stands for the result of a call that was skipped."""
 
 
-SKIPPED = _LeftOut()
+SKIPPED = _Skipped()
 
 
 @overload
@@ -112,7 +112,7 @@ class UserFunction:
         if is_stateless is None:
             is_stateless = bool(getattr(function, "__stateless__", False))
         self.is_stateless = is_stateless
-        # What is run again whether it is marked or not, as cookers are, says it itself.
+        # Cookers, which are replayed whether they are marked or not, have this attribute.
         self.may_draw = bool(getattr(function, "__may_draw__", not is_stateless))
         self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
         own_tolerance = getattr(function, "__failure_tolerance__", None)
@@ -157,7 +157,7 @@ class UserFunction:
         return result if result is argument else _stamped(result, key)
 
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
-        """Runs a generator function; gives each item with its own restore key."""
+        """Runs a generator function; yields each item with its restore key."""
         items = iter(self.function(argument))
         context = current_context()
         rng: Generator | None = None
@@ -185,21 +185,21 @@ class UserFunction:
                 yield own_key, item
 
     def again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
-        """Makes the item of `restore_key` again; `make` does the same for the input.
+        """Re-creates the item of `restore_key`; `make` does the same for the input.
 
         Raises:
-            ValueError: The function leaves the sample out now, or the key is not one of its own.
+            ValueError: The function skips the sample now, or the key belongs to another function.
         """
         with replaying():
             try:
                 return self._again(restore_key, make)
             except SkipSample as error:
                 raise ValueError(
-                    f"{self.where} skips {name_of_key(restore_key)} now, though it gave it before; "
+                    f"{self.where} skips {name_of_key(restore_key)} now, but returned it before; "
                     "a hook that may be run again must not depend on anything but its input"
                 ) from error
             except Exception as error:
-                add_note(error, f"while {name_of_key(restore_key)} was made again")
+                add_note(error, f"while {name_of_key(restore_key)} was re-created")
                 self.on_restore_error(error, None, None)
                 raise
 
@@ -225,7 +225,7 @@ class UserFunction:
                 raise
         if restore_key not in made:
             raise ValueError(
-                f"{self.where} gives no item {number} for {name_of_key(inner_key)} any more"
+                f"{self.where} makes no item {number} of {name_of_key(inner_key)} any more"
             )
         found = made.pop(restore_key)
         siblings.keep(made)
@@ -233,7 +233,7 @@ class UserFunction:
 
 
 class FunctionRun:
-    """One stream's use of a `UserFunction`: passes over what fails, within the limits."""
+    """One stream's use of a `UserFunction`: skips inputs that fail, within the limits."""
 
     def __init__(self, spec: UserFunction) -> None:
         self.spec = spec
@@ -244,7 +244,7 @@ class FunctionRun:
         try:
             result = self.spec.call(key, _own(argument))
         except Exception as error:
-            self.left_out(error, key, argument)
+            self.count_skip(error, key, argument)
             return SKIPPED
         self.failures = 0
         return result
@@ -256,9 +256,9 @@ class FunctionRun:
                 self.failures = 0
                 yield own_key, item
         except Exception as error:
-            self.left_out(error, key, argument)
+            self.count_skip(error, key, argument)
 
-    def left_out(
+    def count_skip(
         self, error: Exception, key: RestoreKey, argument: Any, is_noted: bool = False
     ) -> None:
         """Counts a skip or a failure.
@@ -270,7 +270,7 @@ class FunctionRun:
             is_noted: whether the error's notes say already where it came from.
 
         Raises:
-            FatalSampleError: The error says that the code is wrong, or there were too many.
+            FatalSampleError: The error is one of wrong code, or there were too many.
         """
         spec = self.spec
         on_purpose = isinstance(error, SkipSample)
@@ -283,7 +283,7 @@ class FunctionRun:
                 raise FatalSampleError(f"{spec.name}: {describe(error)}") from error
         lost = list(leaves(key))
         source = str(lost[0][0]) if lost and lost[0] else ""
-        current_context().left_out(
+        current_context().count_skip(
             SkipRecord(key, name, source, spec.name, describe(error), on_purpose, len(lost))
         )
         if on_purpose:
@@ -300,7 +300,7 @@ class FunctionRun:
 def _bad_result(spec: UserFunction, result: Any) -> Exception:
     if result is None:
         return TypeError(
-            f"{spec.where} gave None; return the sample, or raise SkipSample to leave it out"
+            f"{spec.where} returned None; return the sample, or raise SkipSample to skip it"
         )
     return FatalSampleError(
         f"{spec.where} returns a generator but is no generator function itself; "

@@ -120,7 +120,7 @@ def weighted_mean(
             which is right only if this batch is the whole step, on all ranks.
 
     Returns:
-        Shape (); float64 for float64 losses, else float32. A denominator of 0 gives 0, with a
+        Shape (); float64 for float64 losses, else float32. A denominator of 0 returns 0, with a
         gradient of 0.
 
     Raises:
@@ -237,7 +237,7 @@ class DeferredMean:
         group: dist.ProcessGroup | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
-        """Divides the gradients, in place, by the denominator of the step, and starts anew.
+        """Divides the gradients, in place, by the step's denominator, and starts the next step.
 
         Every rank of `group` must call it once per optimizer step, after the ranks have joined
         their gradients (DDP and FSDP do so in the last `backward()`), also a rank that added
@@ -380,7 +380,7 @@ def _over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where the ranks reduce. From the group alone: a rank without totals must choose the same.
 
-    The accelerator, if it has a back end of its own ("cpu:gloo,cuda:nccl" or "cuda:nccl") and is
+    The accelerator, if it has its own back end ("cpu:gloo,cuda:nccl" or "cuda:nccl") and is
     there, as this waits for nothing; else the CPU.
     """
     backends = dict(e.split(":", 1) for e in dist.get_backend_config(group).split(","))

@@ -24,7 +24,7 @@ def token_weight(mode: LossMode, num_targets: int) -> float:
         The weight; 0 without targets.
 
     Raises:
-        ValueError: The function gives a weight below 0, infinite or NaN; or there is no such mode.
+        ValueError: A weight is below 0, infinite or NaN; or there is no such mode.
 
     Example:
         >>> [token_weight(mode, 4) for mode in ("token", "sample", "sqrt")]
@@ -36,8 +36,8 @@ def token_weight(mode: LossMode, num_targets: int) -> float:
         weight = float(mode(num_targets))
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(
-                f"the loss function gives {weight} for {num_targets} tokens; it must be finite and "
-                "at least 0."
+                f"the loss function returned {weight} for {num_targets} tokens; it must be finite "
+                "and at least 0."
             )
         return weight
     if mode not in ("token", "sample", "sqrt"):

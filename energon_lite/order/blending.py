@@ -196,7 +196,7 @@ class _Periods:
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def _children_of(self, chunk: int) -> Int64Array:
-        """Works out the draws of a chunk of periods, or gives those that were asked for last."""
+        """Returns the draws of a chunk of periods; the last chunk is kept."""
         if self._chunk is None or self._chunk[0] != chunk:
             self._chunk = (chunk, self._work_out(chunk))
         return self._chunk[1]

@@ -2,7 +2,7 @@
 
 The lengths of samples are known only once they have been drawn, or encoded. So the choice is not a
 pure function of the draw, as that of `order.blending` is, but of the lengths of the draws before:
-each child has a debt, the tokens that its share asks less those that it gave, and the next draw
+each child has a debt, its target tokens less those that it contributed, and the next draw
 takes the child whose debt, in its own samples' mean length, is largest by weight. A draw whose
 length is not known yet counts with the mean of its child.
 
@@ -27,7 +27,7 @@ class BudgetState(NamedTuple):
 
     Attributes:
         draw: draws that were chosen.
-        debts: shape (K,); tokens asked less tokens given.
+        debts: shape (K,); target tokens less actual tokens.
         tokens: shape (K,); tokens of the draws whose length is known.
         counts: shape (K,); those draws.
     """
@@ -59,7 +59,7 @@ class BudgetOrder:
         self.go_to(BudgetState(0, [0.0] * k, [0.0] * k, [0.0] * k))
 
     def go_to(self, state: BudgetState) -> None:
-        """Goes to where `state` says."""
+        """Goes to a state."""
         self.draw = state.draw
         self._debts = np.array(state.debts, dtype=np.float64)
         self._tokens = np.array(state.tokens, dtype=np.float64)
@@ -93,7 +93,7 @@ class BudgetOrder:
         waits[(shares == 0) | self._is_out] = np.inf
         return int(np.argmin(waits))
 
-    def gave(self, child: int, draw: int, tokens: float) -> None:
+    def count(self, child: int, draw: int, tokens: float) -> None:
         """Counts tokens, also a correction of what was counted, for what `draw` took."""
         self._debts += self.shares(draw) * tokens
         self._debts[child] -= tokens

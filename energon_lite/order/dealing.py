@@ -109,7 +109,7 @@ class BlockDealing:
         return Segment(self.stream.pass_index, 0, None if self.endless else self.pass_range(0)[1])
 
     def pass_range(self, pass_index: int) -> tuple[int, int]:
-        """Returns the positions of one pass; all passes are alike."""
+        """Returns the positions of one pass; all passes are equal."""
         del pass_index
         num_blocks = -(-self.num_samples // self.block)
         own, rest = divmod(num_blocks, self.stream.num_streams)

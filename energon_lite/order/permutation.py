@@ -24,7 +24,7 @@ class Permutation:
     Args:
         n: size.
         key: 128 bits, from `key_of`.
-        counter: integers that tell one use of the key from the others.
+        counter: integers that distinguish one use of the key from the others.
 
     Source: J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002 (cycle
     walking); the round function is the finalizer of SplitMix64.

@@ -18,7 +18,7 @@ from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
 
 KINDS = ("linear", "step", "cosine")
 
-# sin(pi * x) = sum of c_k * x**(2k + 1); for |x| <= 1/2 the first term left out is below 1e-18.
+# sin(pi * x) = sum of c_k * x**(2k + 1); for |x| <= 1/2 the first omitted term is below 1e-18.
 _SIN_PI = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(12))
 
 # `Weights.expected` looks at no more draws than this between two points of the schedules.
@@ -293,7 +293,7 @@ def _checked(weight: Weight, number: int) -> Weight:
 def _half_wave(fraction: Float64Array) -> Float64Array:
     """Computes (1 - cos(pi * f)) / 2 = (1 + sin(pi * (f - 1/2))) / 2 for f in 0..1.
 
-    From products and sums only: `np.cos` gives other last bits on other processors.
+    From products and sums only: `np.cos` returns other last bits on other processors.
     """
     x = fraction - 0.5
     square = x * x

@@ -53,7 +53,7 @@ class EpochOrder:
         """
         if self.multiplier == WITH_REPLACEMENT:
             slots, offsets = self._slots(places, self._num_slices - 1)
-            # Each slot has a word of its own; those of neighbouring places lie close together.
+            # Each slot has one word; the words of neighbouring places lie close together.
             skip = int(slots.min()) // 4 * 4
             words = random_words(self._key, epoch, size=int(slots.max()) + 1 - skip, skip=skip)
             starts = (words % np.uint64(self.num_samples)).astype(np.int64)

@@ -29,7 +29,7 @@ class SourceOrder:
         window: `shuffle_buffer_size` of each stream; 0 for none.
         block: samples dealt to a stream at a time in file order, one batch.
         first: index of the first sample, where the source is a range of a longer one.
-        pass_samples: samples of a finite pass, if other than all of them once. Passes go on where
+        pass_samples: samples of a finite pass, if not all of them once. Each pass continues where
             the last one ended: 7 of 5 samples are all five and two more, then the other three and
             four of the next epoch.
     """

@@ -34,7 +34,7 @@ class WindowShuffle:
         if self.window <= 1 or segment.stop == segment.start + 1:
             return positions
         local = positions - segment.start
-        # Round 2 first: it says which place of round 1 comes out at a position.
+        # Round 2 first: it maps a position to the place of round 1 that comes out there.
         local = self._round(2, segment, local, self.window // 2)
         return self._round(1, segment, local, 0) + segment.start
 
@@ -64,7 +64,7 @@ class WindowShuffle:
         name = (segment, first, *edges[[0, -1]].tolist())
         found = self._tables.get(number)
         if found is None or found[0] != name:
-            # Each window has words of its own, so that any of them can be had alone.
+            # Each window has its own words, so that it can be computed alone.
             longest = self.window if length is None else min(self.window, length)
             width = -(-longest // 4) * 4
             rows = len(edges) - 1

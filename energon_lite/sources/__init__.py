@@ -1,1 +1,1 @@
-"""Leaf datasets: what a prepared folder gives."""
+"""Leaf datasets: the samples of a prepared folder."""

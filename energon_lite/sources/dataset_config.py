@@ -62,7 +62,7 @@ def load_factory(
         path: the folder.
         dataset_config: name of the file in `.nv-meta`; `dataset.yaml` by default.
         trust: whether code that the dataset names (its `sample_loader.py`, classes of modules not
-            imported yet) may be run; None: what `ENERGON_LITE_TRUST` says.
+            imported yet) may be run; None: the value of `ENERGON_LITE_TRUST`.
         subflavors: tags that go over those of the file.
         kwargs: for the factory; what the file sets wins.
 

@@ -1,4 +1,4 @@
-"""Where the samples lie that a split file leaves out."""
+"""The places of the samples that a split file excludes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: SplitPart) ->
 def _misfit(
     root: Path, number: int, count: int, places: Mapping[str, int], missing: Collection[str]
 ) -> str:
-    """Returns what is wrong with the index of a shard; it may be damaged where a query looks."""
+    """Returns what is wrong with the index of a shard; it may be corrupt at the rows of a query."""
     with IndexDatabase(root) as index:
         stored = index.keys_at([(number, place) for place in places.values()])
         rows = index.shard_rows(number) if missing else []

@@ -75,10 +75,10 @@ class _GivenCursor(SourceCursor[T]):
             raise StopIteration
         return sample
 
-    def _left_out(
+    def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
-        super()._left_out(error, members, shard, place, key)
+        super()._count_skip(error, members, shard, place, key)
         return _MISSING
 
     def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from energon_lite.sources.dataset_classes import DefaultDecoderWebdatasetFactory
 
 
 class _LegacyWebdataset(DefaultDecoderWebdatasetFactory[Sample]):
-    """Warns that `sample_type` says the same."""
+    """Warns that `sample_type` replaces the class."""
 
     def __init__(self, path: str | PathLike[str], **kwargs: Any) -> None:
         name = type(self).__name__

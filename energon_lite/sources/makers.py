@@ -91,7 +91,7 @@ class FieldMapMaker:
 
 
 class LoaderMaker:
-    """Makes typed samples by a function of the user, which gets the parts and gives the fields."""
+    """Makes typed samples by a function of the user, which maps parts to fields."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class LoaderMaker:
         fields = self.loader({"__key__": service.key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
-                f"sample_loader gave {type(fields).__name__}; return a dict of fields"
+                f"sample_loader returned {type(fields).__name__}; return a dict of fields"
             )
         key = fields.get("__key__", service.key)
         return self.sample_type(**{**fields, **service.by_name(), "__key__": key})
@@ -217,7 +217,7 @@ class FileFunction:
         return self._function(argument)
 
     def load(self) -> Callable[[Any], Any]:
-        """Runs the file and gives the function.
+        """Runs the file and returns the function.
 
         Raises:
             FileNotFoundError: The file is missing.

@@ -57,7 +57,7 @@ class SampleLoader:
         return bool(getattr(self._maker, "may_draw", False))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the plans behind: they are made again as parts come."""
+        """Leaves the plans behind: they are built again as parts come."""
         return {**self.__dict__, "_plans": {}}
 
     def __call__(

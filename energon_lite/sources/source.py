@@ -131,7 +131,7 @@ class WebdatasetSource(SavableDataset[T]):
         return self._lengths[name, resource]
 
     def stored_facts(self, name: str) -> dict[str, Any]:
-        """Returns what a length index says of itself; see `storage.lengths.read_facts`."""
+        """Returns the description of a length index; see `storage.lengths.read_facts`."""
         return read_facts(self.reader.root, self.split_part, name) or {}
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:
@@ -222,7 +222,7 @@ class SourceCursor(Cursor[T]):
         except StopIteration:
             raise
         except BaseException:
-            # The generator is over; whoever goes on after the error gets the next sample.
+            # The generator is over; a caller that continues after the error gets the next sample.
             self._samples = self._generate()
             raise
         finally:
@@ -286,7 +286,7 @@ class SourceCursor(Cursor[T]):
                     try:
                         sample = load(data, members, shard, place, key)
                     except Exception as error:
-                        sample = self._left_out(error, members, shard, place, key)
+                        sample = self._count_skip(error, members, shard, place, key)
                         if sample is None:
                             continue
                     yield sample
@@ -297,7 +297,7 @@ class SourceCursor(Cursor[T]):
         """Returns epoch and index of each sample of a block, right before it is made."""
         return zip(epochs.tolist(), indices.tolist(), strict=True)
 
-    def _left_out(
+    def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
         """Counts a sample that could not be read, under its key if that could be.
@@ -312,7 +312,7 @@ class SourceCursor(Cursor[T]):
         sample_key = key_of_members(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
         described = {"__key__": sample_key, "__sources__": (info,)}
-        self._run.left_out(error, key, described, is_noted=True)
+        self._run.count_skip(error, key, described, is_noted=True)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""

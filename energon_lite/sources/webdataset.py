@@ -85,7 +85,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         decoder: for the classes that decode: how parts become values; None leaves bytes.
         name: id of the source in states and keys; by default folder name and split part.
         subset: (first, last + 1) of the split part's samples, of which only those are used, or a
-            function that gives it for their number; excluded samples count here.
+            function that returns it for their number; excluded samples count here.
         loss_weight: factor for the loss of each sample.
         max_open: shards that stay open between two reads.
 
@@ -162,7 +162,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None,
         excluded: list[int],
     ) -> tuple[int, int]:
-        """Returns first and last + 1 of the reader's samples, which leave out the excluded ones."""
+        """Returns first and last + 1 of the reader's samples, without the excluded ones."""
         if subset is None:
             return 0, self._reader.num_samples
         total = sum(self._part.counts)

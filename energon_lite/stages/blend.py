@@ -36,7 +36,7 @@ UNTIL = ("first", "all_once", "forever")
 # Draws that are planned together.
 _BLOCK = 256
 _LONGEST_BLOCK = 1 << 16
-# A draw's measured length counts in the choice after so many further draws.
+# Further draws after which a draw's measured length counts in the choice.
 LAG = 16
 
 
@@ -44,14 +44,14 @@ class BlendDataset(CombinedDataset[T]):
     """Takes each item whole from one of several datasets, by weight.
 
     Shares count draws: in each stream, every stretch from its start holds each dataset's share
-    within five items. A dataset that has ended leaves the blend; its later turns are passed over.
+    within five items. A dataset that has ended leaves the blend; its later draws are skipped.
 
     State: the number of the next draw, and the places in all datasets.
     Length: the sum of those below; with `until="first"` or `"all_once"` the items up to that end.
     Keys: as below.
 
     Args:
-        datasets: pairs (dataset, weight). Weights need not sum to 1; one of 0 is left out. A
+        datasets: pairs (dataset, weight). Weights need not sum to 1; 0 drops a dataset. A
             `Schedule` is a weight that changes with the number of the draw in the run.
         until: None ends when all datasets have ended; "first" with the first that would be drawn
             and has ended; "all_once" when each has ended once, repeating those that ended before;
@@ -157,11 +157,11 @@ class TokenBlendDataset(BlendDataset[T]):
 
     Lengths come from a stored index, and are then known at once; or they are measured where
     samples are encoded (`TaskEncoder.sample_length`), and count `LAG` draws later. An item that is
-    left out on the way there counts nothing then; with an index, it counts.
+    skipped on the way there counts nothing; with an index, it counts.
 
-    State: the number of the next draw, tokens asked less given and mean lengths by dataset, the
-    last draws with what is known of their length, and the places in all datasets.
-    Length: the sum of those below; which end comes first is not foreseen.
+    State: the number of the next draw, target less actual tokens and mean lengths by dataset, the
+    last draws with their lengths as far as they are known, and the places in all datasets.
+    Length: the sum of those below; which end comes first is not predicted.
     Keys: as below.
 
     Args:
@@ -380,7 +380,7 @@ class _ByTokens:
             self._counted[last.source] = measured
         if len(pending) >= LAG:
             child, guess, tokens, _ = pending.popleft()
-            order.gave(child, order.draw - len(pending) - 1, tokens - guess)
+            order.count(child, order.draw - len(pending) - 1, tokens - guess)
             order.learn(child, float(tokens))
 
     def drew(self, child: int, key: RestoreKey) -> None:
@@ -388,11 +388,11 @@ class _ByTokens:
         order = self._order
         if self._lengths is not None:
             tokens = float(sum([self._indexed(self._lengths, leaf) for leaf in leaves(key)]))
-            order.gave(child, order.draw, tokens)
+            order.count(child, order.draw, tokens)
             order.learn(child, tokens)
         else:
             guess = order.mean(child)
-            order.gave(child, order.draw, guess)
+            order.count(child, order.draw, guess)
             self._pending.append(_Draw(child, guess, 0, first_leaf(key)[0]))
         order.draw += 1
 
@@ -581,7 +581,7 @@ class MixBatchDataset(BatchDataset[T]):
         return LossWeightCursor(LossWeightDataset(self), super().open(inner, stream))
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the batch again, with its loss weights."""
+        """Re-creates the batch with its loss weights."""
         batch = super().restore_sample(restore_key)
         LossWeightDataset(self).weigh(batch, restore_key)
         return batch

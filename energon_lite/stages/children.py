@@ -1,4 +1,4 @@
-"""What all datasets over several others share: unique source ids, and the way of a restore key."""
+"""Datasets over several others: unique source ids, and the route of a restore key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def with_unique_sources(datasets: Sequence[SavableDataset[Any]]) -> list[SavableDataset[Any]]:
-    """Numbers the sources that occur more than once, so that each has an order of its own.
+    """Numbers the sources that occur more than once, so that each has its own order.
 
     Example:
         Datasets over the sources (a), (b, a), (a) become datasets over (a), (b, a#2), (a#3).
@@ -107,7 +107,7 @@ class CombinedDataset(SavableDataset[T]):
         return dataclasses.replace(below, lockstep=False, pass_length=None, ordering=True)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again, in the dataset whose source the key names."""
+        """Re-creates the item in the dataset whose source the key names."""
         for leaf in leaves(restore_key):
             number = self._routes.get(leaf[0]) if leaf else None
             if number is not None:

@@ -1,4 +1,4 @@
-"""Datasets one after the other, and one dataset again and again."""
+"""Concatenates datasets, and repeats a dataset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MANY_ROUNDS = 1 << 52
 
 
 class ConcatDataset(CombinedDataset[T]):
-    """Each dataset to its end, one after the other; the usual choice for validation.
+    """Concatenates datasets, each to its end; the usual choice for validation.
 
     State: which dataset is being read, and the places in all of them.
     Length: the sum of those below.
@@ -95,14 +95,14 @@ class _ConcatCursor(StageCursor[T]):
 
 
 class RepeatDataset(Stage[T]):
-    """A finite dataset again and again, each time as another pass.
+    """Repeats a finite dataset, each time as another pass.
 
-    Of the last round, where `repeats` is not whole, that share of the items is given; over all
+    Where `repeats` is not whole, the last round has that share of the items; over all
     streams exactly `floor(share * items)`, as far as nothing is skipped.
 
     State: rounds that are done, items of this round, and the place in it.
     Length: that below times `repeats`.
-    Keys: as below; the epoch in them goes on from round to round.
+    Keys: as below; the epoch in them continues from round to round.
 
     Args:
         dataset: what is repeated; its passes must end.
@@ -255,7 +255,7 @@ class RepeatCursor(StageCursor[T]):
             if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
                 names = ", ".join(facts.name for facts in self.spec.sources()) or "the dataset"
                 raise EmptyDatasetError(
-                    f"RepeatDataset: {names} gave no item in {num_empty} rounds of stream "
+                    f"RepeatDataset: {names} had no item in {num_empty} rounds of stream "
                     f"{self._stream.index}; check what filters or skips its samples"
                 )
             self.begin_round()

@@ -70,7 +70,7 @@ class IterMapDataset(MapDataset[T]):
         stateless_iter_fn: whether an item depends on nothing but the last input read; an input may
             have any number of items.
         iter_map_fn_config: as `map_fn_config` of a `MapDataset`.
-        worker_config: gives seed and error handlers; by default that of the dataset.
+        worker_config: has seed and error handlers; by default that of the dataset.
 
     Raises:
         ValueError: The function wants `restore_seeds` and is run over a whole pass.
@@ -118,7 +118,7 @@ class IterMapDataset(MapDataset[T]):
         """Runs the function again on the input alone.
 
         Raises:
-            ValueError: It is not stateless, or the key is not one of its own.
+            ValueError: It is not stateless, or the key belongs to another stage.
         """
         if not self.function.is_stateless:
             raise ValueError(
@@ -247,7 +247,7 @@ class _PassCursor(StageCursor[T]):
             raise FatalSampleError(
                 f"{self.spec.function.where} failed before it read anything: {describe(error)}"
             ) from error
-        self._run.left_out(error, inputs.key, inputs.item)
+        self._run.count_skip(error, inputs.key, inputs.item)
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)

@@ -26,7 +26,7 @@ class LossWeightDataset(PerItemStage[T]):
     that name is left alone, and so is what can carry none, such as a tuple. What a generator makes
     of a batch has the weights of all of it.
 
-    State: none of its own.
+    State: none.
     Length: as below.
     Keys: as below.
     """
@@ -58,7 +58,7 @@ class LossWeightDataset(PerItemStage[T]):
         return LossWeightCursor(self, inner)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Makes the item again, with its loss weights."""
+        """Re-creates the item with its loss weights."""
         item: T = self.dataset.restore_sample(restore_key)
         self.weigh(item, restore_key)
         return item

@@ -26,10 +26,10 @@ from energon_lite.core.user_function import (
 
 T = TypeVar("T")
 
-# A generator function's time is counted once for so many items.
+# A generator function's time is counted once for this number of items.
 _ITEMS_PER_COST = 32
 
-# Settings of a user's function: a dict of plain JSON, or a function that gives one.
+# Settings of a user's function: a JSON-serialisable dict, or a function that returns one.
 FunctionConfig = dict[str, JSON] | Callable[[], dict[str, JSON]] | None
 
 
@@ -56,7 +56,7 @@ def as_user_function(
         )
     if is_stateless is not None or failure_tolerance != DEFAULT_FAILURE_TOLERANCE:
         raise TypeError(
-            f"{function.where} is a UserFunction, which says itself whether it is stateless and "
+            f"{function.where} is a UserFunction, which defines whether it is stateless and "
             "how many failures it may have; set is_stateless and failure_tolerance there"
         )
     return function
@@ -66,7 +66,7 @@ def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
     """Returns a function's settings as an entry `name` of a stage's config; nothing for None.
 
     Raises:
-        TypeError: They are no dict of plain JSON; names the argument.
+        TypeError: They are no JSON-serialisable dict; names the argument.
     """
     value: Any = given() if callable(given) else given
     if value is None:
@@ -74,11 +74,11 @@ def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
     try:
         plain = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}={value!r:.200} is not plain JSON ({error})") from error
+        raise TypeError(f"{name}={value!r:.200} is not JSON-serialisable ({error})") from error
     # json writes tuples as lists and all keys as text: such settings would differ from their own.
     if not isinstance(value, dict) or plain != value:
         raise TypeError(
-            f"{name}={value!r:.200} is not a dict of plain JSON; use texts as keys, and lists "
+            f"{name}={value!r:.200} is not a JSON-serialisable dict; use texts as keys, and lists "
             "instead of tuples"
         )
     return {name: plain}
@@ -91,7 +91,7 @@ class MapDataset(Stage[T]):
 
     State: for a generator function how many items of the current input were returned, and the
     restore key of the input; or the place before that input, where it cannot be re-created. For
-    other functions none of its own.
+    other functions none.
     Length: as below; skips and expansion are not predicted.
     Keys: a generator function's j-th item has `(name, j, key of the input)`; others keep the key.
 
@@ -104,7 +104,7 @@ class MapDataset(Stage[T]):
             or a function that returns one, which is called here.
         failure_tolerance: failures in a row that end the run; 0 for any number. The tolerance that
             `@stateless` was given has precedence.
-        worker_config: gives seed and error handlers; by default that of the dataset.
+        worker_config: has seed and error handlers; by default that of the dataset.
 
     Raises:
         TypeError: The settings are not JSON-serialisable; or a `UserFunction` and other settings.
@@ -181,7 +181,7 @@ class FilterDataset(MapDataset[T]):
 
     Items for which the predicate fails are skipped as failures, within the usual tolerance.
 
-    State: none of its own.
+    State: none.
     Length: as below; what is filtered out is not predicted.
     Keys: as below.
 
@@ -190,7 +190,7 @@ class FilterDataset(MapDataset[T]):
         filter_fn: a function of one item, which it does not change; None counts as no. If it is
             random, it needs `sample_rng()` or `@stateless(restore_seeds=True)`.
         filter_fn_config: as `map_fn_config` of a `MapDataset`.
-        worker_config: gives seed and error handlers; by default that of the dataset.
+        worker_config: has seed and error handlers; by default that of the dataset.
 
     Raises:
         TypeError: The function is a generator function, whose result is always true.

@@ -26,7 +26,7 @@ class GcDataset(PerItemStage[T]):
     process continue, and both end together. In the main process the stream that froze the objects
     unfreezes them at the end of its pass, so that what the program drops afterwards is freed.
 
-    State: none of its own.
+    State: none.
     Length: as below.
     Keys: as below.
 
@@ -109,7 +109,7 @@ class LogSampleDataset(PerItemStage[T]):
     are any; and `stream`. Items that a resume re-creates are not written again. Where several ranks
     compute one stream, each writes a line for all of its batches.
 
-    State: none of its own.
+    State: none.
     Length: as below.
     Keys: as below.
 

@@ -112,4 +112,4 @@ def left_out(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> Non
     """Counts a sample that a stage left out on purpose."""
     source = str(next(leaves(key))[0])
     record = SkipRecord(key, name_of(key, sample), source, stage, why, True, 1)
-    current_context().left_out(record)
+    current_context().count_skip(record)

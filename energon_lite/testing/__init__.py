@@ -8,6 +8,6 @@ def test_my_dataset_keeps_the_laws() -> None:
 
 from energon_lite.core.compare import first_difference
 from energon_lite.testing.laws import check_dataset
-from energon_lite.testing.trial import LawError
+from energon_lite.testing.reference_run import LawError
 
 __all__ = ["LawError", "check_dataset", "first_difference"]

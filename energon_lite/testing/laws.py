@@ -15,7 +15,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.testing.trial import END, LawError, Trial, global_seeds
+from energon_lite.testing.reference_run import END, LawError, ReferenceRun, global_seeds
 
 # What one held-back sample may cost in a state, and how long a restore key may be.
 _BYTES_PER_KEY = 256
@@ -33,7 +33,7 @@ def check_dataset(
 ) -> None:
     """Checks the laws of datasets (docs/architecture.md) on the first items of every stream.
 
-    *Resume*: restored at any place, a stream goes on with exactly the rest. *Independence*: cursors
+    *Resume*: restored at any place, a stream returns exactly the rest. *Independence*: cursors
     do not disturb each other or the dataset. *Partition*: a finite pass has each sample once.
     *Replay*: a restore key makes its item again. *Plain state*: short JSON. *Refusal*: a state that
     does not fit is refused and changes nothing. *Not random*: the user's own state of the global
@@ -50,80 +50,80 @@ def check_dataset(
 
     Raises:
         LawError: A law is broken.
-        ValueError: No stream gives an item, so that there is nothing to check.
+        ValueError: No stream has an item, so that there is nothing to check.
     """
     config, pickled = copy.deepcopy(dataset.config()), b""
     if picklable:
         pickled = _pickled(dataset, "before iterating")
     for number in num_streams:
-        trials = [Trial(dataset, Stream(i, number), max_items) for i in range(number)]
-        if not any(trial.entries for trial in trials):
-            raise ValueError(f"{trials[0].name} gives no item; check_dataset needs at least one")
-        for trial in trials:
-            states = _check_resume(trial)
-            _check_plain_states(trial, states)
-            _check_refusal(trial, states)
-        _check_partition(trials)
-        for trial in trials:
-            _check_replay(trial)
-            _check_not_random(trial)
-        _check_independence(trials)
-        _check_unchanged(trials, config, pickled)
+        refs = [ReferenceRun(dataset, Stream(i, number), max_items) for i in range(number)]
+        if not any(ref.entries for ref in refs):
+            raise ValueError(f"{refs[0].name} has no item; check_dataset needs at least one")
+        for ref in refs:
+            states = _check_resume(ref)
+            _check_plain_states(ref, states)
+            _check_refusal(ref, states)
+        _check_partition(refs)
+        for ref in refs:
+            _check_replay(ref)
+            _check_not_random(ref)
+        _check_independence(refs)
+        _check_unchanged(refs, config, pickled)
 
 
-def _check_resume(trial: Trial) -> list[str]:
+def _check_resume(ref: ReferenceRun) -> list[str]:
     """Returns the states after 0, 1, 2, ... items, as JSON text; the last may be after the end."""
     law = "Resume"
     states = []
-    run = trial.run()
-    for i in range(len(trial.entries) + 1):
-        with trial.during(law, f"saving after {i} items"):
+    run = ref.run()
+    for i in range(len(ref.entries) + 1):
+        with ref.during(law, f"saving after {i} items"):
             states.append(_text(run.snapshot()))
             if _text(run.snapshot()) != states[-1]:
-                raise trial.error(law, f"after {i} items", "saving twice gives different states")
-        if i < len(trial.entries):
-            trial.expect(law, f"saving after {i} items", run, i, i + 1)
-    if trial.has_ended:
-        trial.expect(law, "while saving", run, len(trial.entries))
+                raise ref.error(law, f"after {i} items", "saving twice returns different states")
+        if i < len(ref.entries):
+            ref.expect(law, f"saving after {i} items", run, i, i + 1)
+    if ref.has_ended:
+        ref.expect(law, "while saving", run, len(ref.entries))
         states.append(_text(run.snapshot()))
     for k, state in enumerate(states):
-        at = min(k, len(trial.entries))
+        at = min(k, len(ref.entries))
         where = f"restored after {at} items" + (" and the end" if k > at else "")
-        with trial.during(law, where):
-            run = trial.restored(state)
+        with ref.during(law, where):
+            run = ref.restored(state)
             if (saved := _text(run.snapshot())) != state:
-                raise trial.error(law, where, f"restored {state} and saves {saved}")
-        trial.expect(law, where, run, at)
+                raise ref.error(law, where, f"restored {state} and saves {saved}")
+        ref.expect(law, where, run, at)
         # A chain of three: restored, one item, saved, restored, two items, saved, restored.
         chained, place = state, at
         for step in (1, 2):
-            stop = min(place + step, len(trial.entries))
-            with trial.during(law, f"{where}, then after {stop}"):
-                run = trial.restored(chained)
-                trial.expect(law, where, run, place, stop)
+            stop = min(place + step, len(ref.entries))
+            with ref.during(law, f"{where}, then after {stop}"):
+                run = ref.restored(chained)
+                ref.expect(law, where, run, place, stop)
                 chained, place = _text(run.snapshot()), stop
-        with trial.during(law, f"{where}, then after {place}"):
-            trial.expect(law, f"{where}, then after {place}", trial.restored(chained), place)
+        with ref.during(law, f"{where}, then after {place}"):
+            ref.expect(law, f"{where}, then after {place}", ref.restored(chained), place)
     return states
 
 
-def _check_independence(trials: list[Trial]) -> None:
+def _check_independence(refs: list[ReferenceRun]) -> None:
     law = "Independence"
     # Two cursors of every stream, side by side, each a step behind the one before it.
-    runs = [(trial, trial.run()) for trial in trials for _ in range(2)]
-    longest = max(len(trial.entries) for trial in trials)
+    runs = [(ref, ref.run()) for ref in refs for _ in range(2)]
+    longest = max(len(ref.entries) for ref in refs)
     for step in range(longest + len(runs)):
-        for lag, (trial, run) in enumerate(runs):
+        for lag, (ref, run) in enumerate(runs):
             i = step - lag
-            if 0 <= i < len(trial.entries):
-                trial.expect(law, "beside other cursors", run, i, i + 1)
+            if 0 <= i < len(ref.entries):
+                ref.expect(law, "beside other cursors", run, i, i + 1)
 
 
-def _check_unchanged(trials: list[Trial], config: dict[str, JSON], pickled: bytes) -> None:
-    law, dataset = "Independence", trials[0].dataset
+def _check_unchanged(refs: list[ReferenceRun], config: dict[str, JSON], pickled: bytes) -> None:
+    law, dataset = "Independence", refs[0].dataset
     difference = first_difference(config, dataset.config())
     if difference:
-        raise trials[0].error(law, "after iterating", f"config() has changed at {difference}")
+        raise refs[0].error(law, "after iterating", f"config() has changed at {difference}")
     if not pickled:
         return
     after = _pickled(dataset, "after iterating")
@@ -132,9 +132,9 @@ def _check_unchanged(trials: list[Trial], config: dict[str, JSON], pickled: byte
         difference = first_difference(pickle.loads(pickled), pickle.loads(after))
         if difference:
             what = f"the dataset has changed at {difference}"
-            raise trials[0].error(law, "after iterating", what)
-    for trial in trials:
-        trial.expect(law, "a pickled copy", trial.run(pickle.loads(pickled)), 0)
+            raise refs[0].error(law, "after iterating", what)
+    for ref in refs:
+        ref.expect(law, "a pickled copy", ref.run(pickle.loads(pickled)), 0)
 
 
 def _pickled(dataset: SavableDataset[Any], when: str) -> bytes:
@@ -148,35 +148,35 @@ def _pickled(dataset: SavableDataset[Any], when: str) -> bytes:
         ) from error
 
 
-def _check_partition(trials: list[Trial]) -> None:
+def _check_partition(refs: list[ReferenceRun]) -> None:
     law = "Partition"
-    first = trials[0]
+    first = refs[0]
     given: dict[Any, int] = {}
     owners: dict[Any, tuple[int, Any]] = {}
     is_complete = not first.dataset.endless
-    for trial in trials:
-        stream = trial.stream.index
+    for ref in refs:
+        stream = ref.stream.index
         keys: Iterator[tuple[RestoreKey, bool]]
-        keys = ((entry.key, True) for entry in trial.entries)
-        if not trial.dataset.endless:
-            keys = _pass_keys(trial)
+        keys = ((entry.key, True) for entry in ref.entries)
+        if not ref.dataset.endless:
+            keys = _pass_keys(ref)
         for i, (key, is_item) in enumerate(keys):
             is_complete = is_complete and i < _LONGEST_PASS
             for atom in _atoms(key) if is_item else ():
                 if atom in given:
                     where = f"key {i}"
-                    raise trial.error(law, where, f"{atom} came in stream {given[atom]} before")
+                    raise ref.error(law, where, f"{atom} came in stream {given[atom]} before")
                 given[atom] = stream
             for leaf in leaves(key):
                 # Parts of a long sample may be dealt to several streams; it was drawn once.
                 owner = owners.setdefault(leaf[:-1], (stream, leaf[-1:]))
                 if owner[1] != leaf[-1:]:
-                    raise trial.error(
+                    raise ref.error(
                         law, f"key {i}", f"{leaf} was drawn as {owner[1]} in stream {owner[0]} too"
                     )
     if is_complete and first.dataset.traits.each_once:
         sources = list(_leaves_below(first.dataset))
-        expected = sum(s.num_items(trial.stream) for trial in trials for s in sources)
+        expected = sum(s.num_items(ref.stream) for ref in refs for s in sources)
         may_drop = first.dataset.traits.drops
         if len(owners) > expected or (len(owners) < expected and not may_drop):
             raise first.error(
@@ -185,9 +185,9 @@ def _check_partition(trials: list[Trial]) -> None:
             )  # fmt: skip
 
 
-def _pass_keys(trial: Trial) -> Iterator[tuple[RestoreKey, bool]]:
+def _pass_keys(ref: ReferenceRun) -> Iterator[tuple[RestoreKey, bool]]:
     """Yields the keys of all items of a pass (True) and of all that was skipped (False)."""
-    run = trial.run()
+    run = ref.run()
     has_ended = False
     while not has_ended:
         has_ended = next(run, END) is END
@@ -214,53 +214,55 @@ def _leaves_below(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]
         yield from _leaves_below(child)
 
 
-def _check_replay(trial: Trial) -> None:
+def _check_replay(ref: ReferenceRun) -> None:
     law = "Replay"
-    if not trial.dataset.can_restore_sample():
+    if not ref.dataset.can_restore_sample():
         return
-    run = trial.run()
+    run = ref.run()
     with global_seeds(7):
         # Backwards, and in the middle of a running stream.
-        for i in reversed(range(len(trial.entries))):
-            key, item = trial.entries[i]
-            with trial.during(law, f"item {i}, key {key}"):
-                again = trial.dataset.restore_sample(key)
+        for i in reversed(range(len(ref.entries))):
+            key, item = ref.entries[i]
+            with ref.during(law, f"item {i}, key {key}"):
+                again = ref.dataset.restore_sample(key)
                 difference = first_difference(item, again)
                 if difference:
-                    raise trial.error(law, f"item {i}, key {key}", f"differs at {difference}")
-            forth = len(trial.entries) - 1 - i
-            trial.expect(law, "iterated between replays", run, forth, forth + 1)
+                    raise ref.error(law, f"item {i}, key {key}", f"differs at {difference}")
+            forth = len(ref.entries) - 1 - i
+            ref.expect(law, "iterated between replays", run, forth, forth + 1)
     try:
-        trial.dataset.restore_sample(("no such stage", -1))
+        ref.dataset.restore_sample(("no such stage", -1))
     except ValueError:
         return
     except Exception as error:
         what = f"raises {type(error).__name__}, not ValueError"
-        raise trial.error(law, "a key of another dataset", what) from error
-    raise trial.error(law, "a key of another dataset", "is not refused")
+        raise ref.error(law, "a key of another dataset", what) from error
+    raise ref.error(law, "a key of another dataset", "is not refused")
 
 
-def _check_plain_states(trial: Trial, states: list[str]) -> None:
+def _check_plain_states(ref: ReferenceRun, states: list[str]) -> None:
     law = "Plain state"
-    run = trial.run()
-    for i in range(len(trial.entries) + 1):
+    run = ref.run()
+    for i in range(len(ref.entries) + 1):
         snapshot = run.snapshot()
         value = snapshot.to_json()
         difference = first_difference(value, json.loads(json.dumps(value)))
         if difference:
-            raise trial.error(law, f"after {i} items", f"the state is not plain JSON: {difference}")
-        with trial.during(law, f"pickling the snapshot after {i} items"):
+            raise ref.error(
+                law, f"after {i} items", f"the state is not JSON-serialisable: {difference}"
+            )
+        with ref.during(law, f"pickling the snapshot after {i} items"):
             if pickle.loads(pickle.dumps(snapshot)) != snapshot:
-                raise trial.error(law, f"after {i} items", "a pickled snapshot is another")
+                raise ref.error(law, f"after {i} items", "a pickled snapshot is another")
         num_keys, longest = _held_keys(value)
         if longest > _LONGEST_KEY:
             what = f"the state has a list of {longest} values; only restore keys may be held"
-            raise trial.error(law, f"after {i} items", what)
+            raise ref.error(law, f"after {i} items", what)
         limit = len(states[0]) + _BYTES_PER_KEY * (1 + num_keys)
         if len(states[i]) > limit:
             what = f"the state has {len(states[i])} bytes for {num_keys} held keys: {states[i]}"
-            raise trial.error(law, f"after {i} items", what)
-        if i < len(trial.entries):
+            raise ref.error(law, f"after {i} items", what)
+        if i < len(ref.entries):
             next(run)
 
 
@@ -277,27 +279,27 @@ def _held_keys(value: JSON) -> tuple[int, int]:
     return sum(number for number, _ in inner), max((longest for _, longest in inner), default=0)
 
 
-def _check_refusal(trial: Trial, states: list[str]) -> None:
+def _check_refusal(ref: ReferenceRun, states: list[str]) -> None:
     law = "Refusal"
-    start = min(2, len(trial.entries))
-    middle = json.loads(states[len(trial.entries) // 2])
+    start = min(2, len(ref.entries))
+    middle = json.loads(states[len(ref.entries) // 2])
     for where, broken in _broken_states(middle):
-        run = trial.run()
-        trial.expect(law, "before", run, 0, start)
+        run = ref.run()
+        ref.expect(law, "before", run, 0, start)
         try:
             run.restore(Snapshot.from_json(broken))
         except StateError:
             pass
         except Exception as error:
             what = f"raises {type(error).__name__}, not StateError: {error}"
-            raise trial.error(law, where, what) from error
+            raise ref.error(law, where, what) from error
         else:
             # What the state does not need may be missing: then nothing else comes.
             if not where.startswith("without"):
-                raise trial.error(law, where, f"is restored: {json.dumps(broken)}")
-            trial.expect(law, where, run, len(trial.entries) // 2)
+                raise ref.error(law, where, f"is restored: {json.dumps(broken)}")
+            ref.expect(law, where, run, len(ref.entries) // 2)
             continue
-        trial.expect(law, f"{where}, refused; afterwards", run, start)
+        ref.expect(law, f"{where}, refused; afterwards", run, start)
 
 
 def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -305,9 +307,7 @@ def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str,
     here = f"{path}{state['stage']}"
     yield f"with {here} as another stage", {**state, "stage": "no such stage"}
     for name in state:
-        # States from before hooks were seeded lack "generators", those from before edited blends
-        # went on inside a generator hook "input".
-        if name not in ("stage", "generators", "input"):
+        if name not in ("stage", "generators"):  # no hook may have drawn yet
             yield f"without {here}.{name}", {k: v for k, v in state.items() if k != name}
         if name not in ("stage", "inner"):
             for garbage in ("garbage", None, -1.5, {"no": "value"}):
@@ -319,16 +319,16 @@ def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str,
             yield where, {**state, "inner": [*inner[:i], broken, *inner[i + 1 :]]}
 
 
-def _check_not_random(trial: Trial) -> None:
+def _check_not_random(ref: ReferenceRun) -> None:
     law = "Not random"
     for seed in (1, 2):
         with global_seeds(seed) as read:
             before = read()
-            trial.expect(law, f"with global generators seeded {seed}", trial.run(), 0)
+            ref.expect(law, f"with global generators seeded {seed}", ref.run(), 0)
             for name, old, new in zip(("torch", "numpy", "random"), before, read(), strict=True):
                 if first_difference(old, new):
                     what = f"the state of {name}'s global generator has changed"
-                    raise trial.error(law, "after iterating", what)
+                    raise ref.error(law, "after iterating", what)
 
 
 def _text(snapshot: Snapshot) -> str:

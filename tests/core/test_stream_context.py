@@ -26,7 +26,7 @@ def record(draw: int, *, on_purpose: bool = False, num_samples: int = 1) -> Skip
 
 def fail(context: StreamContext, draws: range) -> None:
     for draw in draws:
-        context.left_out(record(draw))
+        context.count_skip(record(draw))
 
 
 def test_leaves_of_nested_keys() -> None:
@@ -68,12 +68,12 @@ def test_draws_are_those_of_the_stream_not_of_the_run() -> None:
 def test_skips_on_purpose_never_stop_but_are_told_once_in_a_row(caplog) -> None:
     context = StreamContext(Stream(0, 1))
     for draw in range(5000):
-        context.left_out(record(draw, on_purpose=True, num_samples=3))
+        context.count_skip(record(draw, on_purpose=True, num_samples=3))
     assert len(caplog.records) == 1
-    assert "left out 10002 samples in a row on purpose" in caplog.text
-    context.gave_item()
+    assert "skipped 10002 samples in a row on purpose" in caplog.text
+    context.item_returned()
     for draw in range(5000):
-        context.left_out(record(draw, on_purpose=True))
+        context.count_skip(record(draw, on_purpose=True))
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     assert context.fill == 0
 

@@ -98,7 +98,7 @@ def test_process_group_that_says_otherwise_later_is_an_error(tmp_path) -> None:
         for config in both:
             config.check_place()
         assumed.world_size = 2  # as WORLD_SIZE would have made it
-        with pytest.raises(RuntimeError, match=r"rank 0 of 2.*now says rank 0 of 1"):
+        with pytest.raises(RuntimeError, match=r"rank 0 of 2.*now has rank 0 of 1"):
             assumed.check_place()
     finally:
         dist.destroy_process_group()

@@ -948,7 +948,7 @@ def test_error_names_law_class_stream_position_and_difference() -> None:
 
 
 def test_dataset_without_items_is_no_vacuous_pass() -> None:
-    with pytest.raises(ValueError, match="gives no item"):
+    with pytest.raises(ValueError, match="has no item"):
         check_dataset(Numbers(0))
 
 

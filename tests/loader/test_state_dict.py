@@ -274,7 +274,7 @@ def made_too_early(rank: int, path: Path, folder: Path) -> None:
     explicit = get_savable_loader(train(path)(WorkerConfig(rank=0, world_size=1, num_workers=0)))
     meeting = f"file://{folder / 'second'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    with pytest.raises(RuntimeError, match=f"now says rank {rank} of 2"):
+    with pytest.raises(RuntimeError, match=f"now has rank {rank} of 2"):
         iter(loader)
     assert steps(explicit, 1)  # the word of the user
 

@@ -56,7 +56,7 @@ class Run:
         order = self.order
         if len(self.pending) > self.lag:
             child, draw, guess, tokens = self.pending.popleft()
-            order.gave(child, draw, tokens - guess)
+            order.count(child, draw, tokens - guess)
             order.learn(child, tokens)
         child = order.choose()
         number = self.places[child]
@@ -68,7 +68,7 @@ class Run:
         else:
             guess = tokens
             order.learn(child, tokens)
-        order.gave(child, order.draw, guess)
+        order.count(child, order.draw, guess)
         order.draw += 1
         return child, tokens
 

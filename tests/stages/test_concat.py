@@ -197,7 +197,7 @@ def test_endless_repetition_of_nothing_is_an_error_that_names_the_source(
     roots, num_streams
 ) -> None:
     dataset = RepeatDataset(MapDataset(source(roots[3]), nothing))
-    with pytest.raises(EmptyDatasetError, match="RepeatDataset: a gave no item in"):
+    with pytest.raises(EmptyDatasetError, match="RepeatDataset: a had no item in"):
         next(StreamRun(dataset, Stream(0, num_streams)))
 
 

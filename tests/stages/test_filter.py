@@ -110,5 +110,5 @@ def test_settings_are_part_of_the_config(texts) -> None:
     dataset = FilterDataset(source(texts), filter_fn=keep, filter_fn_config=lambda: {"least": 3})
     assert dataset.config()["stage"] == "filter"
     assert dataset.config()["filter_fn_config"] == {"least": 3}
-    with pytest.raises(TypeError, match=r"filter_fn_config=\{3: 1\} is not a dict of plain JSON"):
+    with pytest.raises(TypeError, match=r"config=\{3: 1\} is not a JSON-serialisable dict"):
         FilterDataset(source(texts), filter_fn=keep, filter_fn_config={3: 1})  # type: ignore[dict-item]

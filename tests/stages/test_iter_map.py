@@ -117,7 +117,7 @@ def test_stateless_function_is_run_again_on_one_input(texts) -> None:
     dataset = IterMapDataset(source(texts), expanding, stateless_iter_fn=True)
     assert dataset.can_restore_sample()
     assert dataset.restore_sample(("iter_map", 1, ("texts/train", 0, 6, 6))) == "6.1"
-    with pytest.raises(ValueError, match="gives no item 2"):
+    with pytest.raises(ValueError, match="makes no item 2"):
         dataset.restore_sample(("iter_map", 2, ("texts/train", 0, 6, 6)))
     below = MapDataset(source(texts), lambda sample: sample)
     assert not IterMapDataset(below, numbers, stateless_iter_fn=True).can_restore_sample()

@@ -126,7 +126,7 @@ def test_loss_mask_takes_tokens_out_of_loss_and_count() -> None:
 
 def test_loss_function_that_gives_no_weight_is_an_error() -> None:
     for loss in (lambda n: -1.0, lambda n: float("nan")):
-        with pytest.raises(ValueError, match=r"the loss function gives .* for 2 tokens"):
+        with pytest.raises(ValueError, match=r"the loss function returned .* for 2 tokens"):
             pack_samples(three(), Packing(capacity=8, loss=loss))
 
 

@@ -183,7 +183,7 @@ def test_endless_skipping_on_purpose_is_told_in_the_log(texts, caplog) -> None:
         raise SkipSample
 
     first(loader_of(texts, encoder_with(encode_sample=encode_sample)), 1)
-    assert "left out 10000 samples in a row on purpose" in caplog.text
+    assert "skipped 10000 samples in a row on purpose" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> Non
 )
 def test_hook_that_forgets_to_return_is_told_so(texts, hook) -> None:
     encoder = encoder_with(**{hook: lambda self, value: None}, __default_failure_tolerance__=1)
-    with pytest.raises(FatalSampleError, match="gave None; return the sample, or raise SkipSample"):
+    with pytest.raises(FatalSampleError, match="returned None; return the sample, or raise Skip"):
         next(iter(loader_of(texts, encoder, batch_size=2)))
 
 

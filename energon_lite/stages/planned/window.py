@@ -53,7 +53,7 @@ class Notes:
         for source, number in self.overlong.items():
             context.cost(source).overlong += number
         for record in self.records:
-            context.left_out(record)
+            context.count_skip(record)
 
 
 class Units(NamedTuple):

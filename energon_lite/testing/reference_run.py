@@ -1,4 +1,4 @@
-"""What an unbroken run of a stream gives, and the comparison of other runs with it."""
+"""The items of an unbroken run of a stream, and the comparison of other runs with it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Entry(NamedTuple):
 END = object()
 
 
-class Trial:
-    """One stream, with what an unbroken run of it gives first."""
+class ReferenceRun:
+    """One stream, with the first items of an unbroken run."""
 
     def __init__(self, dataset: SavableDataset[Any], stream: Stream, max_items: int) -> None:
         self.dataset = dataset
@@ -49,7 +49,7 @@ class Trial:
             except StopIteration:
                 self.has_ended = True
             else:
-                # A copy: whoever gives one object again and again changes what was given before.
+                # A copy: a dataset that returns one object repeatedly changes the items before.
                 self.entries.append(Entry(run.key, _copied(item)))
 
     def run(self, dataset: SavableDataset[Any] | None = None) -> StreamRun[Any]:
@@ -80,7 +80,7 @@ class Trial:
     def expect(
         self, law: str, where: str, run: StreamRun[Any], first: int, stop: int | None = None
     ) -> None:
-        """Raises unless a run gives items `first` to `stop` of this stream, or all of the rest."""
+        """Raises unless a run returns items `first` to `stop` of this stream, or the rest."""
         with self.during(law, where):
             for i in range(first, len(self.entries) if stop is None else stop):
                 item = next(run, END)
@@ -97,7 +97,7 @@ class Trial:
 
 @contextmanager
 def global_seeds(seed: int) -> Iterator[Callable[[], tuple[Any, Any, Any]]]:
-    """Seeds the global generators for a `with` block; gives a function that reads their states."""
+    """Seeds the global generators for a `with` block; yields a function that reads their states."""
 
     def read() -> tuple[Any, Any, Any]:
         return torch.get_rng_state(), np.random.get_state(), random.getstate()
