@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from energon_lite.balance import CostModel
 from energon_lite.cli import app, options
 from energon_lite.cli.wizard import Answers, NoAnswerError
-from energon_lite.inspect.balance import DEFAULT_COST
+from energon_lite.inspect.forecast import DEFAULT_COST
 from energon_lite.length_index import DEFAULT_NAME
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,

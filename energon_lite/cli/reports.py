@@ -172,7 +172,7 @@ def plan(
         if capacity is not None:
             make = late("batching.rules.Packing")
             packing = make(capacity, lengths=lengths, overlong=overlong)
-        report = late("inspect.plan.plan")(
+        report = late("inspect.forecast.plan")(
             path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
             world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
         )  # fmt: skip
@@ -197,7 +197,7 @@ def balance(
     """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
     with errors_as_text():
         cost = late("balance.CostModel")(token, token_squared)
-        report = late("inspect.balance.balance_report")(
+        report = late("inspect.forecast.balance_report")(
             path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
             split_part=split_part, cost=cost, trust=trust,
         )  # fmt: skip

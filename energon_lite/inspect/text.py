@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
-    from energon_lite.inspect.balance import BalanceReport
+    from energon_lite.inspect.forecast import BalanceReport, Plan
     from energon_lite.inspect.lint import LintReport
-    from energon_lite.inspect.plan import Plan, SourcePlan
     from energon_lite.length_index import LengthReport
     from energon_lite.prepare.run import PrepareReport
 
@@ -162,22 +161,43 @@ def balance_text(report: BalanceReport) -> str:
     return "\n".join(lines)
 
 
-_UNKNOWN = "?"
 # Of a thousand sources, a screenful.
 _LISTED_WARNINGS = 20
 
 
 def plan_text(plan: Plan) -> str:
-    """Writes a plan: what comes of each source, shares over time, warnings."""
+    """Writes a plan: what is read of each source, shares over time, warnings."""
     lines = [_headline(plan), *_packs(plan), *_table(_source_rows(plan))]
-    if len(plan.sources) > 1 and len(plan.stretches) > 1:
-        what = "asked" if plan.kind == "shares" else "given"
-        lines.append(f"shares of {plan.unit} {what}, over time:")
-        lines += _table(_stretch_rows(plan))
+    if len(plan.sources) > 1 and len(plan.intervals) > 1:
+        lines.append(
+            f"{'actual' if plan.drawn_steps else 'target'} shares of {plan.unit} over time:"
+        )
+        rows = [("from step", *(f"{interval.start:,}" for interval in plan.intervals))]
+        for source in plan.sources:
+            shares = (interval.given or interval.asked for interval in plan.intervals)
+            rows.append((source.name, *(f"{found[source.name]:.2%}" for found in shares)))
+        lines += _table(rows)
     lines += [f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS]]
     if len(plan.warnings) > _LISTED_WARNINGS:
         lines.append(f"and {len(plan.warnings) - _LISTED_WARNINGS:,} more warnings")
     return "\n".join(lines)
+
+
+def _headline(plan: Plan) -> str:
+    done = f"{plan.steps:,} of " if plan.steps < plan.steps_asked else ""
+    what = "sample" if plan.packing is None else "pack"
+    text = (
+        f"{plan.path}, {plan.split_part}: {done}{counted(plan.steps_asked, 'step')} of "
+        f"{counted(plan.world_size, 'rank')} x {counted(plan.batch_size, what)}, from "
+        f"{counted(plan.num_streams, 'stream')}"
+    )
+    if plan.samples is None or plan.read_bytes is None:
+        return f"{text} (only shares can be predicted)"
+    how = "exact"
+    if plan.drawn_steps < plan.steps:
+        how = f"exact for {plan.drawn_steps:,} steps, then extrapolated"
+    samples = counted(plan.samples, "sample")
+    return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({how})"
 
 
 def _packs(plan: Plan) -> list[str]:
@@ -191,47 +211,29 @@ def _packs(plan: Plan) -> list[str]:
     )
     if packing.packs_per_pass is not None:
         text += f"; {counted(packing.packs_per_pass, 'pack')} in a pass"
-    if packing.left_out:
-        text += f"; {counted(packing.left_out, 'sample')} in none"
+    if packing.dropped:
+        text += f"; {counted(packing.dropped, 'sample')} in none"
     return [text]
 
 
-def _headline(plan: Plan) -> str:
-    done = f"{plan.steps:,} of " if plan.steps < plan.steps_asked else ""
-    what = "sample" if plan.packing is None else "pack"
-    text = (
-        f"{plan.path}, {plan.split_part}: {done}{counted(plan.steps_asked, 'step')} of "
-        f"{counted(plan.world_size, 'rank')} x {counted(plan.batch_size, what)}, from "
-        f"{counted(plan.num_streams, 'stream')}"
-    )
-    if plan.samples is None or plan.read_bytes is None:
-        return f"{text} (only shares can be foreseen)"
-    samples = counted(plan.samples, "sample")
-    return f"{text}: {samples}, {size_text(plan.read_bytes)} of tars ({plan.kind})"
-
-
 def _source_rows(plan: Plan) -> list[tuple[str, ...]]:
+    header = ("source", "size", "target", "actual", "samples", "epochs", "bytes", "tokens")
+    rows = [
+        (
+            source.name, f"{source.size:,}", f"{source.asked_share:.2%}",
+            _known(source.given_share, ".2%"), _known(source.samples, ","),
+            _known(source.epochs, ",.2f"),
+            "?" if source.read_bytes is None else size_text(source.read_bytes),
+            _known(source.tokens, ","),
+        )
+        for source in plan.sources
+    ]  # fmt: skip
     has_tokens = any(source.tokens is not None for source in plan.sources)
-
-    def row(source: SourcePlan) -> tuple[str, ...]:
-        cells = [
-            source.name, f"{source.size:,}", _percent(source.asked_share),
-            _percent(source.given_share), _count(source.samples),
-            _UNKNOWN if source.epochs is None else f"{source.epochs:,.2f}",
-            _UNKNOWN if source.read_bytes is None else size_text(source.read_bytes),
-        ]  # fmt: skip
-        return (*cells, _count(source.tokens)) if has_tokens else tuple(cells)
-
-    header = ("source", "size", "asked", "given", "samples", "epochs", "bytes")
-    return [(*header, "tokens") if has_tokens else header, *map(row, plan.sources)]
+    return [row if has_tokens else row[:-1] for row in (header, *rows)]
 
 
-def _stretch_rows(plan: Plan) -> list[tuple[str, ...]]:
-    rows = [("from step", *(f"{stretch.start:,}" for stretch in plan.stretches))]
-    for source in plan.sources:
-        shares = (stretch.given or stretch.asked for stretch in plan.stretches)
-        rows.append((source.name, *(_percent(found[source.name]) for found in shares)))
-    return rows
+def _known(number: float | None, form: str) -> str:
+    return "?" if number is None else format(number, form)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -243,11 +245,3 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
         )
         for row in rows
     ]  # fmt: skip
-
-
-def _percent(share: float | None) -> str:
-    return _UNKNOWN if share is None else f"{share:.2%}"
-
-
-def _count(number: int | None) -> str:
-    return _UNKNOWN if number is None else f"{number:,}"

@@ -1,4 +1,4 @@
-"""The report of waiting ranks, foreseen from a length index."""
+"""The report of idle ranks, predicted from a length index, is what the run then has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from energon_lite import (
+    DefaultTaskEncoder,
+    Packing,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon_lite.balance import CostModel
 from energon_lite.cli import app
-from energon_lite.inspect.balance import balance_report
+from energon_lite.inspect.forecast import DEFAULT_COST, balance_report
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths
 
-from ..helpers import text_set
+from ..helpers import number_of, text_set
 
 NUM_SAMPLES = 3000
 
@@ -37,7 +46,9 @@ def store(folder: Path, name: str, lengths: Any) -> None:
 def test_report_says_what_packs_and_their_order_are_worth(root) -> None:
     report = balance_report(root, lengths="documents", capacity=32_768, ranks=8, steps=128)
     padded, packs, synced, planned = report.rows
-    assert packs.full == synced.full == planned.full > 0.99 > 0.5 > padded.full
+    assert packs.full == pytest.approx(synced.full, abs=1e-4)
+    assert packs.full == pytest.approx(planned.full, abs=1e-4)
+    assert packs.full > 0.99 > 0.5 > padded.full
     assert padded.imbalance > 0.2
     assert packs.imbalance > 0.15
     assert synced.imbalance < packs.imbalance / 2
@@ -46,13 +57,71 @@ def test_report_says_what_packs_and_their_order_are_worth(root) -> None:
     assert (report.overlong, report.skipped) == (0, 0)
 
 
+class Encoder(DefaultTaskEncoder):
+    def __init__(self, lengths: Any, packing: Packing) -> None:
+        super().__init__()
+        self.lengths = lengths
+        self.packing = packing
+
+    def sample_length(self, sample: TextSample) -> int:
+        return int(self.lengths[number_of(sample)])
+
+    def slice_sample(self, sample: TextSample, start: int, stop: int) -> TextSample:
+        return sample
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> list[int]:
+        """The tokens of each sample, as many as fit a pack."""
+        return [min(self.sample_length(sample), self.packing.longest) for sample in samples]
+
+    @stateless
+    def batch(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
+@pytest.mark.parametrize(
+    ("number", "balance"), [(1, None), (2, "quantile_sync"), (3, "global_window")]
+)
+@pytest.mark.parametrize("more", [{}, {"align": 64, "max_samples": 5}, {"overlong": "drop"}])
+def test_report_is_what_the_run_has(root, number, balance, more) -> None:
+    ranks, steps, capacity = 3, 40, 8192
+    lengths = np.random.default_rng(2).lognormal(np.log(1500), 1.0, NUM_SAMPLES).astype(np.int64)
+    store(root, "run", lengths)
+    report = balance_report(
+        root, lengths="run", capacity=capacity, ranks=ranks, steps=steps, window=16,
+        seed_offset=5, **more,
+    )  # fmt: skip
+    settings = {"overlong": "truncate", **more}
+    packing = Packing(
+        capacity, lengths="run", balance=balance, balance_window=16, cost=DEFAULT_COST, **settings
+    )
+    sizes = np.zeros((steps, ranks))
+    tokens = 0
+    for rank in range(ranks):
+        config = WorkerConfig(
+            rank=rank, world_size=ranks, num_workers=0, num_streams=ranks, seed_offset=5
+        )
+        dataset = get_train_dataset(
+            root, batch_size=1, shuffle_buffer_size=1000, worker_config=config,
+            task_encoder=Encoder(lengths, packing),
+        )  # fmt: skip
+        batches = iter(get_savable_loader(dataset))
+        for step in range(steps):
+            (pack,) = next(batches)
+            sizes[step, rank] = DEFAULT_COST.combine(sum(pack), sum(n * n for n in pack))
+            tokens += sum(pack)
+    row = report.rows[number]
+    assert row.costs == pytest.approx(sizes)
+    assert row.full == pytest.approx(tokens / (steps * ranks * capacity))
+
+
 def test_report_is_the_same_every_time_and_another_with_another_seed(root) -> None:
     settings: dict[str, Any] = {"lengths": "documents", "capacity": 32_768, "ranks": 2, "steps": 20}
     assert balance_report(root, **settings) == balance_report(root, **settings)
     assert balance_report(root, **settings) != balance_report(root, **settings, seed_offset=1)
 
 
-def test_long_and_skipped_samples_are_told(root) -> None:
+def test_long_and_skipped_samples_are_reported(root) -> None:
     store(root, "odd", [0, 50, 3000] * 1000)
     report = balance_report(root, lengths="odd", capacity=1000, ranks=2, steps=50)
     assert report.overlong > 50
@@ -71,12 +140,12 @@ def test_long_and_skipped_samples_are_those_of_the_steps(root) -> None:
     assert report.skipped < 100
 
 
-def test_odd_sizes_are_reported_without_waiting(tmp_path) -> None:
+def test_odd_sizes_are_reported_without_idle_time(tmp_path) -> None:
     one = text_set(tmp_path / "one", 1)
     store(one, "default", [5])
     for ranks, capacity in ((1, 1), (4, 8), (64, 5), (1, 1000)):
         report = balance_report(one, lengths="default", capacity=capacity, ranks=ranks, steps=2,
-                                window=1)  # fmt: skip
+                                window=1, plan_window=30)  # fmt: skip
         assert report.samples >= 2 * ranks
         assert report.overlong == (report.samples if capacity == 1 else 0)
         assert [row.imbalance for row in report.rows] == pytest.approx([0] * 4)

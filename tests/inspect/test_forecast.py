@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from energon_lite import DefaultTaskEncoder, TextSample, get_train_dataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.keys import leaves
-from energon_lite.inspect import plan as module
-from energon_lite.inspect.plan import Plan, plan
-from energon_lite.inspect.plan_draws import stretch_edges
+from energon_lite.inspect import forecast as module
+from energon_lite.inspect.forecast import Plan, interval_edges, plan
 from energon_lite.inspect.text import plan_text
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import order_only
+from energon_lite.stages.planned.order import PlannableDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
@@ -141,19 +141,18 @@ def real_steps(
     return found
 
 
-def assert_foreseen(found: Plan, real: list[Counter[str]]) -> None:
-    """Compares a plan with the steps of a real run, in all and in each stretch."""
-    assert found.kind == "exact"
-    assert found.steps == len(real)
+def assert_predicted(found: Plan, real: list[Counter[str]]) -> None:
+    """Compares a plan with the steps of a real run, in all and in each interval."""
+    assert found.drawn_steps == found.steps == len(real)
     counted: Counter[str] = sum(real, Counter())
     assert {s.name: s.samples for s in found.sources if s.samples} == dict(counted)
     assert found.samples == counted.total()
-    assert [stretch.start for stretch in found.stretches] == stretch_edges(len(real))[:-1]
-    for stretch in found.stretches if found.unit == "samples" else ():
-        here: Counter[str] = sum(real[stretch.start : stretch.stop], Counter())
+    assert [interval.start for interval in found.intervals] == interval_edges(len(real))[:-1]
+    for interval in found.intervals if found.unit == "samples" else ():
+        here: Counter[str] = sum(real[interval.start : interval.stop], Counter())
         shares = {name: number / here.total() for name, number in here.items()}
-        assert stretch.given is not None
-        assert {k: v for k, v in stretch.given.items() if v} == pytest.approx(shares)
+        assert interval.given is not None
+        assert {k: v for k, v in interval.given.items() if v} == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(("world_size", "num_streams"), TOPOLOGIES)
@@ -164,7 +163,7 @@ def test_a_plan_of_an_endless_run_is_what_the_run_gives(root, name, world_size, 
     real = real_steps(path, 37, world_size, num_streams, **run)
     assert len(real) == 37
     found = plan(path, steps=37, world_size=world_size, num_streams=num_streams, **run)
-    assert_foreseen(found, real)
+    assert_predicted(found, real)
     assert all("comes" in warning for warning in found.warnings)
 
 
@@ -176,15 +175,15 @@ def test_a_plan_stops_where_the_pass_of_the_first_rank_ends(root, name, world_si
     real = real_steps(path, 1000, world_size, num_streams, **run)
     assert 0 < len(real) < 200
     found = plan(path, steps=1000, world_size=world_size, num_streams=num_streams, **run)
-    assert_foreseen(found, real)
+    assert_predicted(found, real)
     assert f"the pass ends after {len(real)} of 1,000 steps" in found.warnings[0]
     assert f"{len(real)} of 1,000 steps" in plan_text(found)
     shorter = plan(path, steps=len(real), world_size=world_size, num_streams=num_streams, **run)
-    assert_foreseen(shorter, real)
+    assert_predicted(shorter, real)
     assert not any("the pass ends" in warning for warning in shorter.warnings)
 
 
-def test_batches_that_only_some_ranks_have_are_told(root):
+def test_batches_that_only_some_ranks_have_are_reported(root):
     found = plan(root / "c", steps=10, world_size=2, num_streams=3, repeat=False)
     assert (found.steps, found.samples, found.more_batches) == (3, 6, 1)
     assert "; batches that only some ranks have then: 1" in found.warnings[0]
@@ -216,7 +215,7 @@ def nodes(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[st
     topology=st.sampled_from(TOPOLOGIES),
     seed=st.integers(0, 3),
 )
-def test_any_blend_is_foreseen(root, split, steps, batch_size, topology, seed):
+def test_any_blend_is_predicted(root, split, steps, batch_size, topology, seed):
     path = written(root, split, "any.yaml")
     world_size, num_streams = topology
     ranks = Ranks(
@@ -247,8 +246,9 @@ def test_the_draws_carry_the_keys_of_the_real_run(root):
     batches = [next(ranks.iterators[0]) for _ in range(30)]
     real = [key for batch in batches for key in leaves(batch.__restore_key__)]
     config = ranks.loaders[0].worker_config
-    foreseen = iter(module._opened(path, "train", 4, True, config, {}))
-    assert [next(foreseen) for _ in real] == real
+    dataset = module._opened(path, "train", 4, True, config, {})
+    predicted = iter(PlannableDataset(dataset).order)
+    assert [next(predicted) for _ in real] == real
 
 
 def test_a_source_without_bytes_keeps_the_laws_of_datasets(root):
@@ -277,19 +277,19 @@ def test_shares_over_time_follow_the_schedule(root):
     falling = {"schedule": "step", "points": {0: 3, 400: 1}}
     split = {"blend": [entry("a", weight=falling), entry("b")]}
     found = plan(written(root, split), steps=200, batch_size=4)
-    assert [(s.start, s.stop) for s in found.stretches] == [(k * 25, k * 25 + 25) for k in range(8)]
-    asked = [stretch.asked["a/train"] for stretch in found.stretches]
+    assert [(s.start, s.stop) for s in found.intervals] == [(k * 25, k * 25 + 25) for k in range(8)]
+    asked = [interval.asked["a/train"] for interval in found.intervals]
     assert asked == pytest.approx([0.75] * 4 + [0.5] * 4)
-    given_ = [stretch.given["a/train"] for stretch in found.stretches]
+    given_ = [interval.given["a/train"] for interval in found.intervals]
     assert given_ == pytest.approx(asked, abs=0.06)
 
 
-def test_a_run_of_fewer_steps_than_stretches_has_a_stretch_for_each(root):
-    assert [(s.start, s.stop) for s in plan(root / "a", steps=3).stretches] == [
+def test_a_run_of_fewer_steps_than_intervals_has_a_interval_for_each(root):
+    assert [(s.start, s.stop) for s in plan(root / "a", steps=3).intervals] == [
         (0, 1), (1, 2), (2, 3),
     ]  # fmt: skip
     for steps in range(1, 50):
-        edges = stretch_edges(steps)
+        edges = interval_edges(steps)
         assert edges[-1] == steps
         of_step = [step * (len(edges) - 1) // steps for step in range(steps)]
         assert [of_step.index(k) for k in range(len(edges) - 1)] == edges[:-1]
@@ -303,7 +303,7 @@ def test_sources_seen_often_or_never_are_warned_of(root):
     assert never.startswith("b/train: none of its 40 samples comes.")
 
 
-def test_a_long_run_is_expected_from_the_weights(root, monkeypatch):
+def test_what_a_long_run_has_after_the_drawn_samples_is_extrapolated(root, monkeypatch):
     split = {
         "blend": [
             entry("a", weight=FADING), entry("b"),
@@ -313,30 +313,34 @@ def test_a_long_run_is_expected_from_the_weights(root, monkeypatch):
     path = written(root, split)
     run = {"steps": 400, "batch_size": 2, "world_size": 2}
     exact = plan(path, **run)
-    monkeypatch.setattr(module, "MAX_DRAWS", 1599)
-    expected = plan(path, **run)
-    assert (exact.kind, expected.kind) == ("exact", "expected")
-    assert "(expected)" in plan_text(expected)
-    for one, other in zip(exact.sources, expected.sources, strict=True):
-        assert one.name == other.name
-        assert abs(one.samples - other.samples) <= 15
-        assert one.asked_share == pytest.approx(other.asked_share)
+    assert "(exact)" in plan_text(exact)
+    for most, close in ((1599, 4), (400, 15)):
+        monkeypatch.setattr(module, "MAX_DRAWS", most)
+        found = plan(path, **run)
+        assert (exact.drawn_steps, found.drawn_steps, found.steps) == (400, most // 4, 400)
+        assert f"(exact for {most // 4} steps, then extrapolated)" in plan_text(found)
+        assert found.samples == exact.samples
+        for one, other in zip(exact.sources, found.sources, strict=True):
+            assert one.name == other.name
+            assert abs(one.samples - other.samples) <= close
+            assert one.asked_share == pytest.approx(other.asked_share)
 
 
-def test_a_long_pass_is_expected_up_to_its_end(root, monkeypatch):
+def test_a_long_pass_is_extrapolated_up_to_its_end(root, monkeypatch):
     split = {"blend": [entry("a"), entry("b")], "until": "all_once"}
     path = written(root, split)
     run = {"steps": 100, "world_size": 2, "batch_size": 3, "repeat": False}
     exact = plan(path, **run)
-    monkeypatch.setattr(module, "MAX_DRAWS", 10)
-    expected = plan(path, **run)
-    assert abs(exact.steps - expected.steps) <= 1
-    assert "the pass ends after" in expected.warnings[0]
+    monkeypatch.setattr(module, "MAX_DRAWS", 30)
+    found = plan(path, **run)
+    assert (found.drawn_steps, exact.drawn_steps) == (5, exact.steps)
+    assert abs(exact.steps - found.steps) <= 1
+    assert "the pass ends after" in found.warnings[0]
 
 
 def test_a_finite_pass_counts_as_long_as_it_is_not_as_was_asked(root):
     found = plan(root / "a", steps=10**9, repeat=False)
-    assert (found.kind, found.steps, found.samples) == ("exact", 23, 23)
+    assert (found.drawn_steps, found.steps, found.samples) == (23, 23, 23)
 
 
 # ------------------------------------------------------------------------------------------ tokens
@@ -364,25 +368,31 @@ def test_tokens_without_an_index_have_only_the_shares_asked_for(root):
     split = {"blend": [entry("a", weight=1), entry("b", weight=3)], "unit": "tokens"}
     path = written(root, split)
     found = plan(path, steps=100)
-    assert (found.kind, found.unit, found.samples, found.read_bytes) == (
-        "shares", "tokens", None, None,
+    assert (found.drawn_steps, found.unit, found.samples, found.read_bytes) == (
+        0, "tokens", None, None,
     )  # fmt: skip
     assert [source.asked_share for source in found.sources] == [0.25, 0.75]
     assert all(source.samples is source.given_share is None for source in found.sources)
     assert "Name a stored index with `lengths`" in found.warnings[0]
     text = plan_text(found)
-    assert "only shares can be foreseen" in text
-    assert "shares of tokens asked" in text
+    assert "only shares can be predicted" in text
+    assert "target shares of tokens over time" in text
     assert json.loads(json.dumps(found.to_json()))["samples"] is None
     # The run itself knows them, from the encoder.
     dataset = get_train_dataset(path, batch_size=2, task_encoder=Words())
     assert dataset.traits.unit == "tokens"
 
 
-def test_a_long_blend_by_tokens_is_refused(root, monkeypatch):
-    monkeypatch.setattr(module, "MAX_DRAWS", 100)
-    with pytest.raises(ValueError, match=r"steps=60 are 120 samples.*plan at most 50 steps"):
-        plan(written(root, ENDLESS["tokens"]), steps=60, batch_size=2)
+def test_a_long_blend_by_tokens_is_extrapolated_by_the_lengths_of_its_sources(root, monkeypatch):
+    path = written(root, ENDLESS["tokens"])
+    exact = plan(path, steps=600, batch_size=2)
+    monkeypatch.setattr(module, "MAX_DRAWS", 400)
+    found = plan(path, steps=600, batch_size=2)
+    assert (found.drawn_steps, found.steps, found.samples) == (200, 600, exact.samples)
+    for one, other in zip(exact.sources, found.sources, strict=True):
+        assert other.samples == pytest.approx(one.samples, rel=0.05)
+        assert other.tokens == pytest.approx(one.tokens, rel=0.05)
+        assert other.given_share == pytest.approx(one.given_share, abs=0.02)
 
 
 # ------------------------------------------------------------------------------- report and errors
@@ -398,9 +408,9 @@ def test_a_plan_is_json_and_a_table(root):
     headline, header, *rows = plan_text(found).splitlines()
     assert "100 steps of 2 ranks x 4 samples, from 2 streams: 800 samples" in headline
     assert headline.endswith("of tars (exact)")
-    assert header.split() == ["source", "size", "asked", "given", "samples", "epochs", "bytes"]
+    assert header.split() == ["source", "size", "target", "actual", "samples", "epochs", "bytes"]
     assert [row.split()[0] for row in rows[:3]] == ["a/train", "b/train", "c/train"]
-    assert rows[3] == "shares of samples given, over time:"
+    assert rows[3] == "actual shares of samples over time:"
     assert plan_text(plan(root / "a", steps=1)).startswith(
         f"{root / 'a'}, train: 1 step of 1 rank x 1 sample, from 1 stream: 1 sample, "
     )
@@ -440,8 +450,8 @@ def test_what_cannot_be_planned_is_refused(root):
         plan(root / "none", steps=1)
 
 
-def test_half_a_million_draws_are_foreseen_exactly(root, tmp_path):
+def test_half_a_million_draws_are_predicted_exactly(root, tmp_path):
     text_set(tmp_path / "big", 2000)
     split = {"blend": [entry("big"), entry("big", weight=3)]}
     path = written(tmp_path, split)
-    assert plan(path, steps=500_000, num_streams=4).kind == "exact"
+    assert plan(path, steps=500_000, num_streams=4).drawn_steps == 500_000

@@ -1,4 +1,4 @@
-"""A plan of packs tells what the run then gives."""
+"""A plan of packs is what the run then has."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.cli import app
 from energon_lite.core.keys import leaves
-from energon_lite.inspect import plan as module
-from energon_lite.inspect.plan import plan
+from energon_lite.inspect import forecast as module
+from energon_lite.inspect.forecast import plan
 from energon_lite.length_index import measure_lengths
 
 from ..helpers import number_of, text_set
@@ -73,10 +73,10 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [{}, SHARED, {"capacity": 50, "overlong": "drop"}, SPLITTING])
-def test_plan_tells_what_the_run_gives(blend: dict[str, Any], more: dict[str, Any]) -> None:
+def test_plan_is_what_the_run_has(blend: dict[str, Any], more: dict[str, Any]) -> None:
     packing = Packing(**{"capacity": 64, "lengths": "x", "plan_window": 50, **more})
     asked: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": 20}
-    foreseen = plan(blend, steps=25, world_size=2, num_streams=4, packing=packing, **asked)
+    predicted = plan(blend, steps=25, world_size=2, num_streams=4, packing=packing, **asked)
     encoder = Encoder()
     encoder.packing = packing
     given: dict[str, int] = {}
@@ -90,31 +90,31 @@ def test_plan_tells_what_the_run_gives(blend: dict[str, Any], more: dict[str, An
             for name, start, stop in (sample for pack in batch for sample in pack):
                 given[name] = given.get(name, 0) + (start == 0)
                 tokens += stop - start
-    assert {source.name: source.samples for source in foreseen.sources} == given
-    assert sum(source.tokens or 0 for source in foreseen.sources) == tokens
-    assert foreseen.unit == "samples"
-    assert [s.given_share for s in foreseen.sources] == [
-        pytest.approx(given[s.name] / sum(given.values())) for s in foreseen.sources
+    assert {source.name: source.samples for source in predicted.sources} == given
+    assert sum(source.tokens or 0 for source in predicted.sources) == tokens
+    assert predicted.unit == "samples"
+    assert [s.given_share for s in predicted.sources] == [
+        pytest.approx(given[s.name] / sum(given.values())) for s in predicted.sources
     ]
-    facts = foreseen.packing
+    facts = predicted.packing
     assert facts is not None
     assert (facts.packs, facts.fill) == (num_packs, tokens / (num_packs * packing.tokens))
-    assert (facts.left_out > 0) == (more.get("overlong") == "drop")
+    assert (facts.dropped > 0) == (more.get("overlong") == "drop")
 
 
 def test_pass_of_packs_is_counted(blend: dict[str, Any]) -> None:
     folder = blend["splits"]["train"]["blend"][0]["path"]
     packing = Packing(64, lengths="x")
-    foreseen = plan(folder, steps=500, batch_size=2, num_streams=4, repeat=False, packing=packing)
+    predicted = plan(folder, steps=500, batch_size=2, num_streams=4, repeat=False, packing=packing)
     encoder = Encoder()
     encoder.packing = packing
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
     dataset = get_train_dataset(
         folder, batch_size=None, repeat=False, task_encoder=encoder, worker_config=config
     )
-    assert foreseen.packing is not None
+    assert predicted.packing is not None
     num_packs = sum(1 for _ in get_savable_loader(dataset))
-    assert foreseen.packing.packs_per_pass == foreseen.packing.packs == num_packs
+    assert predicted.packing.packs_per_pass == predicted.packing.packs == num_packs
 
 
 def test_command_line_and_limits(blend: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,8 @@ def test_command_line_and_limits(blend: dict[str, Any], monkeypatch: pytest.Monk
     assert missing.exit_code != 0
     assert "there is no length index 'none'" in missing.output
     monkeypatch.setattr(module, "MAX_DRAWS", 10)
-    with pytest.raises(ValueError, match=r"plan at most [0-9] steps"):
-        plan(folder, steps=9, packing=Packing(64, lengths="x"))
+    found = plan(folder, steps=9, packing=Packing(64, lengths="x"))
+    assert (found.drawn_steps, found.packing.packs) == (4, 9)
+    assert found.samples == pytest.approx(plan(folder, steps=9).samples * 2, rel=0.5)
     with pytest.raises(ValueError, match="needs a length index"):
         plan(folder, steps=9, packing=Packing(64))
