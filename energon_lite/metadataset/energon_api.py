@@ -21,8 +21,8 @@ from energon_lite.metadataset.nodes import (
     Concat,
     Leaf,
     Node,
-    children,
     leaves,
+    walk,
 )
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
@@ -89,32 +89,24 @@ def check_is_list(node: Node, who: str) -> None:
     Raises:
         ValueError: The list cannot; names the place and the setting that would be lost.
     """
-    found = _beyond_a_list(node, type(node))
-    if found is not None:
-        raise ValueError(
-            f"{who} gets a list of datasets, each with a weight or repetitions, which cannot "
-            f"express {found}. Remove that from the metadataset, or do not override the function"
-        )
-
-
-def _beyond_a_list(node: Node, kind: type[Any]) -> str | None:
-    """Returns what a list cannot express of a tree with a root of `kind`; None if nothing."""
-    if isinstance(node, Leaf):
-        return None
-    if not isinstance(node, kind):
-        names = {Blend: "blend", BlendEpochized: "blend_epochized", Concat: "concat"}
-        return f"{node.place}: {names[type(node)]} inside {names[kind]}"
-    if isinstance(node, Blend):
-        settings = {
-            "unit: tokens": node.unit == "tokens",
-            f"until: {node.until}": node.until not in (None, "forever"),
-            f"blend_mode: {node.mode}": node.mode != "exact",
-            "a weight that changes": any(isinstance(m.weight, Schedule) for m in node.members),
-        }
-        for name, is_set in settings.items():
-            if is_set:
-                return f"{node.place}: {name}"
-    return next((f for f in (_beyond_a_list(n, kind) for n in children(node)) if f), None)
+    kinds = {Blend: "blend", BlendEpochized: "blend_epochized", Concat: "concat"}
+    for inner in walk(node):
+        problems: dict[str, bool] = {}
+        if not isinstance(inner, (Leaf, type(node))):
+            problems[f"{kinds[type(inner)]} inside {kinds[type(node)]}"] = True
+        elif isinstance(inner, Blend):
+            problems = {
+                "unit: tokens": inner.unit == "tokens",
+                f"until: {inner.until}": inner.until not in (None, "forever"),
+                f"blend_mode: {inner.mode}": inner.mode != "exact",
+                "a weight that changes": any(isinstance(m.weight, Schedule) for m in inner.members),
+            }
+        for problem in (name for name, is_there in problems.items() if is_there):
+            raise ValueError(
+                f"{who} gets a list of datasets, each with a weight or repetitions, which cannot "
+                f"express {inner.place}: {problem}. Remove that from the metadataset, or do not "
+                "override the function"
+            )
 
 
 def _amounts(

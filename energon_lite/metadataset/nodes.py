@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -441,11 +441,16 @@ def children(node: Node) -> tuple[Node, ...]:
     return tuple(member.node for member in node.members)
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """Yields a node and all nodes below it, in the order of the file."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
 def leaves(node: Node) -> list[Leaf]:
     """Returns the leaves of a tree, in the order of the file."""
-    if isinstance(node, Leaf):
-        return [node]
-    return [leaf for child in children(node) for leaf in leaves(child)]
+    return [leaf for leaf in walk(node) if isinstance(leaf, Leaf)]
 
 
 def combined_multiplier(outer: int | None, inner: int | None) -> int | None:

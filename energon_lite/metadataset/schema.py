@@ -18,27 +18,27 @@ _MAPS = {
 }
 
 
-def _key(key: Key) -> dict[str, Any]:
+def _key_schema(key: Key) -> dict[str, Any]:
     schema: dict[str, Any] = {**key.value.schema, "description": key.about}
     if key.default not in (None, "", ()):
         schema["default"] = int(key.default) if isinstance(key.default, Fraction) else key.default
     return schema
 
 
-def _map(title: str, kind: type[Any], keys: Keys) -> dict[str, Any]:
+def _map_schema(title: str, kind: type[Any], keys: Keys) -> dict[str, Any]:
     required = [name for name, key in keys.items() if key.is_required]
     return {
         "title": title,
         "description": about(kind),
         "type": "object",
-        "properties": {name: _key(key) for name, key in keys.items()},
+        "properties": {name: _key_schema(key) for name, key in keys.items()},
         **({"required": required} if required else {}),
         "additionalProperties": False,
     }
 
 
-def _file(title: str, split: str, class_name: str, is_required: bool) -> dict[str, Any]:
-    schema = _map(title, nodes.MetadatasetFile, keys_of(nodes.MetadatasetFile))
+def _file_schema(title: str, split: str, class_name: str, is_required: bool) -> dict[str, Any]:
+    schema = _map_schema(title, nodes.MetadatasetFile, keys_of(nodes.MetadatasetFile))
     schema["properties"]["__class__"].update({"enum": [class_name], "default": class_name})
     schema["properties"]["splits"]["additionalProperties"] = {"$ref": f"#/$defs/{split}"}
     if is_required:
@@ -55,15 +55,17 @@ def metadataset_schema() -> dict[str, Any]:
         definitions[name] = {"title": text, "anyOf": options}
         for main, kind in nodes.KINDS.items():
             title = f"{name} with {main!r}"
-            definitions[f"{name}_{main}"] = _map(title, kind, nodes.ALLOWED[kind, entry])
-    definitions.update({name: _map(name, kind, keys_of(kind)) for name, kind in _MAPS.items()})
+            definitions[f"{name}_{main}"] = _map_schema(title, kind, nodes.ALLOWED[kind, entry])
+    definitions.update(
+        {name: _map_schema(name, kind, keys_of(kind)) for name, kind in _MAPS.items()}
+    )
     return {
         "$schema": DIALECT,
         "title": "Metadataset",
         "description": about(nodes.MetadatasetFile),
         "anyOf": [
-            _file("MetadatasetV2", "node", nodes.NEWER, is_required=True),
-            _file("Metadataset, the older form", "v1_split", nodes.OLDER, is_required=False),
+            _file_schema("MetadatasetV2", "node", nodes.NEWER, is_required=True),
+            _file_schema("Metadataset, the older form", "v1_split", nodes.OLDER, is_required=False),
         ],
         "$defs": definitions,
     }

@@ -257,16 +257,16 @@ def _read_repetitions(raw: Any, place: Place) -> Fraction:
     return Fraction(str(raw))
 
 
-def _plain(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Returns a copy of a value with ordinary dicts and lists in it."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_tags(raw: Any, place: Place) -> Any:
     if isinstance(raw, YamlMap):
-        return _plain(raw)
+        return _copied(raw)
     raise place.mismatch("a map of tags", raw)
 
 

@@ -36,7 +36,7 @@ def as_energon() -> None:
         return
     sys.meta_path.append(_NoMegatron)
     megatron = import_module("megatron")
-    aliases = {"": _root()}
+    aliases = {"": _energon_package()}
     for name in ENERGON_MODULES:
         is_real = name in REAL_MODULES
         aliases[f".{name}"] = (
@@ -46,7 +46,7 @@ def as_energon() -> None:
     vars(megatron)["energon"] = aliases[""]
 
 
-def _root() -> ModuleType:
+def _energon_package() -> ModuleType:
     """Creates `megatron.energon` with the names of this package."""
     package = sys.modules[ROOT]
     alias = ModuleType(ENERGON, package.__doc__)
