@@ -257,16 +257,16 @@ def _read_repetitions(raw: Any, place: Place) -> Fraction:
     return Fraction(str(raw))
 
 
-def _copied(value: Any) -> Any:
+def _unshared(value: Any) -> Any:
     """Returns a copy of a value with ordinary dicts and lists in it."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_tags(raw: Any, place: Place) -> Any:
     if isinstance(raw, YamlMap):
-        return _copied(raw)
+        return _unshared(raw)
     raise place.mismatch("a map of tags", raw)
 
 
