@@ -8,7 +8,6 @@ Axes: N samples, P lists, R ranks, T rows, S steps.
 
 from __future__ import annotations
 
-import heapq
 import inspect
 import sys
 from abc import abstractmethod
@@ -154,6 +153,7 @@ class EpochBatchSampler(BatchSampler):
     _unit: ClassVar[str]  # what a list of the plan is
     _saved: ClassVar[tuple[str, ...]]  # attributes and settings that the plan depends on
     _is_nested: bool = False  # whether a batch keeps its lists apart
+    _fills_batches: ClassVar[bool] = True  # with lists; else a list is a batch, and may be smaller
 
     _is_placed: bool  # whether rank and world size were passed
     _is_assumed: bool  # whether they are those of torch.distributed, which may be initialised later
@@ -213,8 +213,7 @@ class EpochBatchSampler(BatchSampler):
         self._is_assumed = rank is None and not self._has_order
         self.rank, self.world_size = rank or 0, 1 if world_size is None else world_size
         WorkerConfig(rank=self.rank, world_size=self.world_size, num_workers=0)  # checks both
-        if self._is_placed and self._is_unseeded:
-            check_seeded(self._order, self.world_size)
+        check_seeded(self._unseeded, self.world_size)
         if self._is_assumed:
             with suppress(ValueError):  # `_ranks` raises it, if there is no process group by then
                 self.rank, self.world_size = _rank_and_world_size()
@@ -265,9 +264,11 @@ class EpochBatchSampler(BatchSampler):
 
     @sampler.setter
     def sampler(self, order: Iterable[int]) -> None:
-        # Unwrapped, an unseeded RandomSampler is found by accelerate, which puts a seeded one here.
-        self._order, self._is_unseeded = order, is_unseeded(order)
-        self._sampler = order if self._is_unseeded else EpochSampler(order, self.set_epoch)
+        # An unseeded RandomSampler is not wrapped: accelerate finds it, and puts a seeded one here;
+        # or a generator into it, which differs between processes.
+        self._order, self._unseeded = order, order if is_unseeded(order) else None
+        is_wrapped = self._unseeded is None
+        self._sampler = EpochSampler(order, self.set_epoch) if is_wrapped else order
         self._plan: EpochPlan | None = None
 
     # The plan of the epoch.
@@ -284,23 +285,16 @@ class EpochBatchSampler(BatchSampler):
     @property
     def layout(self) -> Layout:
         """The ranks that the epoch is planned for: those of the run that began it."""
-        is_full = self._drops_rest or self._is_split
-        multiple = self.world_size * (self._lists_per_batch if is_full else 1)
-        return self._saved_layout or Layout(self.world_size, multiple if self._cuts else 1)
+        if self._saved_layout is not None:
+            return self._saved_layout
+        is_full = self._is_split or (self.drop_last and self._fills_batches)
+        is_cut = self.end == "split" and (self._fills_batches or not self.drop_last)
+        lists_per_rank = self._lists_per_batch if is_full else 1
+        return Layout(self.world_size, self.world_size * lists_per_rank if is_cut else 1)
 
     @property
     def _lists_per_batch(self) -> int:
-        return self._batch_size or 1
-
-    @property
-    def _drops_rest(self) -> bool:
-        """Whether lists that fill no batch on each rank are dropped."""
-        return bool(self.drop_last)
-
-    @property
-    def _cuts(self) -> bool:
-        """Whether `plan` is to make a multiple of lists."""
-        return self.end == "split"
+        return (self._batch_size or 1) if self._fills_batches else 1
 
     def permutation(self, num: int, epoch: int, number: int) -> Int64Array:
         """Returns a permutation of 0..num-1, the same on all ranks; `number` is the use of it."""
@@ -318,8 +312,7 @@ class EpochBatchSampler(BatchSampler):
             return self._plan
         num, order_digest = len(self.lengths), None
         if self._has_order:
-            if self._is_unseeded:
-                check_seeded(self._order, self.world_size)
+            check_seeded(self._unseeded, self.world_size)
             order_N = order_of(self._order, num)
             order_digest = _plain_value(order_N)
         else:
@@ -349,38 +342,31 @@ class EpochBatchSampler(BatchSampler):
         self._plan = EpochPlan(self.layout, lists, len(order_N), num_overlong, order_digest)
         return self._plan
 
-    def _num_rows(self) -> int:
-        """Returns how many lists each rank gets of what is left.
+    def _rows(self) -> Int64Array:
+        """Returns the lists that are left, shape (T, R); from P on, they are 0, 1, ... again.
 
         Raises:
             ValueError: No rank gets any, of a whole epoch.
         """
-        num_lists = len(self._planned().lists)
-        row_size = self.world_size * (self._lists_per_batch if self._drops_rest else 1)
+        num_lists, fills = len(self._planned().lists), self.drop_last and self._fills_batches
+        row_size = self.world_size * (self._lists_per_batch if fills else 1)
         num_left = num_lists - self._first
-        is_dropped = self._drops_rest or self.end == "drop"
-        num_left += -(num_left % row_size) if is_dropped else -num_left % row_size
+        num_left += -(num_left % row_size) if fills or self.end == "drop" else -num_left % row_size
         if num_left == 0 and self._first == 0:
             raise ValueError(
                 f"An epoch of {len(self.lengths):,} samples yields no batch: they make "
-                f"{num_lists:,} {self._unit}, and a step takes {max(row_size, 1):,} (batch_size="
+                f"{num_lists:,} {self._unit}, and a step takes {row_size:,} (batch_size="
                 f"{self._batch_size}, world_size={self.world_size}, drop_last={self.drop_last}, "
                 f"end={self.end!r}). Use drop_last=False and end='pad', smaller batches, or fewer "
                 "ranks."
             )
-        return num_left // self.world_size
-
-    def _rows(self) -> Int64Array:
-        """Returns the lists that are left, shape (T, R); from P on, they are 0, 1, ... again."""
-        size = self._num_rows() * self.world_size
-        return np.arange(self._first, self._first + size).reshape(-1, self.world_size)
+        return np.arange(self._first, self._first + num_left).reshape(-1, self.world_size)
 
     def _begin(self) -> Iteration:
         """Returns an iteration at its beginning."""
-        num_rows, num_lists = self._num_rows(), len(self._planned().lists)
-        end = min(self._first + num_rows * self.world_size, num_lists)
-        per_batch = self._lists_per_batch
-        return Iteration(self._first, end, per_batch * self.world_size, -(-num_rows // per_batch))
+        rows, per_batch = self._rows(), self._lists_per_batch
+        end = min(self._first + rows.size, len(self._planned().lists))
+        return Iteration(self._first, end, per_batch * self.world_size, -(-len(rows) // per_batch))
 
     # Counts of the epoch.
 
@@ -412,9 +398,8 @@ class EpochBatchSampler(BatchSampler):
         """How many samples are dropped, as they fill no list or no batch, by `end`, `drop_last`."""
         plan = self._planned()
         unplanned = max(plan.num_samples - len(plan.lists.indices), 0)
-        end = self._first + self._num_rows() * self.world_size
         offsets = plan.lists.offsets
-        return unplanned + int(offsets[-1] - offsets[min(end, len(plan.lists))])
+        return unplanned + int(offsets[-1] - offsets[self._begin().end])
 
     # Iteration, and its state.
 
@@ -445,9 +430,8 @@ class EpochBatchSampler(BatchSampler):
         ranks = self._ranks()
         iteration = self._iteration = self._begin()
         if self._has_order and not self._is_placed and not self._is_sharded:
-            world_size = _rank_and_world_size()[1]
-            if self._is_unseeded:
-                check_seeded(self._order, world_size)
+            _, world_size = _rank_and_world_size()
+            check_seeded(self._unseeded, world_size)
             warn_of_copies(world_size)
         for number, batch in enumerate(self._batches(ranks)):
             iteration.num_batches = number // len(ranks) + 1
@@ -572,34 +556,6 @@ class PaddedEpochBatchSampler(EpochBatchSampler):
     def padding(self) -> float:
         """Returns the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
         return padded_share(*self._sizes())
-
-
-def cut_lists(lists: Lists, multiple: int) -> Lists:
-    """Cuts the lists of most samples into parts, so that their number is a multiple.
-
-    As few as possible are cut. With fewer samples than lists that are needed, all stay as they are.
-
-    Example:
-        >>> cut_lists(Lists(np.arange(6), np.array([0, 3, 4, 6])), 4).tolist()
-        [[0], [1, 2], [3], [4, 5]]
-    """
-    num_missing = -len(lists) % multiple
-    if not num_missing or len(lists) + num_missing > len(lists.indices):
-        return lists
-    counts = np.diff(lists.offsets)
-    largest = np.argsort(-counts, kind="stable")[:num_missing].tolist()
-    parts = dict.fromkeys(largest, 1)
-    heap = [(-float(counts[place]), place) for place in largest]
-    for _ in range(num_missing):
-        _, place = heap[0]
-        parts[place] += 1
-        heapq.heapreplace(heap, (-float(counts[place]) / parts[place], place))
-    cuts = [
-        lists.offsets[place] + counts[place] * part // number
-        for place, number in parts.items()
-        for part in range(1, number)
-    ]
-    return Lists(lists.indices, np.sort(np.concatenate([lists.offsets, cuts])).astype(np.int64))
 
 
 def also_called(*names: str) -> Callable[[F], F]:

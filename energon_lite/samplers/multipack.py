@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing as packers
 from energon_lite.batching.costs import CostModel
+from energon_lite.batching.epoch_lists import cut_lists
 from energon_lite.batching.global_window import NO_PACK, global_window
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Packing
@@ -32,7 +33,6 @@ from energon_lite.samplers.epoch_sampler import (
     Overlong,
     also_called,
     as_lengths,
-    cut_lists,
     either,
 )
 from energon_lite.samplers.sample_order import check_sampler

@@ -74,12 +74,12 @@ def check_sampler(sampler: object, *, has_own_order: bool = False) -> None:
 
 
 def check_seeded(sampler: object, world_size: int) -> None:
-    """Refuses an order that each of several processes would draw for itself.
+    """Refuses an unseeded sampler, where each of several processes would draw another order.
 
     Raises:
         ValueError: names the sampler and the remedy.
     """
-    if world_size > 1:
+    if world_size > 1 and sampler is not None:
         raise ValueError(
             f"Each of {world_size} processes would draw another order from sampler, a "
             f"{type(sampler).__name__} without generator, and samples would be lost. Omit sampler, "

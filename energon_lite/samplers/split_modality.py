@@ -185,8 +185,7 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
             steps_SG[[0, longest]] = steps_SG[[longest, 0]]
         return Lists(steps_SG.ravel(), np.arange(steps_SG.size + 1))
 
-    def _num_rows(self) -> int:
-        num_rows = super()._num_rows()
+    def _rows(self) -> Int64Array:
         step_size = self.settings.global_batch_size
         num_left = len(self._planned().lists) - self._first
         if num_left % (self._lists_per_batch * self.world_size):
@@ -196,7 +195,7 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
                 f"num_replicas={self.world_size}. Save after whole steps, or resume with the "
                 "settings of the run that saved."
             )
-        return num_rows
+        return super()._rows()
 
 
 class SplitModalitySampler(Sampler[int]):

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.length_windows import cut_window, number_groups
+from energon_lite.batching.epoch_lists import cut_epoch, cut_lists, shuffle_steps
+from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Buckets
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.core.seeds import key_of, random_words
+from energon_lite.core.seeds import key_of
 from energon_lite.samplers.epoch_sampler import (
     End,
     EpochSettings,
     Overlong,
     PaddedEpochBatchSampler,
     as_lengths,
-    cut_lists,
 )
 from energon_lite.samplers.sample_order import check_sampler
 
@@ -93,7 +93,7 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
         [[0, 2], [3, 1, 4]]
     """
 
-    _name, _unit = "token_budget", "batches"
+    _name, _unit, _fills_batches = "token_budget", "batches", False
     _saved = (
         "max_tokens", "batch_size", "limits", "window", "boundary_key", "align", "overlong",
         "drop_last",
@@ -140,18 +140,6 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
     def _too_long(self, lengths_NR: Int64Array) -> BoolArray:  # noqa: ARG002
         return self.limits < 1  # without another call of `batch_size_fn`
 
-    @property
-    def _lists_per_batch(self) -> int:
-        return 1
-
-    @property
-    def _drops_rest(self) -> bool:
-        return False  # `plan` drops what makes no full batch
-
-    @property
-    def _cuts(self) -> bool:
-        return self.end == "split" and not self.drop_last
-
     def plan(self, order_N: Int64Array, epoch: int) -> Lists:
         """Returns the batches of an epoch: step after step, one for each rank."""
         window, is_shuffled = self.settings.window, self.settings.shuffle
@@ -168,68 +156,3 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
             return cut
         key = key_of("samplers.token_budget", self.settings.seed)
         return cut.reordered(shuffle_steps(windows_B, self.layout.num_ranks, key, epoch))
-
-
-def cut_epoch(
-    order_N: Int64Array,
-    lengths: Int64Array,
-    limits: Int64Array,
-    groups: Int64Array | None = None,
-    *,
-    window: int,
-    drop_last: bool = False,
-) -> tuple[Lists, Int64Array]:
-    """Cuts samples into batches window by window; what makes no full batch is carried over.
-
-    Args:
-        order_N: shape (N,); sample indices, in the order in which they are read.
-        lengths: of all samples, by index.
-        limits: of all samples, by index; see `cut_window`.
-        groups: of all samples, by index; None for one group.
-        window: samples that are read for each window, besides those carried over.
-        drop_last: whether to drop, at the end, what makes no full batch.
-
-    Returns:
-        B batches of sample indices, where neighbours are of similar length, across windows too; and
-        the window of each, shape (B,), rising.
-    """
-    carried = order_N[:0]
-    indices, sizes, windows = [carried], [carried], [carried]
-    for number, start in enumerate(range(0, len(order_N), window)):
-        read = np.concatenate((carried, order_N[start : start + window]))
-        cut = cut_window(
-            lengths[read],
-            limits[read],
-            None if groups is None else groups[read],
-            longest_first=number % 2 == 0,
-            is_last=start + window >= len(order_N) and not drop_last,
-        )
-        carried = read[cut.carried]
-        indices.append(read[cut.batches.indices])
-        sizes.append(np.diff(cut.batches.offsets))
-        windows.append(np.full(len(cut.batches), number))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    return Lists(np.concatenate(indices), offsets), np.concatenate(windows)
-
-
-def shuffle_steps(windows_B: Int64Array, world_size: int, key: int, epoch: int) -> Int64Array:
-    """Returns another order of batches: steps move within their window, and stay together.
-
-    A step is one batch for each rank. As neighbours they are of similar length, so that no rank
-    waits long for another. A last step of fewer batches stays the last.
-
-    Args:
-        windows_B: shape (B,), rising; the window of each batch.
-        world_size: batches in a step.
-        key: from `key_of`.
-        epoch: another one yields another order.
-
-    Returns:
-        Shape (B,); positions of batches.
-    """
-    num_steps = len(windows_B) // world_size
-    order_B = np.arange(len(windows_B))
-    steps_SR = order_B[: num_steps * world_size].reshape(num_steps, world_size)
-    words_S = random_words(key, epoch, 1, size=num_steps)
-    order_B[: steps_SR.size] = steps_SR[np.lexsort((words_S, windows_B[steps_SR[:, 0]]))].ravel()
-    return order_B

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from energon_lite.batching.epoch_lists import cut_epoch
 from energon_lite.samplers import TokenBudgetBatchSampler
-from energon_lite.samplers.token_budget import cut_epoch
 
 from .shared import Steps, steps_of, text_lengths
 
