@@ -16,6 +16,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_lite.core.errors import DecodingError
 
@@ -73,18 +74,22 @@ def gunzip(raw: bytes, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def npy(raw: bytes) -> Any:
-    """Decodes an array; no object array, which would be unpickled."""
-    header = io.BytesIO(raw)
-    major, _ = np.lib.format.read_magic(header)
+def npy_view(raw: bytes) -> npt.NDArray[Any]:
+    """Returns the array in npy data, without a copy; no object array, which would be unpickled."""
     formats = np.lib.format
+    header = io.BytesIO(raw)
+    major, _ = formats.read_magic(header)
     read = formats.read_array_header_1_0 if major == 1 else formats.read_array_header_2_0
     shape, is_fortran, dtype = read(header)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-    # Refuses a shape that the bytes do not fill, before it allocates anything.
-    array = np.ndarray(shape, dtype, raw, header.tell(), order="F" if is_fortran else "C")
-    return array.copy("K")
+    # Refuses a shape that the bytes do not fill; allocates nothing.
+    return np.ndarray(shape, dtype, raw, header.tell(), order="F" if is_fortran else "C")
+
+
+def npy(raw: bytes) -> Any:
+    """Decodes an array."""
+    return npy_view(raw).copy("K")
 
 
 def npz(raw: bytes, max_bytes: int) -> dict[str, Any]:

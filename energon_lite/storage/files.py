@@ -93,8 +93,10 @@ def retried(
     slept, pause = 0.0, _FIRST_SEC
     begun, tries = (0.0, 1) if first is None else (clock(), 2)
     while True:
+        _current.is_trying = True
         try:
-            result = _outermost(attempt)
+            result = attempt()
+            break
         except OSError as error:
             # Since the first error: the attempt itself may take long.
             begun = begun or clock()
@@ -105,22 +107,21 @@ def retried(
                     raise
                 raise _with_tries(error, path, tries, spent) from None
             first = first or error
-        else:
-            if first is not None:
-                _log_success(first, path, tries, max(slept, clock() - begun))
-            return result
+        finally:
+            _current.is_trying = False
         sleep(min(pause, left))
         slept += min(pause, left)
         pause = min(pause * _FACTOR, _LONGEST_SEC)
         tries += 1
-
-
-def _outermost(attempt: Callable[[], T]) -> T:
-    _current.is_trying = True
-    try:
-        return attempt()
-    finally:
-        _current.is_trying = False
+    if first is not None:
+        kind = errno.errorcode.get(getattr(first, "errno", None) or 0, type(first).__name__)
+        number = is_worth_a_line((kind, str(path.parent)))
+        if number:
+            logger.warning(
+                "%s could be read at try %d, after %.1f s: %s (%s: %d times in this folder so far)",
+                path, tries, max(slept, clock() - begun), first, kind, number,
+            )  # fmt: skip
+    return result
 
 
 def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError:
@@ -128,16 +129,6 @@ def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError
     if error.errno is None:  # one of ours, which names its file
         return type(error)(f"{error} ({text})")
     return OSError(error.errno, f"{error.strerror} ({text})", error.filename or str(path))
-
-
-def _log_success(error: Exception, path: Path, tries: int, spent: float) -> None:
-    kind = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
-    number = is_worth_a_line((kind, str(path.parent)))
-    if number:
-        logger.warning(
-            "%s could be read at try %d, after %.1f s: %s (%s: %d times in this folder so far)",
-            path, tries, spent, error, kind, number,
-        )  # fmt: skip
 
 
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
@@ -151,11 +142,12 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_PERMISSION = "give the user of this process permission for it"
 _SPACE = "free some space there, then run the same command again"
-_WAYS_OUT = {
+_REMEDIES = {
     **dict.fromkeys(PASSING, "the storage failed; try again, and check the disk or the mount"),
-    errno.EACCES: "give the user of this process permission for it",
-    errno.EPERM: "give the user of this process permission for it",
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
     errno.EROFS: "mount the file system for writing, or work on a copy",
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
@@ -174,24 +166,21 @@ _TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 def explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
-    """Returns the error of the system with the file, and with what to do, in its text."""
-    way_out = _WAYS_OUT.get(error.errno or 0)
+    """Returns an error of the system with the file and the remedy in its text."""
+    remedy = _REMEDIES.get(error.errno or 0)
     text = error.strerror or str(error)
-    if way_out is None or way_out in text:
+    if remedy is None or remedy in text:
         return error
-    return OSError(error.errno, f"{text}; {way_out}", os.fspath(error.filename or path))
+    return OSError(error.errno, f"{text}; {remedy}", os.fspath(error.filename or path))
 
 
 @contextmanager
 def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Explains the errors of the system that come up in a block which uses the file `path`."""
+    """Explains the errors of the system in a block that uses the file `path`."""
     try:
         yield
     except OSError as error:
-        found = explained(error, path)
-        if found is error:
-            raise
-        raise found from None
+        raise explained(error, path) from None
 
 
 def is_there(path: Path) -> bool:
@@ -211,7 +200,7 @@ def is_there(path: Path) -> bool:
 def open_regular(path: Path) -> int:
     """Opens a regular file for reading; links to one are followed.
 
-    What storage refuses for a moment is tried again; so does `read_file`.
+    What storage refuses for a moment is tried again, as in `read_file`.
 
     Returns:
         The descriptor.
@@ -240,7 +229,7 @@ def open_own(path: Path) -> int:
 def _open_file(path: Path, flags: int) -> int:
     try:
         with errors_of(path):
-            # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
+            # Without O_NONBLOCK the opening of a pipe waits for a writer.
             descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except ValueError as error:  # a zero byte, half a surrogate
         raise DatasetFormatError(f"{str(path)!a} can be the name of no file ({error})") from None
@@ -356,12 +345,12 @@ def _stem(name: str) -> str:
 
 
 def remove_leftovers(folder: Path, names: Collection[str], min_age_sec: float = 0.0) -> None:
-    """Removes what killed processes left of files that they were writing (`replacing`).
+    """Removes the temporary files of killed processes (`replacing`).
 
     Args:
         folder: where the files are.
         names: names of the files; the temporary files of others stay.
-        min_age_sec: what was written to since then stays, where another process may be writing.
+        min_age_sec: younger files stay, where another process may be writing.
     """
     stems = {_stem(name) for name in names}
     with errors_of(folder), os.scandir(folder) as entries:
@@ -400,15 +389,13 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
 def read_into(descriptor: int, target: memoryview, offset: int) -> int:
     """Reads at `offset` of an open file until `target` is full, or the file ends.
 
-    A single `preadv` may give less than asked for (a signal, a network file system); this goes on.
+    A single `preadv` may read less (a signal, a network file system); this reads on.
 
     Returns:
         The number of bytes read.
     """
-    total = os.preadv(descriptor, [target], offset)
-    while total < len(target):
-        got = os.preadv(descriptor, [target[total:]], offset + total)
-        if got == 0:
-            break
-        total += got
+    total = num_read = os.preadv(descriptor, [target], offset)
+    while num_read and total < len(target):
+        num_read = os.preadv(descriptor, [target[total:]], offset + total)
+        total += num_read
     return total

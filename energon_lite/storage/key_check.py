@@ -41,7 +41,7 @@ _UNKNOWN = -1
 
 
 class KeyCheck:
-    """What the index of a dataset has as keys. It is open only while it is asked.
+    """The keys in the index of a dataset, which is open only while it is queried.
 
     Args:
         root: folder of the dataset.
@@ -59,7 +59,7 @@ class KeyCheck:
         self._sums: dict[int, Int64Array] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leaves behind what was looked up."""
+        """Pickles the arguments only."""
         return KeyCheck, (self._root, self._shards, self._ids)
 
     def check_shard(self, shard: int, descriptor: int, offsets: Int64Array) -> None:
@@ -120,7 +120,7 @@ class KeyCheck:
                     members[row] = self._error(shard, place, key, stored[place])
 
     def _load_sums(self, shard: int) -> Int64Array:
-        """Looks up the keys of a whole shard, which costs less a sample than to ask for some."""
+        """Looks up all keys of a shard, which costs less per sample than a query for some."""
         assert self._ids is not None
         keys = self._ask(IndexDatabase.keys_of, self._ids[shard])
         sums = np.full(len(keys), _UNKNOWN, dtype=np.int64)
@@ -133,10 +133,10 @@ class KeyCheck:
         return sums
 
     def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:
-        """Returns the error of a sample whose key is not that of the index."""
+        """Returns the error of a sample that has another key in the index."""
         return DatasetFormatError(
             f"{self._root / self._shards[shard]}: sample {place} has the key {key!r}, where "
-            f"{INDEX_SQLITE} has {stored!r}: the shard was damaged, or replaced after preparing. "
+            f"{INDEX_SQLITE} has {stored!r}: the shard is corrupt, or was replaced after preparing. "
             f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
         )
 

@@ -80,7 +80,7 @@ class EPath:
         return self._path == other._path if isinstance(other, EPath) else NotImplemented
 
     def __lt__(self, other: EPath) -> bool:
-        return self._path < other._path if isinstance(other, EPath) else NotImplemented
+        return self._path < other._path
 
     def __hash__(self) -> int:
         return hash(self._path)

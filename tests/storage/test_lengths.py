@@ -57,7 +57,7 @@ def test_index_is_replaced_as_a_whole(root, monkeypatch) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("energon_lite.storage.length_files.write_atomically", fails)
+    monkeypatch.setattr("energon_lite.storage.files.write_atomically", fails)
     with pytest.raises(OSError, match="disk full"):
         write_lengths(root, "train", "tok", np.array([1, 2, 3]), "abc")
     with pytest.raises(FileNotFoundError):  # rather than lengths of nobody knows what
