@@ -43,16 +43,17 @@ class _Names:
 
 def _product(heads: list[str], tails: list[str]) -> list[str]:
     characters = sum(map(len, heads)) * len(tails) + sum(map(len, tails)) * len(heads)
-    _check_size(len(heads) * len(tails), characters)
+    check_num_names(len(heads) * len(tails), characters)
     return [head + tail for head in heads for tail in tails]
 
 
-def _check_size(num_names: int, characters: int = 0) -> None:
+def check_num_names(num_names: int, characters: int = 0, what: str = "stands for") -> None:
+    """Refuses more names than a dataset has; a ValueError names both numbers."""
     if num_names > MAX_NAMES or characters > MAX_CHARACTERS:
         size = f" of {characters:,} characters" if characters else ""
         raise ValueError(
-            f"stands for {num_names:,} names{size}, where {MAX_NAMES:,} names and "
-            f"{MAX_CHARACTERS:,} characters are the most; write a smaller range"
+            f"{what} {num_names:,} names{size}, where {MAX_NAMES:,} names and "
+            f"{MAX_CHARACTERS:,} characters are the most; write smaller ranges"
         )
 
 
@@ -84,12 +85,17 @@ def _sequence(
         elif depth and text in (",", "}"):
             return names.all(), text, token.start()
         elif text == "}":
-            raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
+            raise _unbalanced(pattern)
         else:
             names.tail.append(_ESCAPED.sub(r"\1", text))
     if depth:
-        raise ValueError(f"Unbalanced braces: {pattern!r:.80}")
+        raise _unbalanced(pattern)
     return names.all(), "", len(pattern)
+
+
+def _unbalanced(pattern: str) -> ValueError:
+    remedy = "a brace that is part of a name is written \\{ or \\}"
+    return ValueError(f"Unbalanced braces: {pattern!r:.80}; {remedy}")
 
 
 def _add_brace(
@@ -103,7 +109,7 @@ def _add_brace(
     while end == ",":
         part, end, stop = _sequence(pattern, tokens, depth)
         parts.append(part)
-        _check_size(sum(map(len, parts)))
+        check_num_names(sum(map(len, parts)))
     values = _range(pattern[start:stop]) if len(parts) == 1 else [n for part in parts for n in part]
     # Braces around neither a range nor alternatives stay.
     for added in [["{"], parts[0], ["}"]] if values is None else [values]:
@@ -131,7 +137,7 @@ def _steps(start: int, end: int, step: str | None) -> range:
     """Returns the numbers of a range, the end included, upwards or downwards."""
     size = (int(step[:_MAX_DIGITS]) or 1) if step else 1
     numbers = range(start, end + 1, size) if start < end else range(start, end - 1, -size)
-    _check_size((abs(end - start) // size) + 1)
+    check_num_names((abs(end - start) // size) + 1)
     return numbers
 
 

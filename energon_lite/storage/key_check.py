@@ -136,8 +136,8 @@ class KeyCheck:
         """Returns the error of a sample that has another key in the index."""
         return DatasetFormatError(
             f"{self._root / self._shards[shard]}: sample {place} has the key {key!r}, where "
-            f"{INDEX_SQLITE} has {stored!r}: the shard is corrupt, or was replaced after preparing. "
-            f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
+            f"{INDEX_SQLITE} has {stored!r}: the shard is corrupt, or was replaced after "
+            f"preparing. Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
         )
 
     def _ask(self, question: Callable[..., dict[K, T]], *values: Any) -> dict[K, T]:

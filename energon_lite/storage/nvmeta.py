@@ -213,7 +213,7 @@ def read_info(root: Path) -> DatasetInfo:
 
     Raises:
         FileNotFoundError: The folder is not prepared.
-        DatasetFormatError: The file is not as it must be; names file and key.
+        DatasetFormatError: The file is invalid; names file and key.
     """
     path = root / META / INFO_JSON
     path = path if is_there(path) else root / META / INFO_YAML

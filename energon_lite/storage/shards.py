@@ -26,16 +26,7 @@ import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError
-from energon_lite.storage.files import (
-    BRIEF_SEC,
-    OUTAGE_SEC,
-    can_read,
-    clock,
-    explained,
-    open_regular,
-    read_into,
-    retried,
-)
+from energon_lite.storage import files
 from energon_lite.storage.key_check import KeyCheck
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.storage.tar import BLOCK, block_members
@@ -188,8 +179,8 @@ class OpenShards:
                     self._fill(shard, target[start - base : stop - base], start)
                     del missing[row]
                 except OSError as error:
-                    latest, until = error, until or clock() + _ONE_BY_ONE_SEC
-                    if clock() > until:
+                    latest, until = error, until or files.clock() + _ONE_BY_ONE_SEC
+                    if files.clock() > until:
                         break
             if latest is not None:
                 raise latest
@@ -209,7 +200,7 @@ class OpenShards:
         """
         try:
             shard = self._opened(number)
-            num_read = read_into(shard.descriptor, target, start)
+            num_read = files.read_into(shard.descriptor, target, start)
             if num_read == len(target):
                 return
             size = os.fstat(shard.descriptor).st_size
@@ -239,21 +230,21 @@ class OpenShards:
                 is_away = not self._open
                 self._most_open = max(1, len(self._open) // 2)
                 self.close_down_to(self._most_open - 1)
-                return away_sec + BRIEF_SEC
+                return away_sec + files.BRIEF_SEC
             was_away, is_away = is_away, not self._others_can_be_read(number)
             if was_away:
                 away_sec = spent_sec
             if not is_away:
-                return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
+                return away_sec + (_MOMENT_SEC if files.clock() < until else files.BRIEF_SEC)
             if not was_away:
                 logger.warning(
                     "%s: no file of the dataset can be read (%s); waiting for %d s at most",
-                    self._root, error, OUTAGE_SEC,
+                    self._root, error, files.OUTAGE_SEC,
                 )  # fmt: skip
-            return OUTAGE_SEC
+            return files.OUTAGE_SEC
 
         try:
-            return retried(attempt, path, patience, first)
+            return files.retried(attempt, path, patience, first)
         except OSError as error:
             if is_away:
                 raise FatalSampleError(
@@ -262,8 +253,8 @@ class OpenShards:
                     "state"
                 ) from error
             if before is None or error.errno != before.errno:
-                before = explained(error, path)
-            self._failed[number] = clock() + _AFTERWARDS_SEC, before
+                before = files.explained(error, path)
+            self._failed[number] = files.clock() + _AFTERWARDS_SEC, before
             raise before from None  # it names the number of tries
 
     def _others_can_be_read(self, number: int) -> bool:
@@ -271,7 +262,7 @@ class OpenShards:
         total = len(self._shards)
         others = {(number + step) % total for step in (1, total // 2, -1)} - {number}
         paths = [self._root / self._shards[other] for other in sorted(others)]
-        return any(map(can_read, paths or [self._root / META / INFO_JSON]))
+        return any(map(files.can_read, paths or [self._root / META / INFO_JSON]))
 
     def _opened(self, number: int) -> _OpenShard:
         shard = self._open.get(number)
@@ -281,7 +272,7 @@ class OpenShards:
         path = self._root / self._shards[number]
         self.close_down_to(self._most_open - 1)
         offsets = read_index(path, self._counts[number])
-        descriptor = open_regular(path)
+        descriptor = files.open_regular(path)
         try:
             status = os.fstat(descriptor)
             shard = _OpenShard(descriptor, offsets, status.st_size)

@@ -1,4 +1,4 @@
-"""`split.yaml`: which shards belong to which split part, and what is left out of them."""
+"""`split.yaml`: which shards belong to which split part, and what is excluded from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
-from energon_lite.storage.braces import MAX_CHARACTERS, MAX_NAMES, compress, expand
+from energon_lite.storage.braces import check_num_names, compress, expand
 from energon_lite.storage.files import is_there, warn_once
 from energon_lite.storage.nvmeta import (
     DEFAULT_SPLIT,
@@ -33,13 +33,13 @@ _LONGEST_PATH = 4096
 
 @dataclass(frozen=True)
 class SplitPart:
-    """The shards of one split part, in order, with what is left out of them.
+    """The shards of one split part, in order, with what is excluded from them.
 
     Attributes:
         name: `train`, `val`, ...
         shards: paths relative to the dataset; a shard that is listed twice is there twice.
         counts: samples of each shard in its tar, excluded ones included.
-        excluded: keys of the samples to leave out, by shard.
+        excluded: keys of the excluded samples, by shard.
     """
 
     name: str
@@ -49,10 +49,10 @@ class SplitPart:
 
 
 class Excludes(NamedTuple):
-    """What a split config leaves out: shards, samples by shard, and entries that fit neither."""
+    """What a split config excludes: shards, samples by shard, and entries that fit neither."""
 
     shards: set[str]
-    samples: dict[str, list[str]]
+    samples: dict[str, tuple[str, ...]]
     unknown: list[str]
 
 
@@ -66,7 +66,7 @@ class SplitFile:
 
     Raises:
         FileNotFoundError: There is no such split config.
-        DatasetFormatError: The file is not as it must be.
+        DatasetFormatError: The file is invalid.
     """
 
     def __init__(self, root: Path, info: DatasetInfo, config: str | None = None) -> None:
@@ -81,10 +81,10 @@ class SplitFile:
 
     @cached_property
     def excludes(self) -> Excludes:
-        """What is left out.
+        """What the split config excludes.
 
         Raises:
-            DatasetFormatError: The list is not as it must be.
+            DatasetFormatError: The list is invalid.
         """
         return _excludes(self._split, self.info)
 
@@ -94,7 +94,7 @@ class SplitFile:
         Raises:
             EmptyDatasetError: No shard is left in the part.
             DatasetFormatError: There is no such part, a shard is not in `.info.json`, or the file
-                is not as it must be; names file and key.
+                is invalid; names file and key.
         """
         split, parts = self._split, self._split["split_parts"]
         if part not in parts:
@@ -109,22 +109,21 @@ class SplitFile:
                 f"nothing ({len(excludes.unknown)} such entries)"
             )
         shards = tuple(name for name in names if name not in excludes.shards)
-        for shard in shards:
-            if shard not in self.info.shard_counts:
-                hint = did_you_mean(shard, self.info.shard_counts)
-                hint = hint if hint.startswith(" Did you mean") else ""
-                raise DatasetFormatError(
-                    f"{place}: shard {shard!r} is not in {META}/{INFO_JSON}."
-                    f"{hint} Run `energon-lite prepare {self.root} --force-overwrite` after adding "
-                    "shards"
-                )
+        counts = self.info.shard_counts
+        unknown = next((shard for shard in shards if shard not in counts), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, counts)
+            hint = hint if hint.startswith(" Did you mean") else ""
+            raise DatasetFormatError(
+                f"{place}: shard {unknown!r} is not in {META}/{INFO_JSON}.{hint} Run `energon-lite "
+                f"prepare {self.root} --force-overwrite` after adding shards"
+            )
         if not shards:
             why = "all of its shards are excluded" if names else "its list is empty"
             raise EmptyDatasetError(f"{place}: no shards in split part {part!r} ({why})")
-        counts = tuple(self.info.shard_counts[shard] for shard in shards)
         inside = set(shards)
-        kept = {s: tuple(keys) for s, keys in excludes.samples.items() if s in inside}
-        return SplitPart(part, shards, counts, kept)
+        excluded = {s: keys for s, keys in excludes.samples.items() if s in inside}
+        return SplitPart(part, shards, tuple(counts[shard] for shard in shards), excluded)
 
 
 def read_split_part(
@@ -165,25 +164,16 @@ def _expanded(value: Any, place: str) -> list[str]:
     names: list[str] = []
     characters = 0
     for index, entry in enumerate(value):
-        if not isinstance(entry, str):
-            raise DatasetFormatError(
-                f"{place}[{index}]: must be a name, not {shown(entry)}; put it in quotes"
-            )
         try:
+            if not isinstance(entry, str):
+                raise ValueError(f"must be a name, not {shown(entry)}; put it in quotes")
             expanded = expand(entry)
+            names += expanded
+            # Names that are written out are bounded by the file.
+            characters += sum(map(len, expanded)) if len(expanded) > 1 else 0
+            check_num_names(len(names), characters, "up to here the list stands for")
         except ValueError as error:
-            raise DatasetFormatError(
-                f"{place}[{index}]: {error}; a brace that is part of a name is written \\{{ or \\}}"
-            ) from None
-        names += expanded
-        # Names that are written out are bounded by the file.
-        characters += sum(map(len, expanded)) if len(expanded) > 1 else 0
-        if len(names) > MAX_NAMES or characters > MAX_CHARACTERS:
-            raise DatasetFormatError(
-                f"{place}[{index}]: up to here the list stands for {len(names):,} names, where "
-                f"{MAX_NAMES:,} names and {MAX_CHARACTERS:,} characters are the most; write "
-                "smaller ranges"
-            )
+            raise DatasetFormatError(f"{place}[{index}]: {error}") from None
     return names
 
 
@@ -202,7 +192,7 @@ def _excludes(split: YamlMap, info: DatasetInfo) -> Excludes:
             unknown.append(entry)
             continue
         samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
-    return Excludes(shards, {shard: list(keys) for shard, keys in samples.items()}, unknown)
+    return Excludes(shards, {shard: tuple(keys) for shard, keys in samples.items()}, unknown)
 
 
 def split_text(
