@@ -210,11 +210,10 @@ def find_shards(
     """
     names = sorted(_walk(root)) if paths is None else _named_shards(root, paths)
     if exclude is not None:
-        pattern = compile_pattern(exclude, "exclude")
-        left = [name for name in names if not pattern.search(name)]
-        if names and not left:
-            raise FileNotFoundError(f"{root}: exclude {exclude!r} leaves none of {len(names)} tars")
-        names = left
+        num_tars, pattern = len(names), compile_pattern(exclude, "exclude")
+        names = [name for name in names if not pattern.search(name)]
+        if num_tars and not names:
+            raise FileNotFoundError(f"{root}: exclude {exclude!r} leaves none of {num_tars} tars")
     packed = sorted(name for name in names if name.endswith(_PACKED))
     if packed:
         raise DatasetFormatError(

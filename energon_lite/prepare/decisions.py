@@ -29,7 +29,7 @@ _MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
 
 @dataclasses.dataclass(frozen=True)
 class FieldSpec:
-    """A field of a sample type, as a user is asked for it."""
+    """A field of a sample type, as the command asks for it."""
 
     name: str
     type_name: str
@@ -215,7 +215,7 @@ def unwatched(shards: Iterator[Any], _num_shards: int) -> Iterator[Any]:
 
 
 class Request(NamedTuple):
-    """What the caller of `prepare_dataset` asked for, under its argument names.
+    """The arguments of `prepare_dataset`, and of the commands around it.
 
     `on_odd` is called with the description of an odd split: it raises, or warns. With
     `loader_parts`, parts of the data, a `sample_loader.py` that the user edits replaces the field
@@ -287,7 +287,7 @@ def make_plan(root: Path, request: Request) -> Plan:
             continue
         raise FileExistsError(
             f"{file} exists and would be changed; use force_overwrite (--force-overwrite), "
-            "another file name, or leave out the options that write it"
+            "another file name, or drop the options that write it"
         )
     if request.loader_parts is not None and not is_there(root / META / SAMPLE_LOADER):
         texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
@@ -297,7 +297,7 @@ def make_plan(root: Path, request: Request) -> Plan:
 def plan_again(root: Path, request: Request) -> Plan:
     """Decides about making the indexes of a prepared dataset again."""
     if any(request[:4]) or request.exclude:
-        raise ValueError("tar_index_only keeps split and sample type; do not give them again")
+        raise ValueError("tar_index_only keeps split and sample type; do not pass them")
     if request.paths is not None and not is_prepared(root):
         return Plan(root, find_shards(root, None, request.paths), None, None, {}, None)
     counts = read_info(root).shard_counts

@@ -35,7 +35,7 @@ def prepare_like_energon(
     """Prepares the tars `paths` below `parent_path`, but writes no `dataset.yaml`.
 
     As in Energon a folder that is prepared is prepared again, a split part may be empty, and a
-    shard may be in several; a warning in the log says so.
+    shard may be in several; a warning is logged.
 
     Args:
         parent_path: the folder.
@@ -55,7 +55,7 @@ def prepare_like_energon(
         The names of the parts in the data.
 
     Raises:
-        ValueError: As `prepare_dataset`; or an argument asks for what this version does not have.
+        ValueError: As `prepare_dataset`; or an argument needs a feature that this version lacks.
     """
     del index_sqlite_tmp_path
     if media_filter is not None:

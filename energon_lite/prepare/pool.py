@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import TypeVar
 
 _MAX_WORKERS = 16
@@ -31,7 +32,7 @@ def default_workers() -> int:
 
 
 def _watch_parent(parent: int) -> None:
-    """Ends this worker when its parent was killed: nobody else would ever tell it."""
+    """Ends this worker when its parent was killed, which no other signal would report."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -55,11 +56,7 @@ def ordered_results(
         RuntimeError: A worker process died, or none finished a task for an hour.
     """
     if num_workers <= 1 or len(tasks) <= 1:
-        for task in tasks:
-            try:
-                yield function(task)
-            except (ValueError, OSError) as error:
-                yield error
+        yield from (_outcome(partial(function, task)) for task in tasks)
         return
     # Forked workers start at once and need no importable main module.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
@@ -81,10 +78,7 @@ def ordered_results(
                     f"The first open task: {tasks[index]!s:.300}. Check that its files can be "
                     "read, and run the same command again"
                 )
-            try:
-                yield future.result()
-            except (ValueError, OSError) as error:
-                yield error
+            yield _outcome(future.result)
     except BrokenProcessPool:
         raise RuntimeError(
             "a worker process died (killed, or out of memory). Run the same command again; fewer "
@@ -92,6 +86,13 @@ def ordered_results(
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _outcome(call: Callable[[], Result]) -> Result | Exception:
+    try:
+        return call()
+    except (ValueError, OSError) as error:
+        return error
 
 
 def _wait(futures: Sequence[Future[Result]]) -> bool:

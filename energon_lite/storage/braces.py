@@ -47,7 +47,7 @@ def _product(heads: list[str], tails: list[str]) -> list[str]:
     return [head + tail for head in heads for tail in tails]
 
 
-def check_num_names(num_names: int, characters: int = 0, what: str = "stands for") -> None:
+def check_num_names(num_names: int, characters: int = 0, what: str = "expands to") -> None:
     """Refuses more names than a dataset has; a ValueError names both numbers."""
     if num_names > MAX_NAMES or characters > MAX_CHARACTERS:
         size = f" of {characters:,} characters" if characters else ""
@@ -62,7 +62,7 @@ def expand(pattern: str) -> list[str]:
 
     Raises:
         ValueError: A brace is open or closed without its partner, braces are nested too deeply, or
-            the pattern stands for too many names, which are counted before they are made.
+            the pattern expands to too many names, which are counted before they are made.
 
     Example:
         >>> expand("data-{00..02}.tar")
@@ -101,7 +101,7 @@ def _unbalanced(pattern: str) -> ValueError:
 def _add_brace(
     pattern: str, tokens: Iterator[re.Match[str]], depth: int, start: int, names: _Names
 ) -> None:
-    """Puts what a brace stands for, whose content begins at `start`, behind the names before it."""
+    """Appends what a brace expands to, whose content begins at `start`, to the names before it."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
     parts: list[list[str]] = []

@@ -179,7 +179,7 @@ def optional_module(name: str) -> Any:
     """Imports a package that only some data need.
 
     Raises:
-        ImportError: It is not installed; says how to.
+        ImportError: It is not installed; the text names the command that does it.
     """
     try:
         return importlib.import_module(name)

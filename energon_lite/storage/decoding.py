@@ -45,18 +45,18 @@ class SampleDecoder:
     | part | becomes |
     |---|---|
     | `txt text transcript` | str (UTF-8) |
-    | `json jsn` | what the JSON says |
+    | `json jsn` | the value of the JSON |
     | `cls cls2 index inx id` | int |
     | `jpg png webp gif tif bmp ...`, in capitals too | image, by `image_decode` |
     | `npy`, `npz` | numpy array, dict of them |
     | `ten tb`, `mp msg`, `cbor` | tenbin, msgpack, CBOR |
     | `X.gz` | as part X, unpacked first |
     | `pkl pickle pyd pth` | bytes, and a warning, unless named in `unpickle` |
-    | `mp4 avi mov webm mkv flac mp3 wav flv` | bytes in this version, whatever `av_decode` says |
+    | `mp4 avi mov webm mkv flac mp3 wav flv` | bytes in this version, independent of `av_decode` |
     | anything else | bytes |
 
-    Images: a mode without prefix gives a numpy array (H, W, C), with `torch` a tensor (C, H, W),
-    with `pil` a Pillow image; the suffix 8 gives uint8, otherwise float32 in [0, 1]. Grey modes
+    Images: a mode without prefix makes a numpy array (H, W, C), with `torch` a tensor (C, H, W),
+    with `pil` a Pillow image; the suffix 8 makes uint8, otherwise float32 in [0, 1]. Grey modes
     (`l`) have no channel axis: (H, W). Every kind of image works in every mode; of 16-bit images
     the upper byte is taken. The image is recognised by its content, so a PNG in a `jpg` part works.
 
@@ -95,8 +95,8 @@ class SampleDecoder:
         if self.av_decode not in AV_MODES:
             hint = did_you_mean(self.av_decode, AV_MODES)
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
-        asked: Any = self.unpickle  # a list, or a single name, is taken as well
-        names = (asked,) if isinstance(asked, str) else tuple(asked)
+        wanted: Any = self.unpickle  # a list, or a single name, is taken as well
+        names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
         for name in names:
             if name not in _PICKLE_DECODERS:
                 hint = did_you_mean(name, _PICKLE_DECODERS)
@@ -127,8 +127,8 @@ class SampleDecoder:
     def decoder_of(self, part: str) -> PartDecoder | None:
         """Returns the function that decodes a part; None for one that stays bytes.
 
-        The same function each time. It raises `DecodingError`, which names the part and says what
-        the bytes look like, or `ImportError` for a format whose package is not installed.
+        The same function each time. It raises `DecodingError`, which names the part and the first
+        bytes, or `ImportError` for a format whose package is not installed.
         """
         try:
             return self._decoders[part]
@@ -147,7 +147,7 @@ class SampleDecoder:
             The value, or `raw` itself for a part that stays bytes.
 
         Raises:
-            DecodingError: The content is not what the name says.
+            DecodingError: The content does not match the name.
         """
         # Not by the whole name: the table of decoders would grow with every file.
         stem = fname.removesuffix(".gz")
@@ -171,7 +171,7 @@ class SampleDecoder:
             A new dict; a `CrudeSample` if `sample` is one.
 
         Raises:
-            DecodingError: The content of a part is not what its name says; names the part.
+            DecodingError: The content of a part does not match its name; names the part.
         """
         decoded: dict[str, Any] = CrudeSample() if isinstance(sample, CrudeSample) else {}
         for part, value in sample.items():
@@ -255,7 +255,7 @@ def _guarded(
             raise
         except TooLargeError as error:
             raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
-        # A recursion or an allocation that the content asks for is the fault of the sample, too.
+        # A recursion or an allocation that the content causes is the fault of the sample, too.
         except Exception as error:
             raise DecodingError(f"part {part!r} {describe(raw, error)}") from error
 

@@ -79,14 +79,14 @@ def retried(
         attempt: what to call.
         path: the file that it reads, for messages.
         patience: returns for how many seconds in all to try, by the newest error and the seconds
-            spent so far. Asked once for each error, so it may do something about it.
+            spent so far. Called once for each error, so it may do something about it.
         first: the error of a try that the caller made.
 
     Returns:
         What `attempt` returned.
 
     Raises:
-        OSError: The newest error; after several tries it says how many, and in which time.
+        OSError: The newest error; after several tries with their number and time.
     """
     if getattr(_current, "is_trying", False):
         return attempt()

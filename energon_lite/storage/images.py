@@ -68,7 +68,7 @@ IMAGE_MODES |= {"torch": IMAGE_MODES["torchrgb"], "pil": IMAGE_MODES["pilrgb"]}
 # The mode in which images are not decoded.
 UNDECODED = "bytes"
 
-# A tensor, so that the quotient is float32 whatever torch.set_default_dtype says.
+# A tensor, so that the quotient is float32 independent of torch.set_default_dtype.
 _WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
 
 
@@ -157,9 +157,9 @@ def _unify(image: Any) -> Any:
         # is what it takes of 16-bit colours.
         return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "LAB":
-        return image.convert("RGB")  # Pillow has no other way out of it
+        return image.convert("RGB")  # the only conversion that Pillow has
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA")  # straight to RGB gives the same colours and a warning
+        return image.convert("RGBA")  # straight to RGB: the same colours, and a warning
     return image
 
 

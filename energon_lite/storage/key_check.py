@@ -4,7 +4,7 @@ A comparison costs about as much as reading a text, so not all samples are compa
 depends on nothing but the data:
 
 - the first key of each shard, when it is opened first: another tar of the same layout is noticed;
-- where samples of several parts begin: a wrong `.tar.idx` could give a part to another sample;
+- where samples of several parts begin: a wrong `.tar.idx` could assign a part to another sample;
 - keys in extension headers, which no checksum covers.
 
 `energon-lite lint` compares all keys. A dataset without a usable index is read uncompared.

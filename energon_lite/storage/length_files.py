@@ -2,8 +2,8 @@
 
 It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`; or, where NAME is an absolute
 path, in a folder below it named as the dataset's `index.uuid`, so that data may be read-only.
-`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json` says of
-which data they are, and who measured them. A sample that was skipped or failed has length 0.
+`PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json`
+names the data, and what measured them. A sample that was skipped or failed has length 0.
 
 `PartialLengths` keeps what was measured so far, whatever becomes of the process.
 """
@@ -108,7 +108,7 @@ def write_lengths(
         lengths: tokens of each sample that is not excluded, shape (N,), in the order of the part;
             or such an array for each resource, with "tokens" among them.
         data: hash of the data, to notice that they changed.
-        encoder: names who measured, to notice that the code changed.
+        encoder: names what measured, to notice that the code changed.
 
     Returns:
         The file of the tokens.
@@ -242,7 +242,7 @@ class PartialLengths:
         num_samples: N.
         resources: names of the R resources.
         data: hash of the data.
-        encoder: names who measures.
+        encoder: names what measures.
 
     Raises:
         PermissionError: The place of the index cannot be written to.

@@ -1,4 +1,4 @@
-"""What a prepared dataset says about itself: the `.nv-meta` folder, and the tar indexes.
+"""The metadata of a prepared dataset: the `.nv-meta` folder, and the tar indexes.
 
 The files are Energon's. Energon refuses keys that it does not know, so nothing of ours goes into
 them.
@@ -78,7 +78,7 @@ def read_index(shard: Path, count: int) -> Int64Array:
     if len(raw) != 8 * (count + 1):
         entries = f"{len(raw) // 8 - 1} samples" if len(raw) % 8 == 0 else "a broken number"
         raise DatasetFormatError(
-            f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json says "
+            f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json has "
             f"{count} samples; {reindex(shard)}"
         )
     offsets = np.frombuffer(raw, dtype="<i8").astype(np.int64)

@@ -26,7 +26,7 @@ from energon_lite.storage.yaml import YamlMap, dump_yaml
 
 logger = logging.getLogger(__name__)
 
-# Each part is opened for itself, which takes as long as the file is.
+# Each part is opened on its own, which takes time in proportion to the whole file.
 MAX_PARTS = 1000
 _LONGEST_PATH = 4096
 
@@ -158,7 +158,7 @@ def _load_split(root: Path, config: str | None) -> YamlMap:
 
 
 def _expanded(value: Any, place: str) -> list[str]:
-    """Returns the names that a list of brace patterns stands for."""
+    """Returns the names that a list of brace patterns expands to."""
     if not isinstance(value, list):
         raise DatasetFormatError(f"{place}: must be a list of names, not {shown(value)}")
     names: list[str] = []
@@ -171,7 +171,7 @@ def _expanded(value: Any, place: str) -> list[str]:
             names += expanded
             # Names that are written out are bounded by the file.
             characters += sum(map(len, expanded)) if len(expanded) > 1 else 0
-            check_num_names(len(names), characters, "up to here the list stands for")
+            check_num_names(len(names), characters, "up to here the list expands to")
         except ValueError as error:
             raise DatasetFormatError(f"{place}[{index}]: {error}") from None
     return names

@@ -75,7 +75,7 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, MemoryError) as error:
-        text = "holds a loop, or asks for endless work" if "interrupt" in str(error) else error
+        text = "holds a loop, or needs endless work" if "interrupt" in str(error) else error
         raise DatasetFormatError(f"{path}: {text}; {remedy}") from None
 
 

@@ -181,7 +181,7 @@ def read_header(buffer: bytes | memoryview, pos: int, base: int = 0) -> Header |
             path = name.decode("utf-8", "surrogateescape")
         size = int(extended.get("size", size))
         is_file = kind in _REGULAR and not path.endswith("/")
-        # Directories, links and devices have no content, whatever their size field says.
+        # Directories, links and devices have no content, even if their size field is not 0.
         stored = 0 if b"1" <= kind <= b"6" else size
         end = data + (stored + BLOCK - 1) // BLOCK * BLOCK
         return Header(path, is_file, base + start, base + data, size, base + end, is_long)
@@ -373,7 +373,7 @@ _PLAIN = [
 _plain = np.zeros((2, BLOCK), dtype=np.uint8)
 for _first, _last, *_values in _PLAIN:
     _plain[:, _first:_last] = np.reshape(_values, (2, 1))
-# As words of four bytes, of which eight are asked for something.
+# As words of four bytes, of which eight are compared.
 _WORDS = np.flatnonzero(_plain[0].view("<u4"))
 _MASK, _WANTED = _plain.view("<u4")[:, _WORDS]
 _EIGHT_TRUE = np.ones(8, dtype=bool).view(np.uint64)[0]
@@ -395,7 +395,7 @@ def block_members(
         bases: shape (N,), where the buffer would begin in the sample's tar.
 
     Returns:
-        For each sample its members, or the error that says what is wrong with it; and the numbers
+        For each sample its members, or the error that describes what is wrong; and the numbers
         of those with a name in an extension header, which no checksum covers.
     """
     blocks = buffer.reshape(-1, BLOCK)

@@ -38,7 +38,7 @@ class YamlMap(dict[str, Any]):
     """A mapping that knows where it was written.
 
     Attributes:
-        file: name of the file, as given to the reader.
+        file: name of the file, as the caller wrote it.
         line: first line of the mapping, counted from 1; 0 where it is unknown (JSON).
         lines: the line of each key.
     """
@@ -301,7 +301,7 @@ def load_yaml(path: Path, on_double: OnDouble = refuse_double) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """Writes plain values in block style, keys in their order.
+    """Writes JSON-serialisable values in block style, keys in their order.
 
     Example:
         >>> print(dump_yaml({"split_parts": {"train": ["a.tar"]}, "exclude": []}), end="")
