@@ -141,7 +141,7 @@ class OpenShards:
         )
 
     def read(
-        self, shard: int, target: memoryview, rows: _Rows, first: int, last: int
+        self, shard: int, target: memoryview, base: int, rows: _Rows, first: int, last: int
     ) -> dict[int, Exception]:
         """Fills `target` with the bytes of samples of one shard.
 
@@ -150,6 +150,7 @@ class OpenShards:
         Args:
             shard: which one.
             target: as long as the range of these samples.
+            base: first byte of the range in the shard.
             rows: the samples.
             first: the first row of the range.
             last: the row after the range.
@@ -161,14 +162,13 @@ class OpenShards:
         Raises:
             FatalSampleError: The dataset cannot be read at all.
         """
-        base = int(rows.starts[first])
         try:
-            self.offsets(shard)
+            if shard not in self._open:
+                self.offsets(shard)
             self._fill(shard, target, base)
+            return {}
         except (OSError, DatasetFormatError) as error:
             failure = error
-        else:
-            return {}
         starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
         missing = dict(enumerate(zip(starts, stops, strict=True), first))
 
@@ -458,18 +458,21 @@ class ShardReader:
         """
         is_far = rows.starts[1:] - rows.stops[:-1] > max_gap
         runs = _groups((rows.shards[1:] != rows.shards[:-1]) | is_far)
-        sizes = [int(rows.stops[last - 1] - rows.starts[first]) for first, last in runs]
+        shards, starts, stops = (x.tolist() for x in (rows.shards, rows.starts, rows.stops))
+        sizes = [stops[last - 1] - starts[first] for first, last in runs]
         data = np.empty(sum(sizes), dtype=np.uint8)
-        shifts = np.zeros(len(rows.starts), dtype=np.int64)
+        target = data.data
+        shifts = np.zeros(len(starts), dtype=np.int64)
         at = 0
         for (first, last), size in zip(runs, sizes, strict=True):
             if not size:  # all of these are lost
                 continue
-            number = int(rows.shards[first])
-            failed = self._files.read(number, data.data[at : at + size], rows, first, last)
-            lost.update((int(rows.order[row]), error) for row, error in failed.items())
-            shifts[first:last] = at - int(rows.starts[first])
-            at += size
+            number, base, end = shards[first], starts[first], at + size
+            failed = self._files.read(number, target[at:end], base, rows, first, last)
+            for row, error in failed.items():
+                lost[int(rows.order[row])] = error
+            shifts[first:last] = at - base
+            at = end
         return data, shifts
 
 
