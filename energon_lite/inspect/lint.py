@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +37,7 @@ from energon_lite.storage.yaml import load_yaml
 # A part above this size is more often a mistake than a sample.
 LARGE_PART_BYTES = 1 << 30
 _SAMPLES_PER_TASK = 4096
-_LISTED_PER_SHARD = 20
+_LISTED_PER_PLACE = 20
 
 
 class LintProblem(NamedTuple):
@@ -53,7 +55,7 @@ class LintReport:
         path: the dataset's folder.
         shards: tars that were read.
         samples: samples that were decoded.
-        failed_samples: samples of them that gave an error.
+        failed_samples: samples of them that raised an error.
         errors: what makes data unusable.
         warnings: what is odd, but loads.
     """
@@ -70,17 +72,31 @@ class LintReport:
         """Whether there is no error."""
         return not self.errors
 
+    def add_error(self, where: object, *messages: object) -> None:
+        """Adds errors of one place; of many, the first twenty."""
+        self.errors += _listed(str(where), messages)
+
+    def add_warning(self, where: object, *messages: object) -> None:
+        """Adds warnings of one place; of many, the first twenty."""
+        self.warnings += _listed(str(where), messages)
+
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as plain values."""
+        """Returns the report as JSON-serialisable values."""
         return {
+            **vars(self),
             "path": str(self.path),
             "ok": self.is_ok,
-            "shards": self.shards,
-            "samples": self.samples,
-            "failed_samples": self.failed_samples,
             "errors": [problem._asdict() for problem in self.errors],
             "warnings": [problem._asdict() for problem in self.warnings],
         }
+
+
+def _listed(where: str, messages: Sequence[object]) -> Iterator[LintProblem]:
+    for message in messages[:_LISTED_PER_PLACE]:
+        yield LintProblem(where, str(message))
+    if len(messages) > _LISTED_PER_PLACE:
+        more = len(messages) - _LISTED_PER_PLACE
+        yield LintProblem(where, f"and {more} more of this kind")
 
 
 def lint_dataset(
@@ -116,125 +132,125 @@ def lint_dataset(
     info = read_info(root)
     report = LintReport(root)
     workers = default_workers() if num_workers is None else num_workers
-    _check_info(root, info, report)
-    _check_doubles(root, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report)
-    _check_shards(root, info, workers, report, progress)
+    _check_yaml(
+        root, info, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report
+    )
+    read = partial(_check_shard, root, _check_database(root, info, report))
+    shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
+    for (_, shard, _), found in _done(read, shards, workers, "Reading shards", progress):
+        errors, warnings = ([str(found)], []) if isinstance(found, Exception) else found
+        report.add_error(shard, *errors)
+        report.add_warning(shard, *warnings)
+        report.shards += 1
     parts = _check_splits(root, info, split_config, report)
     if split_parts is not None:
         for name in set(split_parts) - {part.name for part in parts}:
             with contextlib.suppress(EmptyDatasetError):  # there is nothing to decode
-                read_split_part(root, info, name, split_config)  # says what there is
+                read_split_part(root, info, name, split_config)  # the error lists what there is
         parts = [part for part in parts if part.name in split_parts]
     if decode:
-        tasks = [
-            _DecodeTask(root, part.name, split_config, dataset_config, trust, start)
-            for part in parts
-            for start in range(0, _length(root, part), _SAMPLES_PER_TASK)
-        ]
-        _decode_all(tasks, workers, report, progress)
+        open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
+                            split_config=split_config)  # fmt: skip
+        _decode_all(
+            open_part, [(p.name, _length(root, p)) for p in parts], workers, report, progress
+        )
     return report
+
+
+def _done(
+    function: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    num_workers: int,
+    what: str,
+    progress: Callable[[str, int, int], None] | None,
+) -> Iterator[tuple[Any, Any]]:
+    """Yields each task and its result, and draws the progress."""
+    results = ordered_results(function, tasks, num_workers)
+    for number, pair in enumerate(zip(tasks, results, strict=True)):
+        yield pair
+        if progress is not None:
+            progress(what, number + 1, len(tasks))
 
 
 # ------------------------------------------------------------------------- tars and their indexes
 
 
-def _check_info(root: Path, info: DatasetInfo, report: LintReport) -> None:
+def _check_yaml(root: Path, info: DatasetInfo, files: Sequence[str], report: LintReport) -> None:
+    """Compares the info file of old versions, and lists keys that are twice in a file."""
     old = root / META / INFO_YAML
-    if not (is_there(old) and is_there(root / META / INFO_JSON)):
-        return
-    try:
-        value = load_yaml(old)
-    except DatasetFormatError as error:
-        report.warnings.append(LintProblem(str(old), str(error)))
-        return
-    if not isinstance(value, dict) or value.get("shard_counts") != info.shard_counts:
-        message = f"differs from {INFO_JSON}, which is what counts; prepare again or delete it"
-        report.warnings.append(LintProblem(str(old), message))
-
-
-def _check_doubles(root: Path, configs: Iterable[str], report: LintReport) -> None:
-    """Lists keys that are twice in a file, of which only the last one counts."""
-    for name in (INFO_JSON, *configs):
-        path, doubles = root / META / name, list[str]()
+    if is_there(old) and is_there(root / META / INFO_JSON):
+        try:
+            value = load_yaml(old)
+            if not isinstance(value, dict) or value.get("shard_counts") != info.shard_counts:
+                report.add_warning(
+                    old,
+                    f"differs from {INFO_JSON}, which is what counts; prepare again or delete it",
+                )
+        except DatasetFormatError as error:
+            report.add_warning(old, error)
+    for path in (root / META / name for name in files):
+        doubles: list[str] = []
         # What cannot be read is reported where it is used.
         with contextlib.suppress(DatasetFormatError, FileNotFoundError):
             load_yaml(path, doubles.append)
-        report.warnings += [LintProblem(str(path), f"{text}; the last counts") for text in doubles]
-
-
-class _ShardTask(NamedTuple):
-    root: Path
-    name: str
-    number: int
-    num_samples: int
-    has_index: bool
-
-
-def _check_shards(
-    root: Path,
-    info: DatasetInfo,
-    num_workers: int,
-    report: LintReport,
-    progress: Callable[[str, int, int], None] | None,
-) -> None:
-    has_index = _check_database(root, info, report)
-    tasks = [
-        _ShardTask(root, name, number, count, has_index)
-        for number, (name, count) in enumerate(info.shard_counts.items())
-    ]
-    for number, result in enumerate(ordered_results(_check_shard, tasks, num_workers)):
-        if isinstance(result, Exception):
-            report.errors.append(LintProblem(tasks[number].name, str(result)))
-        else:
-            errors, warnings = result
-            report.errors += errors
-            report.warnings += warnings
-        report.shards += 1
-        if progress is not None:
-            progress("Reading shards", number + 1, len(tasks))
+        report.add_warning(path, *(f"{text}; the last counts" for text in doubles))
 
 
 def _check_database(root: Path, info: DatasetInfo, report: LintReport) -> bool:
-    """Checks `index.sqlite` as a whole; tells whether its rows can be compared."""
+    """Checks `index.sqlite` as a whole; returns whether its rows can be compared."""
     file = f"{META}/{INDEX_SQLITE}"
-    again = f"run `energon-lite prepare {root} --tar-index-only`"
     try:
         with IndexDatabase(root) as index:
             counts = index.shard_counts()
             if counts is None:
-                report.warnings.append(LintProblem(file, f"has no table 'samples'; {again}"))
+                report.add_warning(file, f"has no table 'samples'; {_again(root)}")
                 return False
             if not index.has_unique_keys():
-                report.errors.append(LintProblem(file, "two samples have the same key"))
+                report.add_error(file, "two samples have the same key")
     except FileNotFoundError as error:
-        report.warnings.append(LintProblem(file, str(error)))
+        report.add_warning(file, error)
         return False
     except DatasetFormatError as error:
-        report.errors.append(LintProblem(file, str(error)))
+        report.add_error(file, error)
         return False
     unknown = sorted(set(counts) - set(range(len(info.shard_counts))))
     if unknown:
-        message = f"has samples of shard number {unknown[0]}, which {INFO_JSON} does not have; "
-        report.errors.append(LintProblem(file, message + again))
+        what = f"has samples of shard number {unknown[0]}, which {INFO_JSON} does not have"
+        report.add_error(file, f"{what}; {_again(root)}")
     return True
 
 
-def _check_shard(task: _ShardTask) -> tuple[list[LintProblem], list[LintProblem]]:
-    """Compares a tar with its index, its count and its rows in `index.sqlite`."""
+def _again(root: Path) -> str:
+    return f"run `energon-lite prepare {root} --tar-index-only`"
+
+
+def _check_shard(
+    root: Path, has_index: bool, task: tuple[int, str, int]
+) -> tuple[list[str], list[str]]:
+    """Compares a tar with its index, its count and its rows in `index.sqlite`.
+
+    Args:
+        root: the dataset's folder.
+        has_index: whether there are such rows.
+        task: number, name and samples of the shard.
+
+    Returns:
+        Errors and warnings.
+    """
+    number, name, num_samples = task
+    path, again = root / name, _again(root)
     errors: list[str] = []
     warnings: list[str] = []
-    path = task.root / task.name
-    again = f"run `energon-lite prepare {task.root} --tar-index-only`"
     rows, end = scan_shard(path)
     starts = [start for _, _, start, _ in rows.samples]
-    if len(starts) != task.num_samples:
-        errors.append(f"has {len(starts)} samples, {INFO_JSON} says {task.num_samples}; {again}")
+    if len(starts) != num_samples:
+        errors.append(f"has {len(starts)} samples, {INFO_JSON} says {num_samples}; {again}")
     try:
-        offsets = read_index(path, task.num_samples).tolist()
+        offsets = read_index(path, num_samples).tolist()
     except (DatasetFormatError, OSError) as error:
         errors.append(str(error))
     else:
-        # The index gives 0 for the first sample, also where a folder entry comes before it.
+        # The index has 0 for the first sample, also where a folder entry comes before it.
         true = [0, *starts[1:], end]
         wrong = [i for i, (a, b) in enumerate(zip(offsets, true, strict=False)) if a != b]
         if wrong:
@@ -243,26 +259,18 @@ def _check_shard(task: _ShardTask) -> tuple[list[LintProblem], list[LintProblem]
                 f"{index_path(path).name} has sample {i} at byte {offsets[i]}, the tar at "
                 f"{true[i]} ({len(wrong)} of {len(true)} offsets differ); {again}"
             )
-    if task.has_index:
-        with IndexDatabase(task.root) as index:
-            stored = index.shard_rows(task.number)
+    if has_index:
+        with IndexDatabase(root) as index:
+            stored = index.shard_rows(number)
         if [(key, start) for key, start, _ in stored] != [(k, at) for _, k, at, _ in rows.samples]:
             errors.append(f"{META}/{INDEX_SQLITE} has other samples or offsets; {again}")
-    keys = [key for _, key, _, _ in rows.samples]
     for index_, part, _, size in rows.parts:
+        member = f"member '{rows.samples[index_][1]}.{part}'"
         if size == 0:
-            warnings.append(f"member '{keys[index_]}.{part}' is empty")
+            warnings.append(f"{member} is empty")
         elif size > LARGE_PART_BYTES:
-            warnings.append(f"member '{keys[index_]}.{part}' has {size / 2**30:.1f} GiB")
-    return _listed(task.name, errors), _listed(task.name, warnings)
-
-
-def _listed(where: str, messages: Sequence[str]) -> list[LintProblem]:
-    problems = [LintProblem(where, message) for message in messages[:_LISTED_PER_SHARD]]
-    if len(messages) > _LISTED_PER_SHARD:
-        more = len(messages) - _LISTED_PER_SHARD
-        problems.append(LintProblem(where, f"and {more} more of this kind"))
-    return problems
+            warnings.append(f"{member} has {size / 2**30:.1f} GiB")
+    return errors, warnings
 
 
 # ------------------------------------------------------------------------------------ split parts
@@ -272,14 +280,14 @@ def _check_splits(
     root: Path, info: DatasetInfo, config: str | None, report: LintReport
 ) -> list[SplitPart]:
     """Checks the split file; returns the parts that have samples."""
-    file = f"{META}/{config or 'split.yaml'}"
+    file = f"{META}/{config or DEFAULT_SPLIT}"
     usable: list[SplitPart] = []
     owners: dict[str, str] = {}
     try:
         split = SplitFile(root, info, config)
         excludes = split.excludes
     except (FileNotFoundError, DatasetFormatError) as error:
-        report.errors.append(LintProblem(file, str(error)))
+        report.add_error(file, error)
         return usable
     for name in split.names:
         try:
@@ -287,44 +295,30 @@ def _check_splits(
         except EmptyDatasetError:
             continue  # `prepare` writes parts without shards on purpose
         except DatasetFormatError as error:
-            report.errors.append(LintProblem(file, str(error)))
+            report.add_error(file, error)
             continue
         usable.append(part)
-        for shard in part.shards:
-            owner = owners.setdefault(shard, name)
-            if owner != name:
-                message = f"shard {shard!r} is in the parts {owner!r} and {name!r}"
-                report.warnings.append(LintProblem(file, message))
-        twice = _first_double(part.shards)
-        if twice is not None:
-            message = f"part {name!r} lists shard {twice!r} twice; its samples come twice"
-            report.warnings.append(LintProblem(file, message))
-    unused = [s for s in info.shard_counts if s not in owners and s not in excludes.shards]
-    if unused:
-        message = (
-            f"shard {unused[0]!r} is in no split part"
-            if len(unused) == 1
-            else f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
+        doubles = [shard for shard, count in Counter(part.shards).items() if count > 1]
+        shared = [s for s in part.shards if owners.setdefault(s, name) != name]
+        report.add_warning(
+            file,
+            *(f"shard {s!r} is in the parts {owners[s]!r} and {name!r}" for s in shared),
+            *(f"part {name!r} lists shard {s!r} twice; its samples come twice" for s in doubles),
         )
-        report.warnings.append(LintProblem(file, message))
-    for entry in excludes.unknown[:_LISTED_PER_SHARD]:
-        message = f"exclude entry {entry!r} fits no shard and excludes nothing"
-        report.warnings.append(LintProblem(file, message))
+    unused = [s for s in info.shard_counts if s not in owners and s not in excludes.shards]
+    if len(unused) == 1:
+        report.add_warning(file, f"shard {unused[0]!r} is in no split part")
+    elif unused:
+        what = f"{len(unused)} shards are in no split part, the first is {unused[0]!r}"
+        report.add_warning(file, what)
+    unknown = [f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown]
+    report.add_warning(file, *unknown)
     return usable
-
-
-def _first_double(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
 
 
 def _length(root: Path, part: SplitPart) -> int:
     # At least as many as come: excluded samples are skipped later. A tar has a header for each.
-    with contextlib.suppress(OSError):  # said where the tars are checked
+    with contextlib.suppress(OSError):  # reported where the tars are checked
         return sum(
             min(count, (root / shard).stat().st_size // BLOCK)
             for shard, count in zip(part.shards, part.counts, strict=True)
@@ -335,51 +329,35 @@ def _length(root: Path, part: SplitPart) -> int:
 # ---------------------------------------------------------------------------------------- samples
 
 
-class _DecodeTask(NamedTuple):
-    root: Path
-    part: str
-    split_config: str | None
-    dataset_config: str | None
-    trust: bool | None
-    start: int
-
-
 def _decode_all(
-    tasks: Sequence[_DecodeTask],
+    open_part: Callable[..., Any],
+    parts: Sequence[tuple[str, int]],
     num_workers: int,
     report: LintReport,
     progress: Callable[[str, int, int], None] | None,
 ) -> None:
-    broken: set[str] = set()
-    for number, result in enumerate(ordered_results(_decode, tasks, num_workers)):
-        part = tasks[number].part
-        if isinstance(result, Exception):
-            if part not in broken:  # the same for every task of the part
-                report.errors.append(LintProblem(f"split part {part!r}", describe(result)))
-            broken.add(part)
+    tasks = [(name, n) for name, size in parts for n in range(0, size, _SAMPLES_PER_TASK)]
+    unreadable: set[str] = set()
+    results = _done(partial(_decode, open_part), tasks, num_workers, "Decoding samples", progress)
+    for (name, _), found in results:
+        if isinstance(found, Exception):
+            if name not in unreadable:  # the same for every task of the part
+                report.add_error(f"split part {name!r}", describe(found))
+            unreadable.add(name)
         else:
-            samples, errors = result
-            report.samples += samples
+            num_samples, errors = found
+            report.samples += num_samples
             report.failed_samples += len(errors)
-            report.errors += _listed(f"split part {part!r}", errors)
-        if progress is not None:
-            progress("Decoding samples", number + 1, len(tasks))
+            report.add_error(f"split part {name!r}", *errors)
 
 
-def _decode(task: _DecodeTask) -> tuple[int, list[str]]:
-    """Makes up to 4,096 samples of a split part; gives their number, and an error text each."""
-    factory = load_factory(
-        task.root,
-        dataset_config=task.dataset_config,
-        trust=task.trust,
-        split_part=task.part,
-        split_config=task.split_config,
-        training=False,
-        decoder=SampleDecoder(),
-    )
+def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> tuple[int, list[str]]:
+    """Decodes up to 4,096 samples of a split part; returns their number, and the errors."""
+    name, start = task
+    factory = open_part(split_part=name, decoder=SampleDecoder())
     source = factory.build()
     errors: list[str] = []
-    numbers = range(task.start, min(task.start + _SAMPLES_PER_TASK, len(factory)))
+    numbers = range(start, min(start + _SAMPLES_PER_TASK, len(factory)))
     for number in numbers:
         try:
             source.restore_sample((source.name, 0, number, number))
