@@ -137,7 +137,7 @@ def lint_dataset(
     )
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    for (_, shard, _), found in _done(read, shards, workers, "Reading shards", progress):
+    for (_, shard, _), found in _in_order(read, shards, workers, "Reading shards", progress):
         errors, warnings = ([str(found)], []) if isinstance(found, Exception) else found
         report.add_error(shard, *errors)
         report.add_warning(shard, *warnings)
@@ -157,7 +157,7 @@ def lint_dataset(
     return report
 
 
-def _done(
+def _in_order(
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
     num_workers: int,
@@ -203,7 +203,7 @@ def _check_database(root: Path, info: DatasetInfo, report: LintReport) -> bool:
         with IndexDatabase(root) as index:
             counts = index.shard_counts()
             if counts is None:
-                report.add_warning(file, f"has no table 'samples'; {_again(root)}")
+                report.add_warning(file, f"has no table 'samples'; {_index_again(root)}")
                 return False
             if not index.has_unique_keys():
                 report.add_error(file, "two samples have the same key")
@@ -216,11 +216,11 @@ def _check_database(root: Path, info: DatasetInfo, report: LintReport) -> bool:
     unknown = sorted(set(counts) - set(range(len(info.shard_counts))))
     if unknown:
         what = f"has samples of shard number {unknown[0]}, which {INFO_JSON} does not have"
-        report.add_error(file, f"{what}; {_again(root)}")
+        report.add_error(file, f"{what}; {_index_again(root)}")
     return True
 
 
-def _again(root: Path) -> str:
+def _index_again(root: Path) -> str:
     return f"run `energon-lite prepare {root} --tar-index-only`"
 
 
@@ -238,7 +238,7 @@ def _check_shard(
         Errors and warnings.
     """
     number, name, num_samples = task
-    path, again = root / name, _again(root)
+    path, again = root / name, _index_again(root)
     errors: list[str] = []
     warnings: list[str] = []
     rows, end = scan_shard(path)
@@ -338,7 +338,9 @@ def _decode_all(
 ) -> None:
     tasks = [(name, n) for name, size in parts for n in range(0, size, _SAMPLES_PER_TASK)]
     unreadable: set[str] = set()
-    results = _done(partial(_decode, open_part), tasks, num_workers, "Decoding samples", progress)
+    results = _in_order(
+        partial(_decode, open_part), tasks, num_workers, "Decoding samples", progress
+    )
     for (name, _), found in results:
         if isinstance(found, Exception):
             if name not in unreadable:  # the same for every task of the part
