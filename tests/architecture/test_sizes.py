@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 3000,
     "cli": 694,
     "core": 2292,
-    "inspect": 1206,
+    "inspect": 1210,
     "loader": 3334,
     "loss": 210,
     "metadataset": 1301,
