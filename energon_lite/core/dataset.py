@@ -100,6 +100,7 @@ class Traits:
         measures: whether the order depends on lengths that are measured while samples are read.
         each_once: whether a finite pass has each sample of its sources exactly once.
         drops: whether samples may be dropped without being counted as skipped.
+        weighted: whether items have the loss weights of their samples.
         per_item: whether each item is made of one item below, or of none, in the same order.
             This trait and the next two are those of the dataset itself, not of what is below.
         ordering: whether it only decides which item below comes next.
@@ -115,6 +116,7 @@ class Traits:
     measures: bool = False
     each_once: bool = True
     drops: bool = False
+    weighted: bool = False
     per_item: bool = False
     ordering: bool = False
     obstacle: str = ""
@@ -129,6 +131,7 @@ class Traits:
             lockstep=any(child.lockstep for child in children),
             pass_length=children[0].pass_length if len(children) == 1 else None,
             unit=children[0].unit if children else "samples",
+            weighted=len(children) == 1 and children[0].weighted,
             measures=any(child.measures for child in children),
             each_once=all(child.each_once for child in children),
             drops=any(child.drops for child in children),

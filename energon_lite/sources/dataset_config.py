@@ -168,8 +168,6 @@ def _named_class(
         raise DatasetFormatError(
             f"{where}{key}: {module} has no class {name!r}.{did_you_mean(name, own)}"
         )
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise DatasetFormatError(f"{where}{key}: {module!a:.80} can be the name of no module")
     if module not in sys.modules:
         is_there = importlib.util.find_spec(module.partition(".")[0]) is not None
         if is_there and not trust:

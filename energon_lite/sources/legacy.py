@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
-from energon_lite.core import samples
-from energon_lite.core.samples import Sample
+from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.sources.dataset_classes import DefaultDecoderWebdatasetFactory
 
 
@@ -25,67 +25,19 @@ class _LegacyWebdataset(DefaultDecoderWebdatasetFactory[Sample]):
         super().__init__(path, **kwargs)
 
 
-class CaptioningWebdataset(_LegacyWebdataset):
-    """Samples of type `CaptioningSample`."""
-
-    __sample_type__ = samples.CaptioningSample
-
-
-class ImageWebdataset(_LegacyWebdataset):
-    """Samples of type `ImageSample`."""
-
-    __sample_type__ = samples.ImageSample
-
-
-class ImageClassificationWebdataset(_LegacyWebdataset):
-    """Samples of type `ImageClassificationSample`."""
-
-    __sample_type__ = samples.ImageClassificationSample
+def _classes() -> Iterator[tuple[str, type[_LegacyWebdataset]]]:
+    for kind in SAMPLE_TYPES.values():
+        name = f"{kind.__name__.removesuffix('Sample')}Webdataset"
+        members = {
+            "__doc__": f"Samples of type `{kind.__name__}`.",
+            "__module__": __name__,
+            "__sample_type__": kind,
+        }
+        yield name, type(name, (_LegacyWebdataset,), members)
 
 
-class InterleavedWebdataset(_LegacyWebdataset):
-    """Samples of type `InterleavedSample`."""
-
-    __sample_type__ = samples.InterleavedSample
+def __getattr__(name: str) -> type[_LegacyWebdataset]:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class SimilarityInterleavedWebdataset(_LegacyWebdataset):
-    """Samples of type `SimilarityInterleavedSample`."""
-
-    __sample_type__ = samples.SimilarityInterleavedSample
-
-
-class VQAWebdataset(_LegacyWebdataset):
-    """Samples of type `VQASample`."""
-
-    __sample_type__ = samples.VQASample
-
-
-class VQAOCRWebdataset(_LegacyWebdataset):
-    """Samples of type `VQAOCRSample`."""
-
-    __sample_type__ = samples.VQAOCRSample
-
-
-class MultiChoiceVQAWebdataset(_LegacyWebdataset):
-    """Samples of type `MultiChoiceVQASample`."""
-
-    __sample_type__ = samples.MultiChoiceVQASample
-
-
-class OCRWebdataset(_LegacyWebdataset):
-    """Samples of type `OCRSample`."""
-
-    __sample_type__ = samples.OCRSample
-
-
-class TextWebdataset(_LegacyWebdataset):
-    """Samples of type `TextSample`."""
-
-    __sample_type__ = samples.TextSample
-
-
-class VidQAWebdataset(_LegacyWebdataset):
-    """Samples of type `VidQASample`."""
-
-    __sample_type__ = samples.VidQASample
+globals().update(_classes())

@@ -13,6 +13,7 @@ from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
+from energon_lite.core.user_function import UserFunction
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META
 
@@ -100,17 +101,13 @@ class LoaderMaker:
         seed: int,
     ) -> None:
         self.sample_type = sample_type
-        self.loader = loader
-        self.seed = seed
-        self.may_draw = not getattr(loader, "__stateless__", False)
+        self.function = UserFunction(loader, name="sample_loader", seed=seed)
+        self.may_draw = self.function.may_draw
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Sample:
         """Makes one sample; of the service fields the loader may set the key only."""
-        context = current_context()
-        context.enter("sample_loader", self.seed, service.restore_key)
-        if self.may_draw:
-            context.seed_generators()
-        fields = self.loader({"__key__": service.key, **parts})
+        self.function.enter(current_context(), service.restore_key)
+        fields = self.function.function({"__key__": service.key, **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
                 f"sample_loader returned {type(fields).__name__}; return a dict of fields"
@@ -142,10 +139,9 @@ class OwnMaker:
         is_wanted: Callable[[str], bool],
         seed: int,
     ) -> None:
-        self.load_sample = load_sample
+        self.function = UserFunction(load_sample, name="load_sample", seed=seed)
+        self.may_draw = self.function.may_draw
         self.is_wanted = is_wanted
-        self.seed = seed
-        self.may_draw = not getattr(load_sample, "__stateless__", False)
 
     def __call__(self, parts: dict[str, Any], service: ServiceFields) -> Any:
         """Makes one sample; service fields that it does not set are set here.
@@ -156,14 +152,11 @@ class OwnMaker:
         """
         if not self.is_wanted(service.key):
             raise SkipSample
-        context = current_context()
-        context.enter("load_sample", self.seed, service.restore_key)
-        if self.may_draw:
-            context.seed_generators()
+        self.function.enter(current_context(), service.restore_key)
         fields = service.by_name()
         shard = service.sources[0].shard_name
         raw = {name: fields[name] for name in ("__key__", "__restore_key__", "__sources__")}
-        sample = self.load_sample({**raw, "__shard__": shard, **parts})
+        sample = self.function.function({**raw, "__shard__": shard, **parts})
         if isinstance(sample, dict):
             sample.update(__restore_key__=service.restore_key)
             return CrudeSample({**fields, **sample})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import dataclasses
 from typing import Any, TypeVar
 
 import torch
 
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.keys import leaves
 from energon_lite.core.samples import Batch, Sample
 from energon_lite.core.stage import PerItemStage, StageCursor
@@ -15,6 +15,22 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
 
 T = TypeVar("T")
+
+
+def set_loss_weight(item: Any, weight: Any) -> bool:
+    """Writes a loss weight on a sample or batch without one.
+
+    Returns:
+        Whether the item has a loss weight then; one with slots, or a frozen one, has no place.
+    """
+    if isinstance(item, dict):
+        item.setdefault("loss_weight", weight)
+    elif not isinstance(item, Sample) and not hasattr(item, "loss_weight"):
+        try:
+            item.loss_weight = weight
+        except (AttributeError, TypeError):
+            return False
+    return True
 
 
 class LossWeightDataset(PerItemStage[T]):
@@ -52,6 +68,10 @@ class LossWeightDataset(PerItemStage[T]):
         other.is_nested = True
         return other
 
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds that items have their loss weights."""
+        return dataclasses.replace(super().own_traits(below), weighted=True)
+
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
         del stream
@@ -69,16 +89,10 @@ class LossWeightDataset(PerItemStage[T]):
             if (self.is_weighted or self.is_nested) and item.__loss_weight__ is None:
                 item.__loss_weight__ = self._of_batch(item, key)
         elif isinstance(item, dict):
-            if (self.is_weighted or self.is_nested) and "loss_weight" not in item:
-                item["loss_weight"] = self.loss_weight(key)
-        elif self._can_carry(item):
-            with suppress(AttributeError, TypeError):  # it has slots, or is frozen: no place
-                item.loss_weight = self.loss_weight(key)
-
-    def _can_carry(self, item: Any) -> bool:
-        if isinstance(item, (Sample, torch.Tensor)):
-            return False
-        return (self.is_weighted or hasattr(item, "__dict__")) and not hasattr(item, "loss_weight")
+            if self.is_weighted or self.is_nested:
+                set_loss_weight(item, self.loss_weight(key))
+        elif not isinstance(item, torch.Tensor) and (self.is_weighted or hasattr(item, "__dict__")):
+            set_loss_weight(item, self.loss_weight(key))
 
     def _of_batch(self, batch: Batch, key: RestoreKey) -> list[float] | None:
         """Returns an entry per sample; None if the batch has not the samples of its key."""

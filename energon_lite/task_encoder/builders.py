@@ -234,9 +234,4 @@ def _finished(hooks: Hooks, build: Any, datasets: Any, settings: dict[str, Any])
         raise TypeError(
             f"{build.__qualname__} returned {dataset!r:.80}; return the dataset that it builds"
         )
-    return dataset if _is_weighed(dataset) else LossWeightDataset(dataset)
-
-
-def _is_weighed(dataset: AnyDataset) -> bool:
-    below = dataset.children
-    return isinstance(dataset, LossWeightDataset) or (len(below) == 1 and _is_weighed(below[0]))
+    return dataset if dataset.traits.weighted else LossWeightDataset(dataset)

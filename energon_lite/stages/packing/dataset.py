@@ -12,7 +12,6 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import is_piece, leaves, whole
-from energon_lite.core.samples import Sample
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context, replaying
@@ -24,6 +23,7 @@ from energon_lite.core.user_function import (
     UserFunction,
 )
 from energon_lite.stages.batching import Collected
+from energon_lite.stages.loss_weights import set_loss_weight
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.packing.balanced import BalancedPacks
@@ -279,17 +279,9 @@ class _MemberCursor(Cursor[list[Any]]):
 def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:
     """Writes its source's loss weight on a sample that does not have it yet."""
     weight = weights.get(next(leaves(key))[0])
-    if weight is None or isinstance(sample, Sample):  # our own samples have it from their source
-        return
-    if isinstance(sample, dict):
-        sample.setdefault("loss_weight", weight)
-    elif not hasattr(sample, "loss_weight"):
-        try:
-            sample.loss_weight = weight
-        except (AttributeError, TypeError):
-            raise FatalSampleError.from_sample(
-                sample,
-                f"{type(sample).__name__} has no place for its source's loss weight {weight}; make "
-                "it a Sample (derive_from), a dict or a plain dataclass, or give it a field "
-                "`loss_weight`",
-            ) from None
+    if weight is not None and not set_loss_weight(sample, weight):
+        raise FatalSampleError.from_sample(
+            sample,
+            f"{type(sample).__name__} has no place for its source's loss weight {weight}; make it "
+            "a Sample (derive_from), a dict or a plain dataclass, or give it a field `loss_weight`",
+        )
