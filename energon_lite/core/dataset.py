@@ -268,11 +268,6 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """The functions of the user that this dataset itself calls."""
         return tuple(value for value in vars(self).values() if isinstance(value, UserFunction))
 
-    @property
-    def samples_are_known(self) -> bool:
-        """Whether it is known how many samples an item is made of; it is not of packs."""
-        return all(child.samples_are_known for child in self.children)
-
     def __len__(self) -> int:
         """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
         return count_rank_items(self, self.worker_config)

@@ -196,7 +196,7 @@ class SavedStats:
 
 # What costs, skips and the wait of a batch come as; and the sums, with what is not in them yet.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
-CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...]]
+CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...], int]
 _MAX_ROWS = 64
 
 
@@ -226,12 +226,10 @@ class Counter:
                 stats = counted.setdefault(name, SourceStats())
                 for field, value in fields.items():
                     setattr(stats, field, getattr(stats, field) + value)
-                if "loss_weight_sum" not in fields:  # a state of an earlier version
-                    stats.loss_weight_sum += self._weigh(name, fields.get("samples", 0))
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
         # Values, and never changed, so that whoever keeps them can return to them.
-        self.mark: CounterMark = (counted, ())
+        self.mark: CounterMark = (counted, (), 0)
 
     def add(
         self,
@@ -246,16 +244,18 @@ class Counter:
             skipped: what was left out.
             wait_sec: how long the batch was waited for; None at the end of a stream.
         """
-        counted, rows = self.mark
+        counted, rows, num_items = self.mark
         rows = (*rows, (costs, skipped, wait_sec))
-        self.mark = (counted, rows) if len(rows) < _MAX_ROWS else (_summed(counted, rows), ())
+        if len(rows) >= _MAX_ROWS:
+            counted, rows = _summed(counted, rows), ()
+        self.mark = (counted, rows, num_items + (wait_sec is not None))
 
     @property
     def _counted(self) -> dict[str, SourceStats]:
-        counted, rows = self.mark
+        counted, rows, num_items = self.mark
         if rows:
             counted = _summed(counted, rows)
-            self.mark = (counted, ())
+            self.mark = (counted, (), num_items)
         return counted
 
     def _weigh(self, source: str, samples: int) -> float:
@@ -271,29 +271,22 @@ class Counter:
         return found
 
     def asked(self, num_items: int) -> dict[str, float]:
-        """Returns the samples that the run asks of each source in its first items.
+        """Returns the target samples of each source in the run's first items.
 
-        What was asked before the last restore counts as it was then, also of another blend.
+        The target up to the last restore is the one that was saved, also of another blend.
         """
-        found = dict(self._asked_before)
-        for name, number in self._asked(num_items, self._counted).items():
-            found[name] = found.get(name, 0.0) + number
-        if self._items_before:
-            for name, number in self._asked(self._items_before, self._before).items():
-                found[name] = found.get(name, 0.0) - number
+        own_items = self.mark[2]
+        before = sum(stats.draws for stats in self._before.values())
+        draws = sum(stats.draws for stats in self._counted.values()) - before
+        # Draws of an item on this rank stand for those on the others.
+        first, stop = (
+            round(number * draws / own_items) if own_items else number
+            for number in (self._items_before, num_items)
+        )
+        found, known = dict(self._asked_before), _target_draws(self._dataset, first)
+        for name, number in _target_draws(self._dataset, stop).items():
+            found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)
         return found
-
-    def _asked(self, num_items: int, counted: Mapping[str, SourceStats]) -> dict[str, float]:
-        """Returns what the first items ask, of which this rank has `counted` its own part."""
-        found = _asked(self._dataset, num_items)
-        total = sum(found.values())
-        if total == 0 or self._dataset.samples_are_known:
-            return found
-        # How many samples packs are made of shows in what was drawn, here as on the other ranks.
-        config = self._dataset.worker_config
-        num_ranks = config.world_size if config else 1
-        drawn = num_ranks * sum(stats.draws for stats in counted.values())
-        return _asked(self._dataset, num_items * drawn / total)
 
     def stats(self, num_items: int, skipped: Mapping[str, int]) -> Stats:
         """Returns the statistics.
@@ -388,19 +381,21 @@ def check_counts(state: Any) -> None:
         raise StateError("the state's 'stats' are not what this version saves; it was edited")
 
 
-def _asked(dataset: SavableDataset[Any], num_items: float) -> dict[str, float]:
-    """Returns what the first items of all passes ask of each source."""
-    if dataset.endless:
-        return dataset.expected(num_items)
-    length = dataset.num_items(Stream(0, 1))
-    if length == 0:
-        return {}
-    passes, rest = divmod(num_items, length)
-    asked = dataset.expected(rest)
+def _target_draws(dataset: SavableDataset[Any], num_draws: int) -> dict[str, float]:
+    """Returns the target samples of each source in the first draws of all passes."""
+    while not dataset.traits.ordering and len(dataset.children) == 1:
+        (dataset,) = dataset.children  # lists and functions change no shares
+    passes, rest = 0, num_draws
+    if not dataset.endless:
+        length = dataset.num_items(Stream(0, 1))
+        passes, rest = divmod(num_draws, length) if length else (0, 0)
+    found = dataset.expected(rest)
     if passes:
         for name, number in dataset.expected(length).items():
-            asked[name] = asked.get(name, 0.0) + passes * number
-    return asked
+            found[name] = found.get(name, 0.0) + passes * number
+    # Where items of a blend are batches, they count as their samples.
+    total = sum(found.values())
+    return {name: number * num_draws / total for name, number in found.items() if total}
 
 
 # The part of a pass that may fail above `max_skip_rate`; one sample always may.

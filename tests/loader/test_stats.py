@@ -31,7 +31,7 @@ from energon_lite import (
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 
-from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
+from ..helpers import Ranks, number_of, prepared, text_set, write_tar
 from ..rank_processes import in_ranks
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -417,17 +417,6 @@ def test_damaged_counts_are_refused(sets, damage) -> None:
     with pytest.raises(StateError, match="stats"):
         loader.restore_state_global(states)
     assert counts_of(loader) == before
-
-
-def test_state_of_before_loss_weights_were_counted_has_them_worked_out(sets) -> None:
-    run = Ranks(blend_of(sets), 1)
-    run.steps(9)
-    states = run.save()
-    for fields in states[0]["stats"]["counted"].values():
-        del fields["loss_weight_sum"]
-    again = Ranks(blend_of(sets), 1, states=list(map(signed, states)))
-    for name, s in again.loaders[0].stats().items():
-        assert s.loss_weight_sum == pytest.approx(run.loaders[0].stats()[name].loss_weight_sum)
 
 
 # ------------------------------------------------------------------------------------ asked, given
