@@ -251,7 +251,7 @@ def test_index_of_a_shard_with_another_number_of_samples_is_named_when_opened(
     with pytest.raises(DatasetFormatError) as caught:
         train(damaged)(config_of())
     assert f"{BROKEN}.idx: 64 bytes are the index of 7 samples" in str(caught.value)
-    assert "says 10 samples; run `energon-lite prepare" in str(caught.value)
+    assert "has 10 samples; run `energon-lite prepare" in str(caught.value)
 
 
 def test_missing_shard_is_named_when_the_dataset_is_opened(damaged) -> None:
