@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _NO_LENGTH = (
-    "does not say how long a sample is: give it a method sample_length(self, sample) -> int (or a "
+    "does not say how long a sample is: add a method sample_length(self, sample) -> int (or a "
     "dict of resources)"
 )
 
@@ -161,10 +161,8 @@ class Hooks:
         encoder = self.encoder
         names = [name for name in ("preencode_sample", "encode_sample") if encoder.overrides(name)]
         # A `DefaultTaskEncoder` with an `encoded_sample_type` has an encode_sample of the library.
-        is_own = not str(getattr(encoder.encode_sample, "__module__", "")).startswith(
-            "energon_lite."
-        )
-        if len(names) == 2 and is_own:
+        module = str(getattr(encoder.encode_sample, "__module__", ""))
+        if len(names) == 2 and not module.startswith("energon_lite."):
             raise ValueError(
                 f"{type(encoder).__name__} has both encode_sample and preencode_sample; write the "
                 "first part of encode_sample as preencode_sample and the rest as postencode_sample"
@@ -194,50 +192,56 @@ class Hooks:
     def _check(self, dataset: SavableDataset[Any], batching: Batching) -> None:
         """Checks that packing and batching have what they need, and do not contradict."""
         encoder, name, has = self.encoder, type(self.encoder).__name__, self.encoder.overrides
-        packing, lists, (batch_size, drop_last, buffer) = (
-            encoder.packing,
-            encoder.batching,
-            batching,
-        )
-        is_split, has_length = isinstance(lists, ModalitySplit), has("sample_length")
-        problems = [
-            (packing is not None and not isinstance(packing, Packing),
-             TypeError(f"{name}.packing={packing!r}; make it Packing(capacity=...)")),
-            (packing is not None and not has_length,
-             ValueError(f"{name} has `packing`, but {_NO_LENGTH}")),
-            (packing is not None and has("select_samples_to_pack"),
-             ValueError(
-                f"{name} has both `packing` and select_samples_to_pack; leave one of them out")),
-            *((packing is None and buffer is not None and not has(hook),
-               ValueError(
-                f"packing_buffer_size={buffer}, but {name} has no {hook}. Give it one, or `packing "
-                "= Packing(capacity=...)` and sample_length(sample)"))
-              for hook in ("select_samples_to_pack", "pack_selected_samples")),
-            (lists is not None and not isinstance(lists, (Buckets, ModalitySplit)),
-             TypeError(f"{name}.batching={lists!r}; make it Buckets(max_tokens=...), or "
-                       "ModalitySplit(group_by, shares=...)")),
-            (lists is not None and not has_length,
-             ValueError(f"{name} has `batching`, but {_NO_LENGTH}")),
-            (lists is not None and self._packs(batching),
-             ValueError(f"{name} has both `batching` and packing; leave one of them out")),
-            (lists is not None and has("batch_group_criterion"),
-             ValueError(f"{name} has both `batching` and batch_group_criterion; give the group as "
-                        f"{type(lists).__name__}(group_by=...)")),
-            (is_split and batch_size is None,
-             ValueError(f"{name} has batching=ModalitySplit(...), but the pipeline has no "
-                        "batch_size; give the samples of a batch")),
-            (is_split and has("encode_batch") and self.hook("encode_batch").is_generator,
-             ValueError(f"{name}.encode_batch is a generator; with ModalitySplit a batch must stay "
-                        "one batch, or ranks come out of step")),
-            (isinstance(lists, ModalitySplit) and drop_last and lists.end == "pad",
-             ValueError('batch_drop_last=True contradicts end="pad"; give one')),
-            (dataset.traits.measures and not has_length,
-             ValueError(f"a blend has `unit: tokens`, but {name} {_NO_LENGTH}, or name a stored "
-                        "index with `lengths` in the blend")),
-        ]  # fmt: skip
-        for is_there, error in problems:
+        packing, lists = encoder.packing, encoder.batching
+        batch_size, drop_last, buffer = batching
+        for setting, value, kinds, example in (
+            ("packing", packing, Packing, "Packing(capacity=...)"),
+            ("batching", lists, (Buckets, ModalitySplit), "Buckets(max_tokens=...), or "
+             "ModalitySplit(group_by, shares=...)"),
+        ):  # fmt: skip
+            if value is not None and not isinstance(value, kinds):
+                raise TypeError(f"{name}.{setting}={value!r}; make it {example}")
+        problems: dict[str, bool] = {}
+        if packing is not None:
+            problems = {
+                f"{name} has `packing`, but {_NO_LENGTH}": not has("sample_length"),
+                f"{name} has both `packing` and select_samples_to_pack; remove one of them": has(
+                    "select_samples_to_pack"
+                ),
+            }
+        elif buffer is not None:
+            problems = {
+                f"packing_buffer_size={buffer}, but {name} has no {hook}. Give it one, or `packing = "
+                "Packing(capacity=...)` and sample_length(sample)": not has(hook)
+                for hook in ("select_samples_to_pack", "pack_selected_samples")
+            }
+        if lists is not None:
+            problems |= {
+                f"{name} has `batching`, but {_NO_LENGTH}": not has("sample_length"),
+                f"{name} has both `batching` and packing; remove one of them": self._packs(
+                    batching
+                ),
+                f"{name} has both `batching` and batch_group_criterion; set the group by "
+                f"{type(lists).__name__}(group_by=...)": has("batch_group_criterion"),
+            }
+        if isinstance(lists, ModalitySplit):
+            makes_several = has("encode_batch") and self.hook("encode_batch").is_generator
+            problems |= {
+                f"{name} has batching=ModalitySplit(...), but the pipeline has no batch_size; pass "
+                "the number of samples of a batch": batch_size is None,
+                f"{name}.encode_batch is a generator; with ModalitySplit a batch must stay one "
+                "batch, or ranks come out of step": makes_several,
+                'batch_drop_last=True contradicts end="pad"; remove one of them': drop_last
+                and lists.end == "pad",
+            }
+        if dataset.traits.measures:
+            problems[
+                f"a blend has `unit: tokens`, but {name} {_NO_LENGTH}, or name a stored index with "
+                "`lengths` in the blend"
+            ] = not has("sample_length")
+        for problem, is_there in problems.items():
             if is_there:
-                raise error
+                raise ValueError(problem)
 
     def _packed(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         encoder, packing = self.encoder, self.encoder.packing
