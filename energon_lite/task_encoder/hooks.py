@@ -211,8 +211,8 @@ class Hooks:
             }
         elif buffer is not None:
             problems = {
-                f"packing_buffer_size={buffer}, but {name} has no {hook}. Give it one, or `packing = "
-                "Packing(capacity=...)` and sample_length(sample)": not has(hook)
+                f"packing_buffer_size={buffer}, but {name} has no {hook}. Give it one, or `packing "
+                "= Packing(capacity=...)` and sample_length(sample)": not has(hook)
                 for hook in ("select_samples_to_pack", "pack_selected_samples")
             }
         if lists is not None:
