@@ -223,8 +223,8 @@ def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any
 
 def own_validation(hooks: Hooks, node: Node, opener: LeafOpener, **settings: Any) -> AnyDataset:
     """Builds the validation dataset with the `build_val_datasets` of the user; ignores weights."""
-    loaded: list[LoadedDataset] = loaded_datasets(node, opener).datasets
-    return _finished(hooks, hooks.encoder.build_val_datasets, loaded, settings)
+    build = hooks.encoder.build_val_datasets
+    return _finished(hooks, build, loaded_datasets(node, opener).datasets, settings)
 
 
 def _finished(hooks: Hooks, build: Any, datasets: Any, settings: dict[str, Any]) -> AnyDataset:

@@ -30,10 +30,7 @@ class Cooker(Generic[T]):
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Returns whether the cooker is for a dataset with these subflavors."""
-        if self.has_subflavors is None:
-            return True
-        own = subflavors or {}
-        return all(key in own and own[key] == value for key, value in self.has_subflavors.items())
+        return dict(self.has_subflavors or {}).items() <= dict(subflavors or {}).items()
 
 
 @overload

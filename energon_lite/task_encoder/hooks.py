@@ -171,7 +171,8 @@ class Hooks:
 
     def batched(self, dataset: SavableDataset[Any], batching: Batching) -> SavableDataset[Any]:
         """Puts packing and batching, with the hooks from there on, over encoded samples."""
-        has, packs = self.encoder.overrides, self._packs(batching)
+        has = self.encoder.overrides
+        packs = self.encoder.packing is not None or batching.packing_buffer_size is not None
         self._check(dataset, batching)
         if has("postencode_sample") and not packs:
             dataset = MapDataset(dataset, self.hook("postencode_sample"))
@@ -185,9 +186,6 @@ class Hooks:
         if batches is None:
             return dataset
         return MapDataset(batches, self.hook("encode_batch")) if has("encode_batch") else batches
-
-    def _packs(self, batching: Batching) -> bool:
-        return self.encoder.packing is not None or batching.packing_buffer_size is not None
 
     def _check(self, dataset: SavableDataset[Any], batching: Batching) -> None:
         """Checks that packing and batching have what they need, and do not contradict."""
