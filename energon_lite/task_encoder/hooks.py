@@ -216,9 +216,8 @@ class Hooks:
         if lists is not None:
             problems |= {
                 f"{name} has `batching`, but {_NO_LENGTH}": not has("sample_length"),
-                f"{name} has both `batching` and packing; remove one of them": self._packs(
-                    batching
-                ),
+                f"{name} has both `batching` and packing; remove one of them": buffer is not None
+                or packing is not None,
                 f"{name} has both `batching` and batch_group_criterion; set the group by "
                 f"{type(lists).__name__}(group_by=...)": has("batch_group_criterion"),
             }
