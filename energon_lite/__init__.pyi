@@ -92,10 +92,10 @@ from energon_lite.stages.iter_map import IterMapDataset
 from energon_lite.stages.map import FilterDataset, MapDataset
 from energon_lite.stages.modality.batches import SplitModalityBatchDataset
 from energon_lite.stages.observers import GcDataset, LogSampleDataset
-from energon_lite.stages.packing.dataset import PackingDataset
-from energon_lite.stages.packing.pack_samples import pack_samples
-from energon_lite.stages.packing.packed_sample import PackedBatch, PackedSample
-from energon_lite.stages.packing.selected import PackedSamplesOutput
+from energon_lite.stages.pack_lists import PackedSamplesOutput
+from energon_lite.stages.pack_samples import pack_samples
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder

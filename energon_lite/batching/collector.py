@@ -9,10 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from energon_lite.core.arrays import Int64Array
+from energon_lite.core.state import MAX_COUNT
 
-Int64Array = npt.NDArray[np.int64]
+
+class Samples(NamedTuple):
+    """What a collector knows of samples.
+
+    Attributes:
+        numbers: shape (N,), rising.
+        groups: shape (N,); numbers of their groups, which mean nothing but themselves.
+        lengths: shape (N, R); of each resource, tokens first.
+    """
+
+    numbers: Int64Array
+    groups: Int64Array
+    lengths: Int64Array
 
 
 class CollectorState(NamedTuple):
@@ -60,13 +72,18 @@ class Collector(ABC):
         return False
 
     @abstractmethod
-    def add(self, numbers_N: Int64Array, groups_N: Int64Array, lengths_NR: Int64Array) -> None:
-        """Adds at most `num_wanted` samples.
+    def add(self, samples: Samples) -> Sequence[int]:
+        """Adds samples; their numbers rise over all calls.
 
         Args:
-            numbers_N: shape (N,); rising, over all calls.
-            groups_N: shape (N,); numbers of their groups, which mean nothing but themselves.
-            lengths_NR: shape (N, R); of each resource, tokens first.
+            samples: at most `num_wanted`, but for parts of the last one.
+
+        Returns:
+            Those of the samples that it does not take, to be counted as dropped: more of a group
+            than its share takes.
+
+        Raises:
+            ValueError: Samples cannot be batched in this way; says why and what to do.
         """
 
     @abstractmethod
@@ -90,24 +107,27 @@ class Collector(ABC):
         """Returns what `restore` needs, as copies."""
 
     @abstractmethod
-    def restore(
-        self,
-        counts: Mapping[str, Any],
-        numbers_N: Int64Array,
-        groups_N: Int64Array,
-        lengths_NR: Int64Array,
-        columns_NC: Int64Array,
-    ) -> None:
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes a fresh collector from a state.
 
         Args:
             counts: as they were saved.
-            numbers_N: shape (N,); the buffered samples, rising. Samples of sources that were
-                removed since are missing: lists that have become empty are dropped.
-            groups_N: shape (N,).
-            lengths_NR: shape (N, R).
-            columns_NC: shape (N, C).
+            samples: those that are buffered. Samples of sources that were removed since are
+                missing: lists that have become empty are dropped.
+            columns_NC: shape (N, C); as they were saved.
 
         Raises:
             ValueError, TypeError, KeyError: The state is invalid.
         """
+
+
+def saved_count(counts: Mapping[str, Any], name: str) -> int:
+    """Returns a count of a collector's state.
+
+    Raises:
+        ValueError: There is none, or it is no count.
+    """
+    value = counts.get(name)
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{name}={value!r:.80} is no count")
+    return value

@@ -112,6 +112,8 @@ def _waiting(
         count += (num - count) % multiple
     # The least full, of those equally full the last; what has waited only if there is nothing else.
     order = np.lexsort((-np.arange(num), fills, has_waited))
+    if packing.algorithm == "sequential":  # in the order in which the samples came
+        order = np.arange(num)[::-1]
     waits = np.zeros(num, dtype=bool)
     waits[order[:count]] = True
     return waits

@@ -151,6 +151,8 @@ class Snapshot:
 def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.integer):

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.batching.quantile_sync import QuantileSync
+from energon_lite.batching.collector import Samples
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset, context_of
-from energon_lite.core.seeds import key_of
 from energon_lite.core.stream_context import StreamContext
 from energon_lite.core.topology import Stream
-from energon_lite.stages.packing.planned import PlannedPacks
-from energon_lite.stages.planned.order import OrderReader
-from energon_lite.stages.planned.window import PlannedWindow
+from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
+from energon_lite.stages.plan_order import OrderReader
+from energon_lite.stages.planned import PlannedWindow
 
 # Samples that become arrays at a time: few at first, since a run may be short.
 _FIRST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 18
@@ -119,7 +118,7 @@ class PackDraws(StreamDraws):
         self._cost = packs.packing.cost
         self._costs: list[Float64Array] = [np.empty(0)]
         self._num_planned = 0
-        self._sync = balanced_order(packs, stream)
+        self._order = balanced_order(packs, stream)
         self._emitted: list[int] = []
 
     def draw_up_to(self, num_items: int) -> None:
@@ -134,7 +133,7 @@ class PackDraws(StreamDraws):
 
     def _add(self, window: PlannedWindow) -> Float64Array:
         packs, units = window.packs, window.units
-        refs = window.refs.chosen(units.refs[packs.indices])
+        refs = units.refs.chosen(packs.indices)
         sources = self._numbers[refs.sources]
         first, self._num_planned = self._num_planned, self._num_planned + len(packs)
         numbers = np.arange(first, self._num_planned)
@@ -156,16 +155,17 @@ class PackDraws(StreamDraws):
 
     def _emit(self, costs: Float64Array, has_ended: bool) -> None:
         """Emits packs that were planned, in the order of the run."""
-        sync = self._sync
-        if sync is None:
+        order = self._order
+        if order is None:
             self._emitted.extend(range(len(self._emitted), self._num_planned))
             return
-        for cost in costs.tolist():
-            sync.add(cost)
-            if sync.is_full:
-                self._emitted.append(sync.next_pack())
-        while has_ended and sync.num_held:
-            self._emitted.append(sync.next_pack())
+        bits = costs.view(np.int64)[:, None]
+        numbers = np.arange(self._num_planned - len(costs), self._num_planned)
+        for i in range(len(costs)):
+            order.add(Samples(numbers[i : i + 1], numbers[:1], bits[i : i + 1]))
+            self._emitted.extend(order.next(0, has_ended=False) or ())
+        while has_ended and (pack := order.next(0, has_ended=True)):
+            self._emitted.extend(pack)
 
     def draws(self) -> Draws:
         """Returns what is in the packs that were emitted."""
@@ -184,11 +184,3 @@ class PackDraws(StreamDraws):
     def num_dropped(self) -> int:
         """Samples that are in no pack: too long, or without a length."""
         return len(self._context.records)
-
-
-def balanced_order(packs: PlannedPacks, stream: Stream) -> QuantileSync | None:
-    """Returns what orders the packs of a stream; None if they stay as planned."""
-    if packs.packing.balance != "quantile_sync":
-        return None
-    seed = key_of("balanced_packs", packs.seed, stream.num_streams, stream.pass_index)
-    return QuantileSync(packs.packing.balance_window, seed)

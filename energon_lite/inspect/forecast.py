@@ -28,8 +28,8 @@ from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.packing.planned import PlannedPacks
-from energon_lite.stages.planned.order import PlannableDataset
+from energon_lite.stages.pack_lists import PlannedPacks
+from energon_lite.stages.plan_order import PlannableDataset
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 AnyDataset = SavableDataset[Any]

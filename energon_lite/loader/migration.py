@@ -402,15 +402,17 @@ def without_sources(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
     """
     fields = dict(snapshot.fields)
     try:
-        if snapshot.kind == "balance_packs":
-            fields.update(_kept_packs(snapshot, names))
+        if "keys" in fields:  # of a stage that buffers samples, and their rows
+            pairs = zip(fields["keys"], fields["rows"], strict=True)
+            left = [(_left_of(key, names), row) for key, row in pairs]
+            kept = [(key, row) for key, row in left if key is not None]
+            fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
             return fields
         if fields.get("input") and not _is_there(fields["input"], names):
             return dict(_NO_INPUT)  # what a hook was making of it is gone with its source
-        for name in ("held", "packs"):
-            if isinstance(fields.get(name), tuple):
-                fields[name] = _kept(fields[name], names)
-        if snapshot.kind in ("pack", "bucket_batch"):
+        if isinstance(fields.get("held"), tuple):
+            fields["held"] = _kept(fields["held"], names)
+        if snapshot.kind == "bucket_batch":
             groups = snapshot.field("groups")
             fields["groups"] = tuple(_kept_group(*group, names=names) for group in groups)
         if snapshot.kind == "modality_batch":
@@ -434,20 +436,14 @@ def _kept_group(name: Any, keys: Any, rows: Any, *totals: Any, names: set[str]) 
     return (name, tuple(compress(keys, is_there)), tuple(compress(rows, is_there)), *totals)
 
 
-def _kept_packs(snapshot: Snapshot, names: set[str]) -> dict[str, Any]:
-    """Returns packs that wait, with what stays of each; those of which nothing does are gone."""
-    held, rows, next_number = [], [], snapshot.count("first")
-    for key, (number, place, cost) in zip(
-        snapshot.field("held"), snapshot.field("rows"), strict=True
-    ):
-        members = [member for member in key[2:] if _is_there(member, names)]
-        if not members:
-            continue
-        is_waiting = place < 0  # for its window; such packs are numbered without a gap
-        rows.append((next_number if is_waiting else number, place, cost))
-        next_number += is_waiting
-        held.append((*key[:2], *members))
-    return {"held": tuple(held), "rows": tuple(rows)}
+def _left_of(key: Any, names: set[str]) -> Any:
+    """Returns what is left of a buffered restore key; of a pack some of its samples, or None."""
+    if _is_there(key, names):
+        return key
+    if key[0] != "pack" or len(key) < 3 or not isinstance(key[2], tuple):
+        return None
+    members = [member for member in key[2:] if _is_there(member, names)]
+    return (*key[:2], *members) if members else None
 
 
 def _is_there(key: Any, names: set[str]) -> bool:

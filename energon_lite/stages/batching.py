@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
 
+from energon_lite.batching.groups import GroupCollector
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
-from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.stage import Stage
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import Again, current_context, replaying
+from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
@@ -18,6 +18,7 @@ from energon_lite.core.user_function import (
     FunctionRun,
     UserFunction,
 )
+from energon_lite.stages.collect import CollectCursor, CollectDataset, ListDataset, Unit, UnitsOf
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 
 T = TypeVar("T")
@@ -36,52 +37,7 @@ def check_batch_size(batch_size: int) -> int:
     return batch_size
 
 
-class Collected(Stage[list[Any]]):
-    """Lists of samples; what makes one item of each is a `MapDataset` above.
-
-    Args:
-        dataset: the samples.
-        holding_back: what holds samples back, for the error if they cannot be made again.
-
-    Attributes:
-        kind: what the samples are made into, the first entry of a list's restore key.
-
-    Raises:
-        ValueError: Samples are held back that cannot be made again.
-    """
-
-    kind: ClassVar[str] = "batch"
-    drop_last = False
-
-    def __init__(self, dataset: SavableDataset[Any], holding_back: str = "") -> None:
-        super().__init__(dataset.nested())
-        self.holds_back = bool(holding_back)
-        if holding_back and not dataset.can_restore_sample():
-            raise ValueError(
-                f"{holding_back} hold samples back, and these are saved as restore keys; but a "
-                "hook below is not marked as repeatable. Put @stateless on encode_sample / "
-                "preencode_sample / postencode_sample (with restore_seeds=True, or sample_rng(), "
-                "if it is random)."
-            )
-
-    def own_traits(self, below: Traits) -> Traits:
-        """Adds whether the samples of a last list are dropped."""
-        return dataclasses.replace(below, drops=below.drops or self.drop_last)
-
-    def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
-        """Makes the samples of a list again."""
-        if len(restore_key) < 3 or restore_key[0] != self.kind:
-            raise ValueError(f"{restore_key!r} is not the restore key of a {self.kind}")
-        with replaying() as context:
-            context.batch_index = restore_key[1]
-            return list(map(Again(self.restore_member, restore_key[2:]), restore_key[2:]))
-
-    def restore_member(self, key: RestoreKey) -> Any:
-        """Makes one sample of a list again."""
-        return self.dataset.restore_sample(key)
-
-
-class BatchLists(Collected):
+class BatchLists(ListDataset[list[Any]]):
     """Lists of `batch_size` samples that follow each other.
 
     State: none of its own.
@@ -92,9 +48,13 @@ class BatchLists(Collected):
     def __init__(
         self, dataset: SavableDataset[Any], batch_size: int, drop_last: bool = False
     ) -> None:
-        super().__init__(dataset)
+        super().__init__(dataset.nested())
         self.batch_size = check_batch_size(batch_size)
         self.drop_last = drop_last
+
+    def own_traits(self, below: Traits) -> Traits:
+        """Adds whether the samples of a last list are dropped."""
+        return dataclasses.replace(below, drops=below.drops or self.drop_last)
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
@@ -140,18 +100,17 @@ class _BatchCursor(Cursor[list[Any]]):
         self._inner.restore(snapshot)
 
 
-class GroupLists(Collected):
-    """Lists of samples of one group: one bucket per group, given when it is full.
+class GroupLists(CollectDataset[list[Any]]):
+    """Lists of samples of one group, chosen by a `GroupCollector`.
 
-    State: the restore keys of the samples in the buckets.
-    Length: as if there was one group; with several, each may leave a list that is not full.
-    Keys: `("batch", slot, key, key, ...)`.
+    State, Keys: those of `CollectDataset`.
+    Length: as if there was one group; with several, each may end with a list that is not full.
 
     Args:
-        dataset: the samples; they must be replayable, since buckets are saved as restore keys.
-        criterion: gives (group, batch size of the group or None) for a sample.
-        batch_size: size of all batches; None if the criterion gives it.
-        drop_last: whether buckets that are not full at the end are left out.
+        dataset: the samples; they must be replayable.
+        criterion: returns (group, batch size of the group or None) for a sample.
+        batch_size: size of all batches; None if the criterion returns it.
+        drop_last: whether lists that are not full at the end are dropped.
     """
 
     def __init__(
@@ -161,113 +120,52 @@ class GroupLists(Collected):
         batch_size: int | None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(dataset, "Batches by group")
+        settings = {"batch_size": batch_size, "batch_drop_last": drop_last}
+        super().__init__(dataset, "group_batch", settings, "Batches by group")
         self.criterion = criterion
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        self.samples_per_list = self.batch_size or 1
         self.drop_last = drop_last
 
-    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
-        """Returns a fresh cursor."""
-        return _GroupCursor(self, self.dataset.cursor(stream))
+    def collector(self, stream: Stream, cursor: CollectCursor) -> GroupCollector:
+        """Returns what chooses the lists of a stream."""
+        return GroupCollector(self.batch_size, self.drop_last)
 
-    def num_items(self, stream: Stream) -> int:
-        """Counts the batches as if all samples were of one group of the fixed size."""
-        num_samples = self.dataset.num_items(stream)
-        return -(-num_samples // self.batch_size) if self.batch_size else num_samples
+    def units(self, inner: Cursor[Any]) -> UnitsOf:
+        """Returns what asks the criterion for the group of a sample, and for its size."""
+        run, sizes = FunctionRun(self.criterion), dict[Hashable, int]()
 
-    def expected(self, num_items: float) -> dict[str, float]:
-        """Counts the samples of so many batches, of the fixed size if there is one."""
-        return self.dataset.expected(num_items * (self.batch_size or 1))
-
-    def config(self) -> dict[str, JSON]:
-        """Returns batch size and the handling of the last batches."""
-        return {
-            "stage": "group_batch",
-            "batch_size": self.batch_size,
-            "batch_drop_last": self.drop_last,
-            "of": self.dataset.config(),
-        }
-
-
-class _Bucket:
-    __slots__ = ("keys", "samples", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.samples: list[Any] = []
-        self.keys: list[RestoreKey] = []
-
-
-class _GroupCursor(Cursor[list[Any]]):
-    def __init__(self, spec: GroupLists, inner: Cursor[Any]) -> None:
-        self._spec = spec
-        self._inner = inner
-        self._run = FunctionRun(spec.criterion)
-        self._buckets: dict[Hashable, _Bucket] = {}
-
-    def __next__(self) -> list[Any]:
-        for sample in self._inner:
-            found = self._run.call(self._inner.key, sample)
+        def units(key: RestoreKey, sample: Any) -> Iterable[Unit]:
+            found = run.call(key, sample)
             if found is SKIPPED:
-                continue
-            bucket = self._put(found, sample, self._inner.key)
-            if len(bucket.samples) == bucket.size:
-                return self._give(found[0])
-        if self._spec.drop_last or not self._buckets:
-            self._buckets.clear()
-            raise StopIteration
-        return self._give(next(iter(self._buckets)))
+                return ()
+            group, size = self._checked(found)
+            if sizes.setdefault(group, size) != size:
+                raise FatalSampleError(
+                    f"{self.criterion.where} returns batch size {size} for group {group!r}, and "
+                    f"returned {sizes[group]} before; a group has one batch size"
+                )
+            return (Unit(key, group, (size,)),)
 
-    def _put(self, found: Any, sample: Any, key: RestoreKey) -> _Bucket:
-        group, size = self._checked(found)
-        bucket = self._buckets.get(group)
-        if bucket is None:
-            bucket = self._buckets[group] = _Bucket(size)
-        elif bucket.size != size:
-            raise FatalSampleError(
-                f"{self._spec.criterion.where} gives batch size {size} for group {group!r}, "
-                f"and gave {bucket.size} before; a group has one batch size"
-            )
-        bucket.samples.append(sample)
-        bucket.keys.append(key)
-        return bucket
+        return units
 
     def _checked(self, found: Any) -> tuple[Hashable, int]:
-        fixed = self._spec.batch_size
         if not isinstance(found, tuple) or len(found) != 2:
             raise FatalSampleError(
-                f"{self._spec.criterion.where} gave {found!r}; "
-                "return (group key, batch size or None)"
+                f"{self.criterion.where} returned {found!r}; return (group key, batch size or None)"
             )
         group, own = found
-        size = fixed if own is None else own
-        if size is None or (own is not None and fixed is not None):
+        size = self.batch_size if own is None else own
+        if size is None or (own is not None and self.batch_size is not None):
             raise FatalSampleError(
-                f"{self._spec.criterion.where} gave batch size {own} for group {group!r} while "
-                f"batch_size={fixed}; exactly one of the two must be None"
+                f"{self.criterion.where} returned batch size {own} for group {group!r} while "
+                f"batch_size={self.batch_size}; exactly one of the two must be None"
             )
         return group, check_batch_size(size)
 
-    def _give(self, group: Hashable) -> list[Any]:
-        bucket = self._buckets.pop(group)
-        self.key = ("batch", current_context().batch_index, *bucket.keys)
-        return bucket.samples
-
-    def snapshot(self) -> Snapshot:
-        held = tuple(tuple(bucket.keys) for bucket in self._buckets.values())
-        return Snapshot("group_batch", {"held": held}, (self._inner.snapshot(),))
-
-    def restore(self, snapshot: Snapshot) -> None:
-        snapshot.expect("group_batch", 1)
-        held = snapshot.field("held")
-        if not isinstance(held, tuple):
-            raise StateError(f"'held' of the checkpoint's group_batch is {held!r}, not a list")
-        self._inner.restore(snapshot.inner[0])
-        self._buckets = {}
-        again = Again(self._spec.dataset.restore_sample, held)
-        for key in (key for keys in held for key in keys):
-            sample = again(key)
-            self._put(self._spec.criterion.call(key, sample), sample, key)
+    def group_of(self, key: RestoreKey, sample: Any) -> Hashable:
+        """Returns the group of a sample again, where a checkpoint could not keep it."""
+        return self._checked(self.criterion.call(key, sample))[0]
 
 
 class BatchDataset(MapDataset[T]):

@@ -23,7 +23,8 @@ from energon_lite.core.user_function import (
     SKIPPED,
     UserFunction,
 )
-from energon_lite.stages.batching import Collected, check_batch_size
+from energon_lite.stages.batching import check_batch_size
+from energon_lite.stages.collect import ListDataset, check_replayable
 from energon_lite.stages.grouping import Grouping
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
@@ -35,7 +36,7 @@ T = TypeVar("T")
 _LARGEST_WINDOW = 1_000_000
 
 
-class BucketLists(Collected):
+class BucketLists(ListDataset[list[Any]]):
     """Lists of samples of like lengths, of one group each.
 
     Each stream by itself reads a window of samples, sorts it, and cuts it into lists. While it
@@ -66,7 +67,9 @@ class BucketLists(Collected):
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(dataset, "Batches of like lengths")
+        super().__init__(dataset.nested())
+        self.holds_back = True
+        check_replayable(dataset, "Batches of like lengths")
         if batch_size is None and not buckets.has_budget:
             raise ValueError(
                 "batch_size=None, and Buckets has neither max_tokens nor batch_size_fn; give one"

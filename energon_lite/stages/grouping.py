@@ -10,7 +10,7 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
-from energon_lite.stages.packing.pack_samples import has_images
+from energon_lite.stages.pack_samples import has_images
 
 GroupKey = Any  # a text, number, bool, None, or a tuple of these
 

@@ -12,8 +12,8 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, current_context
 from energon_lite.core.user_function import SKIPPED, describe_input
 
-# A restore key and lengths: of each resource, or a number where there is but one.
-Piece = tuple[RestoreKey, "int | tuple[int, ...]"]
+# A restore key, and lengths of each resource.
+Piece = tuple[RestoreKey, tuple[int, ...]]
 
 
 class Measure:
@@ -31,14 +31,14 @@ class Measure:
         self.longest = packing.limits[0] if len(packing.resources) == 1 else 0
 
     def pieces(self, key: RestoreKey, sample: Any, length: Any) -> Iterator[Piece]:
-        """Yields the parts of a sample that are to be packed; none if it is dropped, or goes alone.
+        """Yields the parts of a sample that are to be packed; none if it is dropped.
 
         Raises:
             FatalSampleError: It has no length that can be packed.
         """
         lengths = self._lengths(key, sample, length)
         if not self.is_overlong(lengths):
-            yield key, self._plain(lengths)
+            yield key, lengths
         elif self._policy == "drop":
             why = f"too long for a pack: {self._why(lengths)}"
             left_out(key, sample, why)
@@ -47,18 +47,16 @@ class Measure:
             current_context().cost(next(leaves(key))[0]).overlong += 1
             longest = self._limits[0]
             if self._policy == "alone":
+                yield key, lengths
                 return
             stop = longest if self._policy == "truncate" else lengths[0]
             for start in range(0, stop, longest):
                 step = min(longest, stop - start)
-                yield ("piece", start, start + step, key), self._plain((step, *lengths[1:]))
+                yield ("piece", start, start + step, key), (step, *lengths[1:])
 
     def is_overlong(self, lengths: tuple[int, ...]) -> bool:
         """Whether a sample fits no pack."""
         return any(n > limit for n, limit in zip(lengths, self._limits, strict=True))
-
-    def _plain(self, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
-        return lengths[0] if len(lengths) == 1 else lengths
 
     def _lengths(self, key: RestoreKey, sample: Any, length: Any) -> tuple[int, ...]:
         given = length if isinstance(length, dict) else {TOKENS: length}

@@ -80,7 +80,11 @@ def dataset_classes() -> set[type]:
     ours = {c for c in found if c.__module__.startswith("energon_lite.")}
     # A private class with subclasses is a base only, and so are the classes of core.
     bases = {c for c in ours if c.__name__.startswith("_") and c.__subclasses__()}
-    bases |= {c for c in ours if ".core." in c.__module__ or c.__name__ == "Collected"}
+    bases |= {
+        c
+        for c in ours
+        if ".core." in c.__module__ or c.__name__ in ("ListDataset", "CollectDataset")
+    }
     return {c for c in ours - bases if not inspect.isabstract(c)}
 
 

@@ -61,12 +61,9 @@ from energon_lite.stages.bucket_batches import BucketLists
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.batches import ModalityLists
-from energon_lite.stages.modality.planned import PlannedBatches
-from energon_lite.stages.packing.balanced import BalancedPacks
-from energon_lite.stages.packing.dataset import PackMembers
-from energon_lite.stages.packing.filled import FilledPacks
-from energon_lite.stages.packing.planned import PlannedPacks
-from energon_lite.stages.packing.selected import SelectedPacks
+from energon_lite.stages.modality.planned_batches import PlannedBatches
+from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
+from energon_lite.stages.packing_stage import PackMembers
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
 
@@ -374,16 +371,16 @@ def pairs_of(samples: list[TextSample]) -> list[list[TextSample]]:
     return [ordered[i : i + 2] for i in range(0, len(ordered), 2)]
 
 
-def filled(dataset: SavableDataset[Any], **settings: Any) -> FilledPacks:
-    return FilledPacks(MeasureDataset(dataset, stage(length)), Packing(capacity=7, **settings))
+def filled(dataset: SavableDataset[Any], **settings: Any) -> PackLists:
+    return PackLists(MeasureDataset(dataset, stage(length)), Packing(capacity=7, **settings))
 
 
 COST = CostModel(token=1, token_squared=0.5)
 
 
-def balanced(dataset: SavableDataset[Any]) -> BalancedPacks:
+def balanced(dataset: SavableDataset[Any]) -> BalancedLists:
     packing = {"balance": "quantile_sync", "balance_window": 3, "cost": COST}
-    return BalancedPacks(filled(dataset, buffer_size=3, **packing))
+    return BalancedLists(filled(dataset, buffer_size=3, **packing))
 
 
 SHARED = {"balance": "global_window", "balance_window": 2, "cost": COST}
@@ -563,18 +560,18 @@ CASES: dict[type, list[Case]] = {
         lambda root: planned_only(texts(root)),
         lambda root: planned_only(texts(root, repeat=True), **SHARED),
     ],
-    FilledPacks: [
+    PackLists: [
         lambda root: filled(texts(root)),
         lambda root: filled(texts(root, repeat=True), buffer_size=3),
     ],
-    BalancedPacks: [
+    BalancedLists: [
         lambda root: balanced(texts(root)),
         lambda root: balanced(texts(root, repeat=True)),
     ],
-    SelectedPacks: [
-        lambda root: SelectedPacks(texts(root), 5, stage(pairs_of)),
-        lambda root: SelectedPacks(texts(root, repeat=True), 6, stage(first_three)),
-        lambda root: SelectedPacks(texts(root), 4, stage(pairs_of), drop_last=True),
+    SelectedLists: [
+        lambda root: SelectedLists(texts(root), 5, stage(pairs_of)),
+        lambda root: SelectedLists(texts(root, repeat=True), 6, stage(first_three)),
+        lambda root: SelectedLists(texts(root), 4, stage(pairs_of), drop_last=True),
     ],
     PackMembers: [
         lambda root: PackMembers(filled(texts(root)), stage(loud)),

@@ -40,7 +40,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.length_index import measure_lengths
 from energon_lite.loader import ends, rank_store
-from energon_lite.stages.planned.window import Planner
+from energon_lite.stages.planned import PlanCursor
 
 from ..conftest import examples
 from ..helpers import assert_same, ignore, number_of, text_set, through_json, train
@@ -583,8 +583,8 @@ def test_len_of_a_shared_plan_makes_the_plan_once(roots, tmp_path_factory, monke
         folder, worker_config=config, task_encoder=Planned(**SHARED), batch_size=2, repeat=False
     )
     plans = []
-    plan = Planner.plan
-    monkeypatch.setattr(Planner, "plan", lambda *call: plans.append(call) or plan(*call))
+    plan = PlanCursor.windows
+    monkeypatch.setattr(PlanCursor, "windows", lambda *call: plans.append(call) or plan(*call))
     loader = get_savable_loader(dataset, end="pad")
     assert len(loader) == len(loader) > 0
     loader.save_state_rank()

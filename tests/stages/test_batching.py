@@ -64,7 +64,7 @@ def test_state_of_groups_holds_the_keys_of_what_is_held_back(texts) -> None:
     run = StreamRun(dataset, Stream(0, 1))
     assert next(run) == [0, 2, 4]
     state = run.snapshot().to_json()
-    assert state["inner"][0]["held"] == [[["texts/train", 0, 1, 1], ["texts/train", 0, 3, 3]]]
+    assert state["inner"][0]["keys"] == [["texts/train", 0, 1, 1], ["texts/train", 0, 3, 3]]
 
 
 @pytest.mark.parametrize("size", [0, -1])

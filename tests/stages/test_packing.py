@@ -514,8 +514,8 @@ def _flat(samples: list[Any]) -> Any:
     ("function", "text"),
     [
         (_all_back, "pushed all 4 samples of a full buffer back"),
-        (_twice, "gave it twice"),
-        (_foreign, "gave it but did not get it"),
+        (_twice, "returned it twice"),
+        (_foreign, "returned it but did not get it"),
         (_flat, "return a list of lists of samples"),
     ],
 )

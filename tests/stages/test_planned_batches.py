@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
         def sample_length(self, sample: TextSample) -> dict[str, int]:
             return {"tokens": 5, "images": 1}
 
-    with pytest.raises(FatalSampleError, match="Write it anew"):
+    with pytest.raises(FatalSampleError, match="Write the index again"):
         list(StreamRun(batched(root, Longer()), Stream(0, STREAMS)))
 
     class Expanding(Encoder):

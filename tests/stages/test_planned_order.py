@@ -24,7 +24,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.planned.order import OrderReader, PlannableDataset
+from energon_lite.stages.plan_order import OrderReader, PlannableDataset
 
 from ..helpers import text_set
 

@@ -71,14 +71,14 @@ def test_order_depends_on_seed_stream_pass_source_and_depth(texts) -> None:
         for _ in range(depth):
             dataset = ShuffleBufferDataset(dataset, 64, worker_config=config)
         run = StreamRun(dataset, stream)
-        return dataset.random_key(stream), tuple(number_of(next(run)) for _ in range(20))
+        return tuple(number_of(next(run)) for _ in range(20))
 
     variants = [
         picks(), picks(seed=1), picks(stream=Stream(0, 1, 1)), picks(name="b"), picks(depth=2),
         picks(stream=Stream(0, 2)), picks(stream=Stream(1, 2)),
     ]  # fmt: skip
     assert picks() == picks()
-    assert len({key for key, _ in variants}) == len({found for _, found in variants}) == 7
+    assert len(set(variants)) == 7
 
 
 @pytest.mark.parametrize("size", [None, 0, 1])
@@ -109,20 +109,20 @@ def test_state_has_the_keys_of_what_is_held(texts) -> None:
     run = StreamRun(ShuffleBufferDataset(source(texts), 3), Stream(0, 1))
     given = number_of(next(run))
     state = run.snapshot().to_json()["inner"][0]
-    assert state["given"] == 1
-    assert sorted(key[2] for key in state["held"]) == sorted({0, 1, 2} - {given})
+    assert state["counts"] == {"returned": 1}
+    assert [key[2] for key in state["keys"]] == sorted({0, 1, 2} - {given})
 
 
 def test_state_of_a_larger_buffer_is_refused(texts) -> None:
     run = StreamRun(ShuffleBufferDataset(source(texts), 9), Stream(0, 1))
     next(run)
     other = StreamRun(ShuffleBufferDataset(source(texts), 5), Stream(0, 1))
-    with pytest.raises(StateError, match=r"holds 8 items between two, .* size=5"):
+    with pytest.raises(StateError, match=r"buffers 8 samples, which does not go with size=5"):
         other.restore(run.snapshot())
 
 
 def test_items_that_cannot_be_made_again_are_refused(texts) -> None:
-    with pytest.raises(ValueError, match=r"Put @stateless on it .* shuffle_buffer_size"):
+    with pytest.raises(ValueError, match="Put @stateless on"):
         ShuffleBufferDataset(MapDataset(source(texts), lambda sample: sample), 2)
 
 

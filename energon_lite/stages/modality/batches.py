@@ -17,11 +17,12 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import Again, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, SKIPPED, UserFunction
-from energon_lite.stages.batching import Collected, check_batch_size
+from energon_lite.stages.batching import check_batch_size
+from energon_lite.stages.collect import ListDataset, check_replayable
 from energon_lite.stages.grouping import Grouping
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureCursor, MeasureDataset, tokens_of
-from energon_lite.stages.modality.planned import PlannedBatches
+from energon_lite.stages.modality.planned_batches import PlannedBatches
 from energon_lite.stages.modality.shares import check_sources, group_of_source, shares_of
 from energon_lite.stages.modality.windows import GroupWindows, Held, SplitFields
 from energon_lite.stages.overlong import left_out, name_of
@@ -31,7 +32,7 @@ T = TypeVar("T")
 _STAGE = "modality_batch"
 
 
-class ModalityLists(Collected):
+class ModalityLists(ListDataset[list[Any]]):
     """Lists of samples of one group and of like lengths; the group is a function of the cycle.
 
     Each stream sorts windows of each group by length, cuts them into lists and gives these in an
@@ -56,12 +57,12 @@ class ModalityLists(Collected):
         ValueError: There are no shares, or they do not fit the sources; says which.
     """
 
-    kind: ClassVar[str] = "batch"
-
     def __init__(
         self, dataset: MeasureDataset[Any], split: ModalitySplit, batch_size: int, seed: int = 0
     ) -> None:
-        super().__init__(dataset, "Batches of one group")
+        super().__init__(dataset.nested())
+        self.holds_back = True
+        check_replayable(dataset, "Batches of one group")
         self.split = split
         self.batch_size = check_batch_size(batch_size)
         self.seed = seed
@@ -335,7 +336,7 @@ class SplitModalityBatchDataset(MapDataset[T]):
                 "sample's tokens"
             )
         seed = config.seed_offset if config else 0
-        lists: Collected = (
+        lists: ListDataset[list[Any]] = (
             ModalityLists(dataset, split, batch_size, seed)
             if split.lengths is None
             else PlannedBatches(dataset, split, batch_size, seed)

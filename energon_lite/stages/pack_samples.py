@@ -15,7 +15,7 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.loss.modes import token_weight
-from energon_lite.stages.packing.packed_sample import PackedSample
+from energon_lite.stages.packed_sample import PackedSample
 
 # The first of these that a sample has gives its images.
 IMAGE_FIELDS = ("images", "image", "pixel_values")

@@ -7,7 +7,7 @@ which that is known can be read and encoded on its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -51,9 +51,10 @@ class Refs(NamedTuple):
         return (self.sources, self.epochs, self.indices, self.numbers)
 
 
-def joined(refs: list[Refs]) -> Refs:
+def joined(refs: Sequence[Refs]) -> Refs:
     """Returns several one after the other."""
-    return Refs(*map(np.concatenate, zip(*(r.columns for r in refs), strict=True)))
+    none = Refs(*[np.empty(0, np.int64)] * 4)
+    return Refs(*map(np.concatenate, zip(*(r.columns for r in (none, *refs)), strict=True)))
 
 
 class PlannableDataset:
@@ -170,7 +171,7 @@ class OrderReader:
         self._context, self.num_draws = context, num_draws
 
 
-def keys_of(refs: Refs, names: list[str]) -> list[RestoreKey]:
+def keys_of(refs: Refs, names: Sequence[str]) -> list[RestoreKey]:
     """Returns the restore keys of samples."""
     sources, *rest = (column.tolist() for column in refs.columns)
     return list(zip((names[number] for number in sources), *rest, strict=True))

@@ -22,15 +22,12 @@ from energon_lite.core.user_function import (
     FunctionRun,
     UserFunction,
 )
-from energon_lite.stages.batching import Collected
+from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.packing.balanced import BalancedPacks
-from energon_lite.stages.packing.filled import FilledPacks
-from energon_lite.stages.packing.pack_samples import slice_sample
-from energon_lite.stages.packing.planned import PlannedPacks
-from energon_lite.stages.packing.selected import SelectedPacks
+from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
+from energon_lite.stages.pack_samples import slice_sample
 
 T = TypeVar("T")
 
@@ -40,7 +37,7 @@ Slicer = Callable[[Any, int, int], Any]
 class PackingDataset(MapDataset[T]):
     """Packs: several samples in one item.
 
-    State: that of `FilledPacks`, or of `SelectedPacks`.
+    State: that of `PackLists`, `PlannedPacks`, or `SelectedLists`.
     Length: at most that below; how many samples share a pack is not foreseen.
     Keys: `("pack", slot, key, key, ...)` of the samples that are in it.
 
@@ -94,7 +91,7 @@ class PackingDataset(MapDataset[T]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         config = worker_config or dataset.worker_config
-        lists: Collected
+        lists: ListDataset[list[Any]]
         if isinstance(pre_packer, Packing):
             lists = _filled(
                 dataset, buffer_size, pre_packer, sample_length, config, packs_per_batch
@@ -108,7 +105,7 @@ class PackingDataset(MapDataset[T]):
                 config,
                 failure_tolerance=pre_packer_failure_tolerance,
             )
-            lists = SelectedPacks(dataset, buffer_size, select, drop_last)
+            lists = SelectedLists(dataset, buffer_size, select, drop_last)
         encoder = None
         if sample_encoder is not None:
             encoder = as_user_function(
@@ -139,7 +136,7 @@ def _filled(
     sample_length: Callable[[Any], Any] | UserFunction | None,
     config: WorkerConfig | None,
     packs_per_batch: int,
-) -> Collected:
+) -> ListDataset[list[Any]]:
     if sample_length is None:
         raise TypeError("a Packing needs sample_length, a function that gives a sample's tokens")
     if buffer_size is not None:
@@ -147,12 +144,12 @@ def _filled(
     length = as_user_function(sample_length, "sample_length", config)
     seed = config.seed_offset if config else 0
     measured = MeasureDataset(dataset, length, packing)
-    packs: FilledPacks | PlannedPacks = (
-        FilledPacks(measured, packing, seed)
+    packs: PackLists | PlannedPacks = (
+        PackLists(measured, packing, seed)
         if packing.lengths is None
         else PlannedPacks(measured, packing, seed, packs_per_batch)
     )
-    return BalancedPacks(packs, seed) if packing.balance == "quantile_sync" else packs
+    return BalancedLists(packs) if packing.balance == "quantile_sync" else packs
 
 
 class _Piece(NamedTuple):
@@ -192,7 +189,7 @@ class PackMembers(Stage[list[Any]]):
 
     def __init__(
         self,
-        dataset: Collected,
+        dataset: ListDataset[list[Any]],
         encoder: UserFunction | None = None,
         slicer: Slicer = slice_sample,
     ) -> None:

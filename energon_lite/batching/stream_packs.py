@@ -1,0 +1,141 @@
+"""Packs of samples as they come, each opened with the oldest sample of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.rules import Packing
+from energon_lite.batching.stream import StreamingPacker
+from energon_lite.core.arrays import Int64Array
+
+
+class StreamPacks(Collector):
+    """Returns a pack of a group as soon as the buffer of the group is full.
+
+    A sample that is longer than a pack, which the rules let pass, has a pack of its own.
+
+    Column: the number of the sample in its group's packer; -1 if it is to be alone, -2 if it is
+    left over.
+
+    Args:
+        packing: capacity, buffer, limits and what becomes of the rest at the end of the data.
+    """
+
+    num_columns = 1
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._limits = np.array(packing.limits)
+        self._packers: dict[int, StreamingPacker] = {}
+        # Of each group, the samples in its packer by their numbers there.
+        self._numbers: dict[int, dict[int, int]] = {}
+        self._alone: list[int] = []
+        self._full: set[int] = set()
+        self._leftover: list[int] = []
+
+    @property
+    def num_wanted(self) -> int:
+        """Samples up to the first buffer that could be full."""
+        most = max((packer.num_held for packer in self._packers.values()), default=0)
+        return max(1, self._packing.buffer_size - most)
+
+    def add(self, samples: Samples) -> Sequence[int]:
+        """Puts samples into the buffers of their groups."""
+        is_alone = (samples.lengths > self._limits).any(axis=1)
+        columns = [*map(np.ndarray.tolist, samples), is_alone.tolist()]
+        for number, group, lengths, alone in zip(*columns, strict=True):
+            if alone:
+                self._alone.append(number)
+                continue
+            packer = self._packers.get(group) or self._new_packer(group)
+            self._numbers[group][packer.num_added] = number
+            packer.add(lengths if len(lengths) > 1 else lengths[0])
+            if packer.is_full:
+                self._full.add(group)
+        return ()
+
+    def _new_packer(self, group: int) -> StreamingPacker:
+        packing = self._packing
+        is_single = len(packing.resources) == 1
+        packer = self._packers[group] = StreamingPacker(
+            packing.tokens if is_single else packing.capacities,
+            buffer_size=packing.buffer_size,
+            max_samples=packing.max_samples,
+            align=packing.token_alignment if is_single else packing.alignments,
+        )
+        self._numbers[group] = {}
+        return packer
+
+    def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
+        """Returns a sample that is alone, a pack of a full buffer, or one of the rest."""
+        if self._alone:
+            return [self._alone.pop(0)]
+        while self._full:
+            group = min(self._full)
+            if self._packers[group].is_full:
+                return self._taken(group)
+            self._full.remove(group)
+        return self._rest() if has_ended else None
+
+    def _taken(self, group: int) -> list[int]:
+        return list(map(self._numbers[group].pop, self._packers[group].next_pack()))
+
+    def _rest(self) -> list[int] | None:
+        """Returns a pack of what is buffered when the data have ended."""
+        packing = self._packing
+        for group, packer in self._packers.items():
+            while packer.num_held:
+                pack = self._taken(group)
+                is_last = packing.drop_last and not packer.num_held
+                if packing.end_of_data == "pack" and not is_last:
+                    return pack
+                self._leftover += pack
+        return None
+
+    def leftover(self) -> Sequence[int]:
+        """Returns the samples that are in no pack at the end of the data."""
+        rest, self._leftover = self._leftover, []
+        return rest
+
+    def state(self) -> CollectorState:
+        """Returns the samples, and of each group those added and their total lengths."""
+        states = {group: packer.state() for group, packer in self._packers.items()}
+        groups = tuple((g, state["added"], *state["totals"]) for g, state in states.items())
+        numbers = [n for own in self._numbers.values() for n in own.values()]
+        numbers += self._alone + self._leftover
+        alone = np.repeat([-1, -2], [len(self._alone), len(self._leftover)])
+        columns = np.concatenate([*(state["numbers"] for state in states.values()), alone])[:, None]
+        return CollectorState({"groups": groups}, np.array(numbers, np.int64), columns)
+
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
+        """Resumes from a state.
+
+        Raises:
+            ValueError: A packer cannot have such a state.
+        """
+        is_alone = columns_NC[:, 0] < 0
+        self._alone = samples.numbers[columns_NC[:, 0] == -1].tolist()
+        self._leftover = samples.numbers[columns_NC[:, 0] == -2].tolist()
+        for group, added, *totals in counts["groups"]:
+            own = (samples.groups == group) & ~is_alone
+            packer = self._new_packer(group)
+            numbers = columns_NC[own, 0]
+            packer.restore(
+                {
+                    "numbers": numbers,
+                    "lengths": samples.lengths[own],
+                    "added": added,
+                    "totals": totals,
+                }
+            )
+            self._numbers[group] = dict(
+                zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
+            )
+            if packer.is_full:
+                self._full.add(group)
+        if not set(samples.groups[~is_alone].tolist()) <= set(self._packers):
+            raise ValueError("a sample is of a group that has no packer")

@@ -1,0 +1,164 @@
+"""Packs of windows of samples, and packs of windows that all streams share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_lite.batching.collector import CollectorState, Samples
+from energon_lite.batching.global_window import NO_PACK, global_window
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.planned_packs import pack_planned
+from energon_lite.batching.rules import Packing
+from energon_lite.batching.window_collector import WindowCollector
+from energon_lite.core.arrays import BoolArray, Int64Array
+from energon_lite.core.seeds import key_of, random_words
+
+
+class WindowPacks(WindowCollector):
+    """Packs a window of samples at once; the packs that are least full wait for the next window.
+
+    A window is packed by `pack_planned`. Packs come in the order of their oldest samples.
+
+    Args:
+        packing: capacity, algorithm, limits and what becomes of the rest at the end of the data.
+        window: samples that are packed together.
+        grows: whether a window has at least as many samples as four packs take.
+    """
+
+    multiple = 1
+
+    def __init__(self, packing: Packing, window: int, grows: bool = False) -> None:
+        super().__init__(window)
+        self._packing = packing
+        self._grows = grows
+        self._least = window
+        self._totals = np.zeros(1 + len(packing.resources), np.int64)  # samples and their lengths
+
+    def add(self, samples: Samples) -> Sequence[int]:
+        """Puts samples into the window, which grows if they are short."""
+        super().add(samples)
+        aligns = np.array(self._packing.alignments)
+        self._totals[0] += len(samples.numbers)
+        self._totals[1:] += (-(-samples.lengths // aligns) * aligns).sum(axis=0)
+        self._grow()
+        return ()
+
+    def _grow(self) -> None:
+        """Makes the window four packs' worth of samples, by the mean of all lengths so far."""
+        num, *totals = self._totals.tolist()
+        if self._grows and num:
+            capacities = self._packing.capacities
+            worth = [
+                4 * c * num // total for c, total in zip(capacities, totals, strict=True) if total
+            ]
+            self._window = max(self._least, min(*worth, 4 * (self._packing.max_samples or num)))
+
+    def state(self) -> CollectorState:
+        """Returns also the totals."""
+        state = super().state()
+        return state._replace(counts={**state.counts, "totals": tuple(self._totals.tolist())})
+
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
+        """Resumes from a state."""
+        super().restore(counts, samples, columns_NC)
+        self._totals[:] = counts["totals"]
+        if (self._totals < 0).any():
+            raise ValueError(f"totals={counts['totals']} are no totals")
+        self._grow()
+
+    def _cut(
+        self, samples: Samples, waited_N: BoolArray, is_last: bool
+    ) -> tuple[list[Int64Array], Int64Array]:
+        lengths, groups = samples.lengths, samples.groups
+        found = pack_planned(
+            lengths, groups, waited_N, self._packing, multiple=self.multiple, is_last=is_last
+        )
+        return list(self._ordered(found.packs, found.groups, lengths)), found.carried
+
+    def _ordered(self, packs: Lists, groups: Int64Array, lengths: Int64Array) -> Lists:
+        """Returns the packs that are to come, in their order."""
+        return packs
+
+
+class SharedPacks(WindowPacks):
+    """Packs a window of the samples of all streams, and returns the packs of one stream.
+
+    At each step all streams have packs of similar cost (`global_window`) and of one group.
+
+    Args:
+        packing: as in `WindowPacks`, and balance window and cost.
+        window: samples of all streams that are packed together.
+        index: number of the stream.
+        num_streams: number of streams.
+        key: for the order of steps; the same in all streams.
+        packs_per_batch: packs that follow each other and are to be of one group.
+
+    Attributes:
+        num_lists: shape (S,); packs that each stream has had so far.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        window: int,
+        index: int,
+        num_streams: int,
+        key: int,
+        packs_per_batch: int = 1,
+    ) -> None:
+        super().__init__(packing, window)
+        self.multiple = num_streams * packs_per_batch
+        self.num_lists = np.zeros(num_streams, np.int64)
+        self._index = index
+        self._num_streams = num_streams
+        self._key = key
+        self._packs_per_batch = packs_per_batch
+
+    def _ordered(self, packs: Lists, groups: Int64Array, lengths: Int64Array) -> Lists:
+        steps = self._steps(self._packing.cost.costs(packs, lengths), groups)
+        self.num_lists += (steps != NO_PACK).sum(axis=0)
+        own = steps[:, self._index]
+        return packs.reordered(own[own != NO_PACK])
+
+    def _steps(self, costs: Any, groups: Int64Array) -> Int64Array:
+        """Returns the pack that each stream has at each step, or none; shape (T, S)."""
+        steps = [np.empty((0, self._num_streams), dtype=np.int64)]
+        batches = [steps[0][:, 0]]
+        for group in np.unique(groups).tolist():
+            packs = np.flatnonzero(groups == group)
+            plan = global_window(
+                costs[packs], self._num_streams, self._balance_window(len(packs)),
+                key_of(self._key, group), epoch=self._num_windows, remainder="ragged",
+            )  # fmt: skip
+            steps.append(np.append(packs, NO_PACK)[plan.steps])  # -1 takes the last
+            batches.append(np.arange(len(plan)) // self._packs_per_batch)
+        all_steps = np.concatenate(steps)
+        return all_steps[self._mixed(all_steps, batches)] if len(steps) > 2 else all_steps
+
+    def _mixed(self, steps: Int64Array, batches: list[Int64Array]) -> Int64Array:
+        """Returns an order of the steps of several groups, in which those of a batch stay together.
+
+        Args:
+            steps: shape (T, S); group after group.
+            batches: of each group, the batch of each step.
+        """
+        firsts = np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in batches)])
+        of_steps = np.concatenate(
+            [own + first for own, first in zip(batches, firsts, strict=False)]
+        )
+        words = random_words(self._key, self._num_windows, size=int(firsts[-1]))
+        # Batches that are not full, or that some streams lack, come last: else those streams would
+        # be ahead of the others.
+        is_short = np.bincount(of_steps, minlength=len(words)) < self._packs_per_batch
+        is_short |= np.bincount(of_steps, (steps == NO_PACK).any(axis=1), len(words)) > 0
+        order: Int64Array = np.lexsort((words[of_steps], is_short[of_steps]))
+        return order
+
+    def _balance_window(self, num_packs: int) -> int:
+        """Returns the steps that are sorted together: about `balance_window`, in equal windows."""
+        num_steps = -(-num_packs // self._num_streams)
+        num_windows = max(1, round(num_steps / self._packing.balance_window))
+        return max(1, -(-num_steps // num_windows))

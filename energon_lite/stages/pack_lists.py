@@ -1,0 +1,403 @@
+"""Lists of samples that fill packs: by length, balanced, planned, or chosen by a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from energon_lite import packing as packers
+from energon_lite.batching.balanced import BalancedOrder
+from energon_lite.batching.collector import Collector
+from energon_lite.batching.rules import Packing
+from energon_lite.batching.selected import SelectedPacks
+from energon_lite.batching.stream_packs import StreamPacks
+from energon_lite.batching.window_packs import SharedPacks, WindowPacks
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.seeds import key_of
+from energon_lite.core.state import JSON, RestoreKey
+from energon_lite.core.stream_context import current_context
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
+from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
+from energon_lite.stages.grouping import Grouping
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.overlong import Measure
+from energon_lite.stages.planned import WHOLE, PlannedDataset
+
+_LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
+
+
+def pack_settings(packing: Packing) -> dict[str, JSON]:
+    """Returns what of a `Packing` decides which samples share a pack."""
+    group_by = packing.group_by
+    return {
+        "capacity": dict(zip(packing.resources, packing.capacities, strict=True)),
+        "algorithm": packing.algorithm,
+        "packing_buffer_size": packing.buffer_size,
+        "max_samples": packing.max_samples,
+        "group_by": "function" if callable(group_by) else group_by,
+        "overlong": packing.overlong,
+        "align": list(packing.alignments),
+        "drop_last": packing.drop_last,
+        "end_of_data": packing.end_of_data,
+    }
+
+
+def _cost_settings(packing: Packing) -> list[JSON]:
+    return [packing.cost.token, packing.cost.token_squared, packing.cost.tile]
+
+
+class PackLists(CollectDataset[list[Any]]):
+    """Lists of samples that fill packs; of one group each.
+
+    State: that of `CollectDataset`.
+    Length: at most that below.
+    Keys: `("pack", slot, key, key, ...)`; that of a part of a sample that is too long for a pack is
+    `("piece", start, stop, key)`.
+
+    Args:
+        dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
+        packing: how they are packed.
+        seed: of the run.
+    """
+
+    kind = "pack"
+
+    def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
+        super().__init__(dataset, "pack", pack_settings(packing), "Packs")
+        self.packing = packing
+        self.seed = seed
+        self.num_lengths = len(packing.resources)
+        self.grouping = Grouping(packing.group_by, seed, self.worker_config)
+        self.group_function = self.grouping.function
+        packers.compile_all()  # before there are worker processes
+
+    def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
+        """Returns what chooses the packs of a stream."""
+        if self.packing.algorithm == "streaming":
+            return StreamPacks(self.packing)
+        return WindowPacks(self.packing, self.packing.buffer_size, grows=True)
+
+    def units(self, inner: Any) -> UnitsOf:
+        """Returns what turns measured samples into whole ones or parts."""
+        measure, group_of = Measure(self.packing), self.grouping.run()
+        longest, has_one_group = measure.longest, self.packing.group_by is None
+
+        def units(key: RestoreKey, sample: Any) -> Iterable[Unit]:
+            length = inner.length
+            is_plain = type(length) is int and 0 < length <= longest
+            pieces = [(key, (length,))] if is_plain else list(measure.pieces(key, sample, length))
+            group = None if has_one_group or not pieces else group_of(key, sample)
+            return () if group is SKIPPED else [Unit(part, group, own) for part, own in pieces]
+
+        return units
+
+    @property
+    def samples_are_known(self) -> bool:
+        """It is not: that depends on their lengths. `num_items` and `expected` take one a pack."""
+        return False
+
+
+class PlannedPacks(PlannedDataset):
+    """Lists of samples that fill packs, planned window by window of the order.
+
+    With `balance="global_window"` each stream plans for all of them, and has its part of the plan.
+
+    State, Length: those of `PlannedDataset`.
+    Keys: those of `PackLists`.
+
+    Args:
+        dataset: the samples, measured; each stage works on single samples, or on their order.
+        packing: how they are packed; names the index.
+        seed: of the run.
+        packs_per_batch: with a shared plan and `group_by`, packs that follow each other in a stream
+            and are to be of one group.
+
+    Raises:
+        ValueError: The order is not known before reading; or `group_by="modality"`, and the index
+            has tokens only.
+        FileNotFoundError: A source has no such index.
+    """
+
+    kind = "pack"
+
+    def __init__(
+        self,
+        dataset: MeasureDataset[Any],
+        packing: Packing,
+        seed: int = 0,
+        packs_per_batch: int = 1,
+    ) -> None:
+        self.packing = packing
+        self.seed = seed
+        is_shared = packing.balance == "global_window"
+        index = str(packing.lengths)
+        super().__init__(
+            dataset, "plan_packs", index, packing.resources, packing.group_by, is_shared
+        )
+        # Nothing else depends on it.
+        self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
+        packers.compile_all()
+
+    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
+        """Returns the same over another dataset."""
+        (dataset,) = children
+        measured: Any = dataset
+        return type(self)(measured, self.packing, self.seed, self.packs_per_batch)
+
+    def collector(self, stream: Stream) -> WindowPacks:
+        """Returns what chooses the packs of a stream."""
+        if not self.is_shared:
+            return WindowPacks(self.packing, self.window)
+        num_streams = stream.num_streams
+        key = key_of("planned_packs", self.seed, num_streams, stream.pass_index)
+        return SharedPacks(
+            self.packing, self.window * num_streams, stream.index, num_streams, key,
+            self.packs_per_batch,
+        )  # fmt: skip
+
+    @property
+    def limits(self) -> Sequence[int]:
+        """Lengths above which a sample is too long for a pack."""
+        return self.packing.limits
+
+    def parts(self, key: RestoreKey, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns first and last token of the parts of a sample that is too long."""
+        sizes = dict(zip(self.packing.resources, lengths, strict=False))
+        found = Measure(self.packing).pieces(key, SKIPPED, sizes)
+        return [(WHOLE, WHOLE) if part == key else (part[1], part[2]) for part, _ in found]
+
+    def kept_tokens(self, length: Any) -> int:
+        """Returns how many tokens of a sample come into packs."""
+        return self.packing.kept_tokens(length)
+
+    @cached_property
+    def samples_per_list(self) -> float:
+        """About how many samples a pack has, by the mean lengths and the shares of the sources."""
+        kept, total = self.packing.longest, sum(self.shares.values())
+        tokens = sum(n * min(self.mean_tokens[name], kept) for name, n in self.shares.items())
+        return max(1.0, self.packing.tokens * total / max(tokens, 1.0))
+
+    @cached_property
+    def window(self) -> int:
+        """Samples of each stream that are planned together."""
+        if self.packing.plan_window is not None:
+            return self.packing.plan_window
+        packs = max(_PACKS_PER_WINDOW, self.packing.balance_window * self.is_shared)
+        return min(max(_LEAST_WINDOW, int(packs * self.samples_per_list)), _LARGEST_WINDOW)
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns all that decides which samples share a pack."""
+        packing = self.packing
+        balance: JSON = None
+        if self.is_shared:
+            balance = [packing.balance_window, *_cost_settings(packing)]
+        return {
+            **pack_settings(packing),
+            "window": self.window,
+            "balance": balance,
+            "packs_per_batch": self.packs_per_batch,
+            "seed_offset": self.seed,
+        }
+
+
+def balanced_order(dataset: PackLists | PlannedPacks, stream: Stream) -> BalancedOrder | None:
+    """Returns what orders the packs of a stream, in the rhythm of all; None if nothing does."""
+    packing = dataset.packing
+    if packing.balance != "quantile_sync":
+        return None
+    key = key_of("balance_packs", dataset.seed, stream.num_streams, stream.pass_index)
+    return BalancedOrder(packing.balance_window, key)
+
+
+class BalancedLists(CollectDataset[list[Any]]):
+    """Packs, reordered so that all ranks have packs of similar cost at the same step.
+
+    State: that of `CollectDataset`, of packs.
+    Length: as below.
+    Keys: those of the packs, with the slot in which they are emitted.
+
+    Args:
+        dataset: lists of samples, with their lengths.
+        packing: window and cost.
+        seed: of the run.
+    """
+
+    kind = "pack"
+
+    dataset: PackLists | PlannedPacks
+
+    def __init__(self, dataset: PackLists | PlannedPacks) -> None:
+        packing = self.packing = dataset.packing
+        settings: dict[str, JSON] = {
+            "window": packing.balance_window,
+            "cost": _cost_settings(packing),
+            "seed_offset": dataset.seed,
+        }
+        super().__init__(dataset, "balance_packs", settings, "Balanced packs")
+
+    def collector(self, stream: Stream, cursor: CollectCursor) -> BalancedOrder:
+        """Returns what orders the packs of a stream, in the rhythm of all."""
+        order = balanced_order(self.dataset, stream)
+        assert order is not None
+        return order
+
+    def units(self, inner: Any) -> UnitsOf:
+        """Returns what measures the cost of a pack, as the bits of a float."""
+        cost = self.packing.cost
+
+        def units(key: RestoreKey, samples: list[Any]) -> Iterable[Unit]:
+            del samples
+            tokens = [lengths[0] for lengths in inner.lengths]
+            tiles = sum(lengths[1] for lengths in inner.lengths if len(lengths) > 1)
+            squares = sum(length * length for length in tokens)
+            found = cost.token * sum(tokens) + cost.token_squared * squares + cost.tile * tiles
+            return (Unit(key, None, (int(np.float64(found).view(np.int64)),)),)
+
+        return units
+
+    def made(self, keys: list[RestoreKey], packs: list[Any]) -> tuple[RestoreKey, list[Any]]:
+        """Returns the one pack, with the slot in which it is emitted."""
+        return self._in_slot(keys[0]), packs[0]
+
+    def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
+        """Re-creates the samples of a pack."""
+        samples: list[Any] = self.dataset.restore_sample(restore_key)
+        return samples
+
+    def restore_member(self, key: RestoreKey) -> list[Any]:
+        """Re-creates the samples of a pack of the buffer, in the current slot."""
+        return self.restore_sample(self._in_slot(key))
+
+    def _in_slot(self, key: RestoreKey) -> RestoreKey:
+        return (self.kind, current_context().batch_index, *key[2:])
+
+
+@dataclass
+class PackedSamplesOutput:
+    """What `select_samples_to_pack` may return instead of a list of packs.
+
+    Attributes:
+        packs: lists of samples.
+        pushback: samples to be looked at again, with those read next.
+    """
+
+    packs: list[list[Any]]
+    pushback: list[Any] = field(default_factory=list)
+
+
+class SelectedLists(CollectDataset[list[Any]]):
+    """Lists of samples that a function chose from a full buffer.
+
+    When no pack is left, the buffer is filled up and given to the function. Samples that it puts
+    neither into a pack nor back are dropped, and counted.
+
+    State: that of `CollectDataset`.
+    Length: at most that below.
+    Keys: `("pack", slot, key, key, ...)`.
+
+    Args:
+        dataset: the samples; they must be replayable, as buffered ones are saved as keys.
+        buffer_size: samples of a full buffer.
+        select: returns packs, lists of samples, or a `PackedSamplesOutput`.
+        drop_last: whether what is buffered when the data end is dropped.
+    """
+
+    kind = "pack"
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buffer_size: int,
+        select: UserFunction,
+        drop_last: bool = False,
+    ) -> None:
+        settings = {"packing_buffer_size": buffer_size, "drop_last": drop_last}
+        super().__init__(dataset, "select_packs", settings, "Packs")
+        if buffer_size < 1:
+            raise ValueError(f"packing_buffer_size={buffer_size} must be at least 1")
+        if select.is_generator:
+            raise ValueError(f"{select.where} is a generator; return the list of packs")
+        self.buffer_size = buffer_size
+        self.select = select
+        self.drop_last = drop_last
+
+    def collector(self, stream: Stream, cursor: CollectCursor) -> SelectedPacks:
+        """Returns what asks the function for packs of a stream."""
+        return SelectedPacks(self.buffer_size, _Select(self.select, cursor), self.drop_last)
+
+    @property
+    def samples_are_known(self) -> bool:
+        """It is not: the function decides it. `num_items` and `expected` take one a pack."""
+        return False
+
+
+class _Select:
+    """The user's function, as a function of the numbers of buffered samples."""
+
+    def __init__(self, select: UserFunction, cursor: CollectCursor) -> None:
+        self._run = FunctionRun(select)
+        self._where = select.where
+        self._cursor = cursor
+
+    def __call__(self, numbers: list[int], is_last: bool) -> tuple[list[list[int]], list[int]]:
+        cursor = self._cursor
+        keys, samples = cursor.buffered(numbers)
+        found = self._run.call(("select", *keys), samples)
+        if found is SKIPPED:
+            cursor.forget(numbers)  # they were counted
+            return [], []
+        packs, pushback = self._parts(found)
+        unused = dict(enumerate(numbers))
+        places = {id(sample): i for i, sample in enumerate(samples)}
+        by_key = {key: i for i, key in enumerate(keys)}
+
+        def number_of(sample: Any) -> int:
+            # A function may have made a new sample of one that it got.
+            own_key = getattr(sample, "__restore_key__", None)
+            place = places.get(id(sample), by_key.get(own_key) if own_key else None)
+            number = None if place is None else unused.pop(place, None)
+            if number is None:
+                raise FatalSampleError.from_sample_key(
+                    describe_input(sample)[0] or repr(sample)[:80],
+                    f"{self._where} returned it "
+                    + ("but did not get it" if place is None else "twice")
+                    + "; put each sample that it gets into one pack, or into `pushback`",
+                )
+            cursor.replace(number, sample)
+            return number
+
+        chosen = [[number_of(sample) for sample in pack] for pack in packs if len(pack)]
+        rest = [number_of(sample) for sample in pushback]
+        cursor.drop(unused.values(), "select_samples_to_pack put it into no pack")
+        if not chosen and rest and not unused:
+            rest = self._given_up(rest, is_last)
+        return chosen, rest
+
+    def _parts(self, found: Any) -> tuple[list[list[Any]], list[Any]]:
+        packs, pushback = found, []
+        if isinstance(found, PackedSamplesOutput):
+            packs, pushback = found.packs, found.pushback
+        if not isinstance(packs, (list, tuple)) or not all(
+            isinstance(pack, (list, tuple)) for pack in packs
+        ):
+            raise FatalSampleError(
+                f"{self._where} returned {packs!r:.80}; return a list of lists of samples"
+            )
+        return list(packs), list(pushback)
+
+    def _given_up(self, rest: list[int], is_last: bool) -> list[int]:
+        """Ends what would be repeated for ever: the function took nothing of a full buffer."""
+        if not is_last:
+            raise FatalSampleError(
+                f"{self._where} pushed all {len(rest)} samples of a full buffer back and made no "
+                "pack; give it a larger packing_buffer_size, or let it make one"
+            )
+        self._cursor.drop(rest, "pushed back at the end of the data")
+        return []

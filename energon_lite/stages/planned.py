@@ -1,0 +1,544 @@
+"""Lists of samples that a collector chooses from the order and a length index, before any is read.
+
+Axes: U units (samples, or parts of samples that are too long), R resources, S streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.length_windows import number_groups
+from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import TOKENS
+from energon_lite.core.arrays import Int64Array
+from energon_lite.core.dataset import Cursor, context_of
+from energon_lite.core.errors import StateError
+from energon_lite.core.keys import whole
+from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import SKIPPED
+from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.collect import ListDataset
+from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.overlong import left_out
+from energon_lite.stages.plan_order import OrderReader, PlannableDataset, Refs, joined, keys_of
+from energon_lite.stages.plan_reader import PlanReader
+
+# Counts of streams and passes that are kept, as a plan takes seconds.
+_MOST_COUNTED = 4096
+# In place of the first token of a part: the unit is a whole sample.
+WHOLE = -1
+
+
+class Units(NamedTuple):
+    """Samples, and parts of samples, that a collector chooses from; U of them.
+
+    Attributes:
+        numbers: shape (U,), rising; their numbers in the collector.
+        refs: the samples.
+        starts: shape (U,); first token of a part, or `WHOLE`.
+        stops: shape (U,); the token after the last.
+        groups: shape (U,).
+        lengths: shape (U, R); of a part, its own tokens.
+        planned: shape (U, R); of the whole samples.
+    """
+
+    numbers: Int64Array
+    refs: Refs
+    starts: Int64Array
+    stops: Int64Array
+    groups: Int64Array
+    lengths: Int64Array
+    planned: Int64Array
+
+    def chosen(self, which: Any) -> Units:
+        """Returns some of them."""
+        numbers, refs, *columns = self
+        return Units(numbers[which], refs.chosen(which), *(column[which] for column in columns))
+
+    def keys(self, names: Sequence[str]) -> list[RestoreKey]:
+        """Returns their restore keys."""
+        keys = keys_of(self.refs, names)
+        for i in np.flatnonzero(self.starts != WHOLE).tolist():
+            keys[i] = ("piece", int(self.starts[i]), int(self.stops[i]), keys[i])
+        return keys
+
+
+@dataclass
+class Dropped:
+    """Samples that a plan drops; the stream that drew them counts them, once."""
+
+    records: list[SkipRecord] = field(default_factory=list)
+    draws: Counter[str] = field(default_factory=Counter)
+    overlong: Counter[str] = field(default_factory=Counter)
+
+    def count(self) -> None:
+        """Counts them in the current context."""
+        context = current_context()
+        for source, number in self.draws.items():
+            context.cost(source).draws += number
+        for source, number in self.overlong.items():
+            context.cost(source).overlong += number
+        for record in self.records:
+            context.count_skip(record)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedWindow:
+    """The lists that one stream has of a window of the order.
+
+    Attributes:
+        units: what the lists consist of.
+        packs: P lists of rows of `units`, in their order. A repetition of row u is `~u`.
+        is_last: whether no window follows.
+        dropped: what was dropped.
+    """
+
+    units: Units
+    packs: Lists
+    is_last: bool
+    dropped: Dropped
+
+
+class PlannedDataset(ListDataset[list[Any]]):
+    """Lists of samples, planned window by window of the order; none is buffered.
+
+    State: where the order stood when the window began, restore keys of the few samples that were
+        carried over to it, and the lists that were emitted since.
+    Length: as the plan of a pass says; of endless data, about that of an epoch.
+    Keys: as those of `CollectDataset`.
+
+    Args:
+        dataset: the samples, measured; each stage works on single samples, or on their order.
+        name: of the stage, in configurations.
+        index: name of the length index.
+        resources: names of the lengths that a collector gets, tokens first.
+        group_by: "source", "modality", a dict of sources, or None.
+        is_shared: whether each stream plans for all of them, and has its part of the plan.
+
+    Attributes:
+        plannable: the order, and what reads a sample of it.
+        digest: hash of all lengths.
+        mean_tokens: tokens of a sample, by source.
+
+    Raises:
+        ValueError: The order is not known before reading; or the index does not tell modalities.
+        FileNotFoundError: A source has no such index.
+    """
+
+    def __init__(
+        self,
+        dataset: MeasureDataset[Any],
+        name: str,
+        index: str,
+        resources: tuple[str, ...],
+        group_by: Any,
+        is_shared: bool,
+    ) -> None:
+        super().__init__(dataset.nested())
+        self.stage, self.index, self.resources = name, index, resources
+        self.group_by, self.is_shared = group_by, is_shared
+        self.plannable = PlannableDataset(self.dataset)
+        self.digest, self.mean_tokens = self._totals()
+        self._counted: dict[tuple[int, int, int], int] = {}
+
+    @abstractmethod
+    def collector(self, stream: Stream) -> Collector:
+        """Returns what chooses the lists of a stream."""
+
+    @abstractmethod
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns what decides which samples share a list, besides index and order."""
+
+    @property
+    @abstractmethod
+    def samples_per_list(self) -> float:
+        """About how many samples a list has."""
+
+    def parts(self, key: RestoreKey, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns first and last token of the parts of a sample that is too long; see `Measure`."""
+        return [(WHOLE, WHOLE)]
+
+    @property
+    def limits(self) -> Sequence[int] | None:
+        """Lengths above which a sample is too long, of each resource."""
+        return None
+
+    def kept_tokens(self, length: Any) -> int:
+        """Returns how many tokens of a sample come into lists."""
+        return int(length[TOKENS] if isinstance(length, Mapping) else length)
+
+    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
+        """Returns a fresh cursor."""
+        return PlanCursor(self, stream)
+
+    def config(self) -> dict[str, JSON]:
+        """Returns the settings."""
+        return {
+            "stage": self.stage, **self.own_settings(), "lengths": self.digest,
+            "of": self.dataset.config(),
+        }  # fmt: skip
+
+    def lengths(self, source: str) -> tuple[Int64Array, ...]:
+        """Opens the lengths of a source's samples; shape (N,) for each resource, tokens first."""
+        opened = self.plannable.sources[source]
+        return tuple(opened.stored_lengths(self.index, name) for name in self._stored(opened))
+
+    def _stored(self, source: WebdatasetSource[Any]) -> tuple[str, ...]:
+        """Names the lengths to look up: those that limit a list, and those that tell modalities."""
+        if self.group_by != "modality" or len(self.resources) > 1:
+            return self.resources
+        stored = source.stored_facts(self.index).get("resources", ())
+        others = tuple(name for name in stored if name != TOKENS)
+        if not others:
+            source.stored_lengths(self.index)  # says if there is none at all
+            raise ValueError(
+                f'{source.reader.root}: group_by="modality", but length index {self.index!r} has '
+                "tokens only. Let sample_length return a dict with what an image takes, too, as in "
+                '{"tokens": n, "images": m}, and write the index again'
+            )
+        return self.resources + others
+
+    def _totals(self) -> tuple[str, dict[str, float]]:
+        """Returns a hash of all lengths, and the mean tokens of a sample by source."""
+        digest, means = hashlib.blake2b(digest_size=16), {}
+        for name in sorted(self.plannable.sources):
+            columns = self.lengths(name)
+            for lengths in columns:
+                digest.update(np.ascontiguousarray(lengths, dtype="<i8").data)
+            means[name] = float(columns[0].mean()) if len(columns[0]) else 0.0
+        return digest.hexdigest(), means
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Samples by source, of a million; of a pass, where the blend does not say."""
+        target = self.dataset.expected(1e6)
+        return target or {facts.name: float(facts.num_samples) for facts in self.sources()}
+
+    def num_items(self, stream: Stream) -> int:
+        """Counts the lists of a stream's pass; of endless data, about those of its first epoch."""
+        if self.endless:
+            return -(-self.dataset.num_items(stream) // max(1, int(self.samples_per_list)))
+        about = (stream.index, stream.num_streams, stream.pass_index)
+        if about not in self._counted:
+            if len(self._counted) > _MOST_COUNTED:
+                self._counted.clear()
+            cursor = PlanCursor(self, stream)
+            with context_of(StreamContext(stream, max_skip_rate=1.0)):
+                num_lists = sum(len(window.packs) for window in cursor.windows())
+            # Of a shared plan, which is made once, those of all streams.
+            counts = getattr(cursor.collector, "num_lists", None)
+            found = (
+                {stream.index: num_lists} if counts is None else dict(enumerate(counts.tolist()))
+            )
+            self._counted.update({(i, *about[1:]): num for i, num in found.items()})
+        return self._counted[about]
+
+    def windows(self, stream: Stream) -> Iterator[PlannedWindow]:
+        """Yields the plans of a stream's windows, of which nothing is read."""
+        return PlanCursor(self, stream).windows()
+
+    @property
+    def samples_are_known(self) -> bool:
+        """It is not: that depends on their lengths."""
+        return False
+
+    def expected(self, num_items: float) -> dict[str, float]:
+        """Counts the samples of so many lists of the mean size."""
+        return self.dataset.expected(num_items * self.samples_per_list)
+
+
+class PlanCursor(Cursor[list[Any]]):
+    """A stream's position among planned lists.
+
+    Attributes:
+        lengths: of the samples of the list that `next` returned last, of each resource.
+    """
+
+    def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
+        self._spec = spec
+        self._stream = stream
+        self._names = list(spec.plannable.sources)
+        self._lengths: dict[int, tuple[Int64Array, ...]] = {}
+        self.collector = spec.collector(stream)
+        numbers = range(stream.num_streams) if spec.is_shared else [stream.index]
+        order = spec.plannable.order
+        self._readers = [
+            OrderReader(order, self._names, replace(stream, index=number)) for number in numbers
+        ]
+        self._num_units = self._emitted = 0
+        self._units = self._new_units(joined([]), Dropped())
+        self._window: PlannedWindow | None = None
+        self._reader: PlanReader | None = None
+        self._mark()
+
+    def _mark(self) -> None:
+        """Saves where the window begins."""
+        self._starts = tuple(reader.snapshot() for reader in self._readers)
+        self._draws = tuple(reader.num_draws for reader in self._readers)
+        state = self.collector.state()
+        self._units = self._units.chosen(
+            np.searchsorted(self._units.numbers, np.sort(state.numbers))
+        )
+        self._state = (self._num_units, state)
+        self._carried = tuple(self._units.keys(self._names))
+
+    def __next__(self) -> list[Any]:
+        """Returns the samples of the next list; a list of which all samples failed is skipped."""
+        while not (pairs := self._next_list()):
+            pass
+        self.key = (self._spec.kind, current_context().batch_index, *(key for key, _ in pairs))
+        return [sample for _, sample in pairs]
+
+    def _next_list(self) -> list[tuple[RestoreKey, Any]]:
+        window = self._with_lists()
+        if self._reader is None:
+            self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
+        rows = window.packs[self._emitted]
+        self.lengths = window.units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
+        self._emitted += 1
+        reader, self._reader = self._reader, None
+        pairs = reader.next_list()
+        self._reader = reader  # after an error, the next list begins with another one
+        return [(key, sample) for key, sample in pairs if sample is not SKIPPED]
+
+    def skip(self, n: int) -> None:
+        """Skips `n` planned lists without reading them, including lists that would fail."""
+        while n > 0:
+            window = self._with_lists()
+            step = min(n, len(window.packs) - self._emitted)
+            self._emitted += step
+            self._reader = None
+            n -= step
+
+    def windows(self) -> Iterator[PlannedWindow]:
+        """Yields the plans of the windows to come, of which nothing is read."""
+        while True:
+            try:
+                window = self._with_lists()
+            except StopIteration:
+                return
+            self._emitted = len(window.packs)
+            yield window
+
+    def _with_lists(self) -> PlannedWindow:
+        """Returns the window with the next list."""
+        window = self._window or self._plan()
+        while self._emitted >= len(window.packs):
+            if window.is_last:
+                raise StopIteration
+            self._emitted = 0
+            self._mark()
+            window = self._plan()
+        return window
+
+    def _plan(self) -> PlannedWindow:
+        """Plans lists up to the next place between windows."""
+        collector, dropped = self.collector, Dropped()
+        lists: list[Sequence[int]] = []
+        blocks = [self._units]
+        cycle = current_context().batch_index // self._stream.num_streams - self._emitted
+        has_ended = False
+        while True:
+            numbers = collector.next(cycle + len(lists), has_ended)
+            if numbers is not None:
+                lists.append(numbers)
+            elif has_ended or (lists and collector.is_between_windows):
+                break
+            else:
+                num = -(-collector.num_wanted // len(self._readers))
+                taken = [reader.take(num) for reader in self._readers]
+                has_ended = all(len(refs) < num for refs in taken)
+                units = self._new_units(joined(taken), dropped)
+                collector.add(self._samples(units))
+                blocks.append(units)
+        self._units = units = _joined_units(blocks)
+        if has_ended:
+            self._drop(units.chosen(np.searchsorted(units.numbers, collector.leftover())), dropped)
+        if self._emitted > len(lists):
+            raise StateError(
+                f"The checkpoint's stage 'plan' has {self._emitted} lists of a window that has "
+                f"{len(lists)}; it was edited. Use another checkpoint."
+            )
+        if not self._emitted:  # else they were counted with a list that was emitted
+            dropped.count()
+        rows = np.array([number for numbers in lists for number in numbers], np.int64)
+        is_repeated = rows < 0
+        rows = np.searchsorted(units.numbers, np.where(is_repeated, ~rows, rows))
+        offsets = np.cumsum([0, *map(len, lists)]).astype(np.int64)
+        packs = Lists(np.where(is_repeated, ~rows, rows), offsets)
+        self._window, self._reader = PlannedWindow(units, packs, has_ended, dropped), None
+        return self._window
+
+    def _samples(self, units: Units) -> Samples:
+        return Samples(units.numbers, units.groups, units.lengths[:, : len(self._spec.resources)])
+
+    def _new_units(self, refs: Refs, dropped: Dropped) -> Units:
+        """Returns the units of samples that were drawn; those without a length are dropped."""
+        spec = self._spec
+        lengths = self._lengths_of(refs)
+        is_special = lengths[:, 0] < 1
+        if spec.limits is not None:
+            is_special |= (lengths[:, : len(spec.limits)] > np.array(spec.limits)).any(axis=1)
+        rows = [
+            (i, start, stop)
+            for i in np.flatnonzero(is_special).tolist()
+            for start, stop in self._parts(
+                refs.chosen(slice(i, i + 1)), lengths[i].tolist(), dropped
+            )
+        ]
+        plain = np.flatnonzero(~is_special)
+        added = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        numbers = np.concatenate([plain, added[:, 0]])
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        nothing = np.full(len(plain), WHOLE)
+        starts = np.concatenate([nothing, added[:, 1]])[order]
+        stops = np.concatenate([nothing, added[:, 2]])[order]
+        return self._numbered(refs.chosen(numbers), starts, stops, lengths[numbers])
+
+    def _numbered(
+        self, refs: Refs, starts: Int64Array, stops: Int64Array, lengths: Int64Array
+    ) -> Units:
+        planned, lengths = lengths, lengths.copy()
+        lengths[:, 0] = np.where(starts == WHOLE, lengths[:, 0], stops - starts)
+        first, self._num_units = self._num_units, self._num_units + len(refs)
+        numbers = np.arange(first, self._num_units)
+        return Units(numbers, refs, starts, stops, self._groups(refs, lengths), lengths, planned)
+
+    def _groups(self, refs: Refs, lengths: Int64Array) -> Int64Array:
+        group_by = self._spec.group_by
+        if group_by is None:
+            return np.zeros(len(refs), np.int64)
+        if group_by == "modality":
+            has_others: Any = (lengths[:, 1:] > 0).any(axis=1)
+            return np.asarray(has_others, np.int64)
+        if isinstance(group_by, Mapping):
+            numbers = number_groups(group_by[name] for name in self._names)
+            of_sources: Int64Array = numbers[refs.sources]
+            return of_sources
+        return refs.sources
+
+    def _parts(self, refs: Refs, lengths: list[int], dropped: Dropped) -> list[tuple[int, int]]:
+        """Returns first token and the one after the last of the parts of a special sample."""
+        key = keys_of(refs, self._names)[0]
+        scratch = StreamContext(self._stream, max_skip_rate=1.0)
+        with context_of(scratch):
+            if lengths[0] < 1:
+                index = self._spec.index
+                left_out(
+                    key, SKIPPED, f"has length 0 in index {index!r}: it was skipped when measured"
+                )
+                parts = []
+            else:
+                parts = self._spec.parts(key, lengths)
+        if self._is_own(key):
+            records = scratch.take_records()
+            dropped.records += records
+            dropped.draws[key[0]] += len(records)
+            dropped.overlong[key[0]] += scratch.cost(key[0]).overlong
+        return parts
+
+    def _drop(self, units: Units, dropped: Dropped) -> None:
+        scratch = StreamContext(self._stream, max_skip_rate=1.0)
+        with context_of(scratch):
+            for key in filter(self._is_own, units.keys(self._names)):
+                left_out(key, SKIPPED, "left over at the end of the data")
+                dropped.draws[whole(key)[0]] += 1
+        dropped.records += scratch.take_records()
+
+    def _is_own(self, key: RestoreKey) -> bool:
+        """Whether this stream drew a sample; others plan with it, too."""
+        drawn_by: int = whole(key)[3] % self._stream.num_streams
+        return drawn_by == self._stream.index
+
+    def _lengths_of(self, refs: Refs) -> Int64Array:
+        """Looks the lengths up; shape (N, R)."""
+        order = np.argsort(refs.sources, kind="stable")
+        numbers, firsts = np.unique(refs.sources[order], return_index=True)
+        lengths = np.empty((len(refs), len(self._opened(0))), np.int64)
+        for number, own in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):
+            for place, column in enumerate(self._opened(number)):
+                lengths[own, place] = column[refs.indices[own]]
+        return lengths
+
+    def _opened(self, source: int) -> tuple[Int64Array, ...]:
+        if source not in self._lengths:
+            self._lengths[source] = self._spec.lengths(self._names[source])
+        return self._lengths[source]
+
+    def snapshot(self) -> Snapshot:
+        """Returns the position."""
+        num_units, state = self._state
+        order = np.argsort(state.numbers)
+        rows = np.column_stack([state.numbers[order], state.columns[order]])
+        fields = {
+            "units": num_units,
+            "given": self._emitted,
+            "draws": self._draws,
+            "keys": self._carried,
+            "rows": tuple(map(tuple, rows.tolist())),
+            "counts": state.counts,
+        }
+        return Snapshot("plan", fields, self._starts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes to the position of a snapshot; the window is planned again when it is needed."""
+        snapshot.expect("plan", len(self._readers))
+        draws, keys, rows, counts = map(snapshot.field, ("draws", "keys", "rows", "counts"))
+        num_units, emitted = snapshot.count("units"), snapshot.count("given")
+        collector = self._spec.collector(self._stream)
+        try:
+            places = list(zip(self._readers, snapshot.inner, map(int, draws), strict=True))
+            rows = np.array(rows, np.int64).reshape(len(keys), 1 + collector.num_columns)
+            if (np.diff(rows[:, 0], prepend=-1, append=num_units) < 1).any():
+                raise ValueError("samples are not numbered as they must be")
+            units = self._units_of(keys)._replace(numbers=rows[:, 0])
+            if set(counts) != set(collector.state().counts):
+                raise ValueError(f"its counts are {counts!r:.80}")
+            collector.restore(dict(counts), self._samples(units), rows[:, 1:])
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            raise StateError(
+                f"The checkpoint's stage 'plan' is invalid: {error}. Use another checkpoint."
+            ) from error
+        for reader, inner, num_draws in places:
+            reader.restore(inner, num_draws)
+        self.collector, self._units, self._num_units = collector, units, num_units
+        self._state = (num_units, CollectorState(dict(counts), rows[:, 0], rows[:, 1:]))
+        self._emitted, self._carried = emitted, keys
+        self._starts, self._draws = snapshot.inner, draws
+        self._window = self._reader = None
+
+    def _units_of(self, keys: Sequence[RestoreKey]) -> Units:
+        """Returns the units of restore keys.
+
+        Raises:
+            ValueError: One is of no source here.
+        """
+        rows = [whole(key) for key in keys]
+        if any(len(row) != 4 or row[0] not in self._names for row in rows):
+            raise ValueError("it carries a sample over that is of no source here")
+        columns = [[self._names.index(row[0]) for row in rows]]
+        columns += [[row[i] for row in rows] for i in (1, 2, 3)]
+        refs = Refs(*(np.array(column, dtype=np.int64) for column in columns))
+        parts = [
+            key[1:3] if len(key) == 4 and key[0] == "piece" else (WHOLE, WHOLE) for key in keys
+        ]
+        starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
+        return self._numbered(refs, starts, stops, self._lengths_of(refs))
+
+
+def _joined_units(blocks: Sequence[Units]) -> Units:
+    """Returns several units one after the other."""
+    numbers, refs, *columns = zip(*blocks, strict=True)
+    return Units(np.concatenate(numbers), joined(refs), *map(np.concatenate, columns))

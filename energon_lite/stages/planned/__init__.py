@@ -1,1 +1,0 @@
-"""Lists of samples arranged by a length index before anything is read."""
