@@ -327,7 +327,7 @@ def test_what_is_prepared_or_edited_is_not_overwritten_unless_asked(root):
     (root / ".nv-meta/dataset.yaml").write_text("__class__: Mine\n")
     with pytest.raises(FileExistsError, match=r"dataset\.yaml exists and would be changed"):
         prepare_dataset(root, **ALL_TRAIN, sample_type="CrudeWebdataset")
-    prepare_dataset(root, **ALL_TRAIN)  # says nothing about dataset.yaml
+    prepare_dataset(root, **ALL_TRAIN)  # no word about dataset.yaml
     with pytest.raises(FileExistsError, match="already prepared"):
         prepare_dataset(root, **ALL_TRAIN)
     assert read_dataset_config(root) == {"__class__": "Mine"}
@@ -477,12 +477,12 @@ import sys, time
 from multiprocessing import active_children
 from energon_lite.prepare import pool, prepare_dataset, renaming
 
-def tell(progress):
+def report(progress):
     print(progress.shards, *[child.pid for child in active_children()], flush=True)
     if progress.shards == 2:
         time.sleep(60)
 
-prepare_dataset(sys.argv[1], split_ratio="2,1,1", num_workers=int(sys.argv[2]), progress=tell)
+prepare_dataset(sys.argv[1], split_ratio="2,1,1", num_workers=int(sys.argv[2]), progress=report)
 """
 
 
@@ -541,7 +541,7 @@ def test_a_shard_that_changed_since_the_killed_run_is_read_again(root):
     assert not (root / ".nv-meta/prepare.partial").exists()
 
 
-def test_a_damaged_record_of_a_killed_run_is_not_used(root):
+def test_a_corrupt_record_of_a_killed_run_is_not_used(root):
     break_tar(root, data=lambda data: data[:700])
     with pytest.raises(DatasetFormatError):
         prepare_dataset(root, **ALL_TRAIN)

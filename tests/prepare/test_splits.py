@@ -22,7 +22,7 @@ def counts(num_shards, ratio):
 
 
 def test_ten_shards_by_7_2_1_lose_no_shard():
-    """Energon's weakness 10: its float cuts give 7, 2, 0 and one shard in no part."""
+    """Energon's weakness 10: its float cuts are 7, 2, 0 and one shard in no part."""
     assert counts(10, "7,2,1") == [7, 2, 1]
     assert counts(10, "0.7, 0.2, 0.1") == [7, 2, 1]
     assert counts(10, [0.7, 0.2, 0.1]) == [7, 2, 1]

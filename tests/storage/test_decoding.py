@@ -1,4 +1,4 @@
-"""Decoding of parts: values, image modes, and errors that say what is wrong."""
+"""Decoding of parts: values, image modes, and errors that describe what is wrong."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_every_kind_of_picture_works_in_every_mode(mode: str, part: str) -> None
     # Pillow writes a GIF with one transparent colour only.
     options: dict[str, Any] = {"transparency": 1} if part == "gif" else {}
     if part == "ico":
-        options["sizes"] = [(WIDTH, HEIGHT)]  # Pillow 12 leaves out what is below 16 pixels
+        options["sizes"] = [(WIDTH, HEIGHT)]  # Pillow 12 drops sizes below 16 pixels
     raw = encoded(picture(mode), image_format, **options)
     for spec, wanted in IMAGE_MODES.items():
         with warnings.catch_warnings():

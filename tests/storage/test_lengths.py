@@ -60,7 +60,7 @@ def test_index_is_replaced_as_a_whole(root, monkeypatch) -> None:
     monkeypatch.setattr("energon_lite.storage.files.write_atomically", fails)
     with pytest.raises(OSError, match="disk full"):
         write_lengths(root, "train", "tok", np.array([1, 2, 3]), "abc")
-    with pytest.raises(FileNotFoundError):  # rather than lengths of nobody knows what
+    with pytest.raises(FileNotFoundError):  # rather than lengths of unknown origin
         read_lengths(root, "train", "tok", 3, "abc")
 
 
@@ -90,7 +90,7 @@ def test_index_of_another_size_or_other_data_is_refused(root) -> None:
         ("train.json", b"{}"),
     ],
 )
-def test_damaged_index_is_refused_by_name(root, file, content) -> None:
+def test_a_corrupt_index_is_refused_by_name(root, file, content) -> None:
     path = lengths_path(root, "train", "tok")
     path.with_name(file).write_bytes(content)
     with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again"):

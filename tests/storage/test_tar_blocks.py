@@ -32,7 +32,7 @@ formats = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
 def tar_of(described: list[list[dict[str, Any]]], tar_format: int) -> tuple[bytes, list[int]]:
-    """Writes samples with the standard library; gives the bytes and where each sample begins."""
+    """Writes samples with the standard library; returns the bytes and where each sample begins."""
     file = io.BytesIO()
     offsets = []
     with tarfile.open(fileobj=file, mode="w", format=tar_format) as tar:
@@ -77,28 +77,28 @@ def test_members_are_those_of_the_exact_reader(described: Any, tar_format: int) 
 
 @examples(300)
 @given(samples, formats, st.data())
-def test_wrong_ranges_and_damaged_bytes_give_the_errors_of_the_exact_reader(
+def test_wrong_ranges_and_corrupt_bytes_raise_the_errors_of_the_exact_reader(
     described: Any, tar_format: int, draw: Any
 ) -> None:
     data, offsets = tar_of(described, tar_format)
-    damaged = bytearray(data)
+    corrupt = bytearray(data)
     for _ in range(draw.draw(st.integers(0, 4))):
-        damaged[draw.draw(st.integers(0, offsets[-1] - 1))] = draw.draw(st.integers(0, 255))
+        corrupt[draw.draw(st.integers(0, offsets[-1] - 1))] = draw.draw(st.integers(0, 255))
     shift = draw.draw(st.sampled_from([0, 0, 512, 100]))
     starts = [min(offset + shift, offsets[-1]) for offset in offsets[:-1]]
-    quick, exact = both(bytes(damaged), starts, offsets[1:])
+    quick, exact = both(bytes(corrupt), starts, offsets[1:])
     assert quick == exact
 
 
 def test_bytes_behind_the_end_of_a_name_do_not_disturb_its_neighbours() -> None:
     plain = {"size": 5, "time": 0, "folder": "", "pad": 0, "comment": 0, "part": "txt"}
     data, offsets = tar_of([[plain], [plain], [plain]], tarfile.GNU_FORMAT)
-    damaged = bytearray(data)
-    damaged[offsets[1] + 50 : offsets[1] + 53] = b"odd"
-    checksum = sum(damaged[offsets[1] : offsets[1] + 512]) - sum(
-        damaged[offsets[1] + 148 : offsets[1] + 156]
+    corrupt = bytearray(data)
+    corrupt[offsets[1] + 50 : offsets[1] + 53] = b"odd"
+    checksum = sum(corrupt[offsets[1] : offsets[1] + 512]) - sum(
+        corrupt[offsets[1] + 148 : offsets[1] + 156]
     ) + 8 * 32  # fmt: skip
-    damaged[offsets[1] + 148 : offsets[1] + 156] = b"%06o\0 " % checksum
-    quick, exact = both(bytes(damaged), offsets[:-1], offsets[1:])
+    corrupt[offsets[1] + 148 : offsets[1] + 156] = b"%06o\0 " % checksum
+    quick, exact = both(bytes(corrupt), offsets[:-1], offsets[1:])
     assert quick == exact
     assert [found[0][0] for found in quick] == ["k0.txt", "k1.txt", "k2.txt"]
