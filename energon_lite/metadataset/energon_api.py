@@ -15,15 +15,7 @@ import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import (
-    Blend,
-    BlendEpochized,
-    Concat,
-    Leaf,
-    Node,
-    leaves,
-    walk,
-)
+from energon_lite.metadataset.nodes import Blend, BlendEpochized, Concat, Leaf, Node, leaves, walk
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.order.schedules import Schedule, weight_at

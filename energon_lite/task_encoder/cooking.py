@@ -66,8 +66,7 @@ def cooker(fn: Any = None, *, need_cache: bool = False, need_primary: bool = Fal
 
 
 def basic_sample_keys(
-    crude_sample: CrudeSample | Mapping[str, Any],
-    additional_source_info: Sequence[SourceInfo] = (),
+    crude_sample: CrudeSample | Mapping[str, Any], additional_source_info: Sequence[SourceInfo] = ()
 ) -> dict[str, Any]:
     """Returns the service fields of a crude sample, to be passed to the constructor of a sample.
 
