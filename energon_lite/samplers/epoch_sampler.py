@@ -11,11 +11,12 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +24,12 @@ import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
 from energon_lite.batching.checks import at_least
-from energon_lite.batching.length_windows import aligned, padded_share, useful_share
+from energon_lite.batching.length_windows import (
+    aligned,
+    number_groups,
+    padded_share,
+    useful_share,
+)
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import LengthRules
 from energon_lite.core.arrays import BoolArray, Int64Array
@@ -146,20 +152,13 @@ class EpochBatchSampler(BatchSampler):
         world_size: number of data-parallel processes.
     """
 
-    epoch: int
-    rank: int
-    world_size: int
     _name: ClassVar[str]  # of states and seeds
     _unit: ClassVar[str]  # what a list of the plan is
     _saved: ClassVar[tuple[str, ...]]  # attributes and settings that the plan depends on
     _is_nested: bool = False  # whether a batch keeps its lists apart
     _fills_batches: ClassVar[bool] = True  # with lists; else a list is a batch, and may be smaller
-
-    _is_placed: bool  # whether rank and world size were passed
-    _is_assumed: bool  # whether they are those of torch.distributed, which may be initialised later
     _is_sharded: bool = False  # whether accelerate was seen to shard the batches
     _is_split: bool = False  # whether accelerate cuts batches, all of which must be full then
-    _iteration: Iteration | None
 
     def __init__(
         self, lengths: Int64Array, order: Iterable[int] | None, batch_size: int | None,
@@ -210,6 +209,7 @@ class EpochBatchSampler(BatchSampler):
         if (rank is None) != (world_size is None):
             raise TypeError(f"rank={rank} and {name}={world_size}: pass both, or none.")
         self._is_placed = world_size is not None and world_size > 1
+        # Then they are those of torch.distributed, which may be initialised later.
         self._is_assumed = rank is None and not self._has_order
         self.rank, self.world_size = rank or 0, 1 if world_size is None else world_size
         WorkerConfig(rank=self.rank, world_size=self.world_size, num_workers=0)  # checks both
@@ -279,7 +279,7 @@ class EpochBatchSampler(BatchSampler):
         self._first: int = state["position"] if state else 0
         self._saved_order: str | None = state.get("order") if state else None
         self._saved_layout = Layout(state["num_ranks"], state["multiple"]) if state else None
-        self._iteration = None
+        self._iteration: Iteration | None = None
         self._plan = None
 
     @property
@@ -391,7 +391,7 @@ class EpochBatchSampler(BatchSampler):
         firsts = np.full(len(self.lengths), -1)
         firsts[indices[::-1]] = np.arange(len(indices))[::-1]
         is_repeated = firsts[indices] != np.arange(len(indices))
-        return wrapped + int(is_repeated[plan.lists.offsets[self._first] :].sum())
+        return int(is_repeated[plan.lists.offsets[self._first] :].sum())
 
     @property
     def num_dropped(self) -> int:
@@ -442,11 +442,15 @@ class EpochBatchSampler(BatchSampler):
     def _batches(self, ranks: Sequence[int]) -> Iterator[list[Any]]:
         """Yields the batches of each step for `ranks` in turn, by the plan that there is now."""
         lists, size = self._planned().lists, self._lists_per_batch
-        rows = self._rows() % max(len(lists), 1)
+        rows, has_singles = self._rows() % max(len(lists), 1), len(lists) == len(lists.indices)
         for start in range(0, len(rows), size):
             for rank in ranks:
-                batch = [lists[i].tolist() for i in rows[start : start + size, rank].tolist()]
-                yield batch if self._is_nested else [index for each in batch for index in each]
+                numbers = rows[start : start + size, rank]
+                if has_singles and not self._is_nested:
+                    yield lists.indices[numbers].tolist()
+                    continue
+                batch = [lists[i].tolist() for i in numbers.tolist()]
+                yield batch if self._is_nested else list(chain.from_iterable(batch))
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -621,6 +625,19 @@ def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -
         index = int(is_low.argmax())
         raise ValueError(f"Sample {index} has length {array[index].tolist()}, below {least}.")
     return array.astype(np.int64)
+
+
+def as_groups(name: str, keys: Iterable[Hashable], num_samples: int) -> Int64Array:
+    """Returns the number of each sample's group, shape (N,).
+
+    Raises:
+        TypeError: A key is not hashable.
+        ValueError: There is not one for each sample.
+    """
+    groups_N = number_groups(keys)
+    if len(groups_N) != num_samples:
+        raise ValueError(f"{name} has {len(groups_N):,} entries, but lengths {num_samples:,}")
+    return groups_N
 
 
 def _plain_value(value: Any) -> Any:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.steps import step_groups
 from energon_lite.core.arrays import Int64Array
@@ -24,6 +23,7 @@ from energon_lite.samplers.epoch_sampler import (
     EpochSettings,
     PaddedEpochBatchSampler,
     also_called,
+    as_groups,
     as_lengths,
     either,
 )
@@ -289,23 +289,16 @@ class SplitModalitySampler(Sampler[int]):
         return indices
 
 
-def _groups_and_lengths(
-    modality_lengths: Any, groups: Iterable[Hashable] | None
-) -> tuple[Int64Array, Int64Array]:
+def _groups_and_lengths(pairs: Any, groups: Any) -> tuple[Int64Array, Int64Array]:
+    """Returns groups as numbers, and lengths: of pairs, or of lengths where there are groups."""
+    lengths = pairs
     if groups is None:
         try:
-            if hasattr(modality_lengths, "tolist"):
-                modality_lengths = modality_lengths.tolist()
-            pairs = [(group, length) for group, length in modality_lengths]
+            pairs = pairs.tolist() if hasattr(pairs, "tolist") else list(pairs)
+            groups, lengths = [group for group, _ in pairs], [length for _, length in pairs]
         except (TypeError, ValueError):
             raise TypeError(
                 "modality_lengths must be pairs (group, length), or lengths together with groups"
             ) from None
-        groups, modality_lengths = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    lengths_N = as_lengths(modality_lengths, least=0)
-    groups_N = number_groups(groups)
-    if len(groups_N) != len(lengths_N):
-        raise ValueError(
-            f"groups has {len(groups_N):,} entries, but modality_lengths {len(lengths_N):,}"
-        )
-    return groups_N, lengths_N
+    lengths_N = as_lengths(lengths, least=0)
+    return as_groups("groups", groups, len(lengths_N)), lengths_N

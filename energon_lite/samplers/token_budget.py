@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.epoch_lists import cut_epoch, cut_lists, shuffle_steps
-from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Buckets
 from energon_lite.core.arrays import BoolArray, Int64Array
@@ -22,6 +21,7 @@ from energon_lite.samplers.epoch_sampler import (
     EpochSettings,
     Overlong,
     PaddedEpochBatchSampler,
+    as_groups,
     as_lengths,
 )
 from energon_lite.samplers.sample_order import check_sampler
@@ -126,12 +126,9 @@ class TokenBudgetBatchSampler(PaddedEpochBatchSampler):
         lengths_N = as_lengths(lengths)
         self.align = align
         self.limits = self.settings.list_sizes(lengths_N, batch_size)
-        self.boundary_key = None if boundary_key is None else number_groups(boundary_key)
-        if self.boundary_key is not None and len(self.boundary_key) != len(lengths_N):
-            raise ValueError(
-                f"boundary_key has {len(self.boundary_key):,} entries, but lengths "
-                f"{len(lengths_N):,}"
-            )
+        self.boundary_key: Int64Array | None = None
+        if boundary_key is not None:
+            self.boundary_key = as_groups("boundary_key", boundary_key, len(lengths_N))
         super().__init__(
             lengths_N, None, batch_size if drop_last else None, drop_last, self.settings
         )

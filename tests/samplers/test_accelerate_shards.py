@@ -1,4 +1,4 @@
-"""Ranks get equally many batches, every sample once, and accelerate deals none of them away."""
+"""Ranks get equally many batches, every sample once, and accelerate drops none of them."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ def test_too_few_samples_to_cut_are_repeated_or_dropped_and_counted() -> None:
     assert sampler.num_dropped == 5
 
 
-# Where accelerate deals.
+# Where accelerate shards the batches.
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_accelerate_gives_each_process_full_steps_of_every_sample(
+def test_accelerate_passes_each_process_full_steps_of_every_sample(
     kind: str, world_size: int, shard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = []
@@ -145,8 +145,8 @@ def test_accelerate_gives_each_process_full_steps_of_every_sample(
         assert (sampler.rank, sampler.world_size) == (rank, world_size)
         shards.append(shard(sampler, world_size, rank))
     for epoch in range(2):
-        for dealt in shards:
-            dealt.batch_sampler.sampler.set_epoch(epoch)
+        for sharded in shards:
+            sharded.batch_sampler.sampler.set_epoch(epoch)
         steps = steps_of(shards)
         counts = Counter(flat(steps))
         assert sorted(counts) == list(range(150))
@@ -161,7 +161,7 @@ def test_accelerate_gives_each_process_full_steps_of_every_sample(
 
 
 @pytest.mark.parametrize("kind", ["multipack_full", "modality", "tokens", "of_five"])
-def test_accelerate_gives_each_process_what_its_rank_has_without(
+def test_accelerate_passes_each_process_what_its_rank_has_without(
     kind: str, shard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(2):
@@ -179,9 +179,9 @@ def test_sampler_made_before_the_processes_know_each_other_learns_of_them(shard:
 
 def test_state_under_accelerate_counts_the_batches_of_a_process(shard: Any) -> None:
     sampler = MultipackBatchSampler(LENGTHS, 100, 3)
-    dealt = shard(sampler, 2, 1)
-    whole = list(dealt)
-    iterator = iter(dealt)
+    sharded = shard(sampler, 2, 1)
+    whole = list(sharded)
+    iterator = iter(sharded)
     for _ in range(4):
         next(iterator)
     assert sampler.state_dict() == sampler.state_dict(batches_given=4)
@@ -207,15 +207,15 @@ def test_split_batches_cuts_batches_of_all_processes(shard: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_and_world_size_are_refused_where_accelerate_deals_again(
+def test_rank_and_world_size_are_refused_where_accelerate_shards_again(
     kind: str, shard: Any
 ) -> None:
     place = {"rank": 1, "world_size": 2}
-    dealt = shard(made(kind, LENGTHS, **place), 2, 1)
+    sharded = shard(made(kind, LENGTHS, **place), 2, 1)
     with pytest.raises(ValueError, match=r"accelerate shards .* to 2 processes.*Omit rank"):
-        next(iter(dealt))
+        next(iter(sharded))
     with pytest.raises(ValueError, match="accelerate shards"):
-        len(dealt)
+        len(sharded)
 
 
 def test_modalities_of_batches_for_another_number_of_processes_are_refused(shard: Any) -> None:
@@ -264,7 +264,7 @@ def test_order_that_each_rank_would_draw_differently_is_refused(
         list(unprepared)
 
 
-def test_generator_that_accelerate_gives_does_not_make_an_order_equal(shard: Any) -> None:
+def test_generator_that_accelerate_puts_in_does_not_make_an_order_equal(shard: Any) -> None:
     order = RandomSampler(range(150))
     sampler = order_settings(order)
     order.generator = torch.Generator()  # as accelerate does, with a seed of this process
@@ -272,7 +272,7 @@ def test_generator_that_accelerate_gives_does_not_make_an_order_equal(shard: Any
         list(shard(sampler, 2, 0))
 
 
-def test_seeded_random_sampler_gives_every_sample_once_and_another_order_each_epoch(
+def test_seeded_random_sampler_yields_every_sample_once_and_another_order_each_epoch(
     shard: Any,
 ) -> None:
     shards = [
@@ -285,15 +285,15 @@ def test_seeded_random_sampler_gives_every_sample_once_and_another_order_each_ep
     ]  # fmt: skip
     epochs = []
     for epoch in range(2):
-        for dealt in shards:
-            dealt.batch_sampler.sampler.set_epoch(epoch)
+        for sharded in shards:
+            sharded.batch_sampler.sampler.set_epoch(epoch)
         epochs.append(steps_of(shards))
         check_once(epochs[-1], 150)
     assert epochs[0] != epochs[1]
 
 
 class Seedable:
-    """As accelerate's sampler of this kind: the epoch is its own, and goes on by itself."""
+    """As accelerate's sampler of this kind: it has an epoch, and increments it itself."""
 
     def __init__(self) -> None:
         self.epoch, self.initial_seed, self.generator = 0, 5, None
@@ -310,16 +310,16 @@ def test_sampler_that_accelerate_puts_in_is_followed_through_its_epochs(shard: A
     sampler = order_settings(RandomSampler(range(150)))
     seedable = Seedable()
     sampler.sampler = seedable
-    dealt = shard(sampler, 2, 0)
+    sharded = shard(sampler, 2, 0)
     found = []
     for epoch in (0, 0, 1):
         seedable.set_epoch(epoch)
-        found.append((len(dealt), list(dealt)))
+        found.append((len(sharded), list(sharded)))
     assert found[0] == found[1] != found[2]
     assert sampler.epoch == seedable.epoch == 1
 
 
-def test_distributed_sampler_deals_twice_and_is_refused() -> None:
+def test_distributed_sampler_shards_twice_and_is_refused() -> None:
     with pytest.raises(TypeError, match="yields other samples on each of 2 ranks"):
         order_settings(DistributedSampler(range(150), num_replicas=2, rank=0))
 

@@ -70,7 +70,7 @@ def test_best_takes_no_more_than_a_thousandth_above_the_bound() -> None:
     assert sampler.efficiency() > 0.998
 
 
-def test_flatten_gives_one_list_of_indices_for_a_batch() -> None:
+def test_flatten_makes_one_list_of_indices_for_a_batch() -> None:
     nested, flat = (
         list(MultipackBatchSampler(text_lengths(50), 4096, 2, flatten=flatten))
         for flatten in (False, True)
@@ -90,7 +90,7 @@ def test_overlong_sample_alone_keeps_its_place_in_a_sequence() -> None:
 # Axolotl's way to call it.
 
 
-def test_axolotls_call_gives_batches_of_packs_in_the_order_of_the_sampler() -> None:
+def test_axolotls_call_yields_batches_of_packs_in_the_order_of_the_sampler() -> None:
     lengths = text_lengths(1000, 2048)
     sampler = MultipackBatchSampler(
         sampler=RandomSampler(range(1000)),
@@ -192,8 +192,8 @@ def test_regression_drop_last_with_few_packs_is_a_clear_error(sequential: bool) 
         len(sampler)
 
 
-def test_regression_statistics_are_those_of_what_is_given() -> None:
-    # 7 packs; the last batch, of 3, is left out. Axolotl's counted its tokens, and not its room.
+def test_regression_statistics_are_those_of_the_yielded_packs() -> None:
+    # 7 packs; the last batch, of 3, is dropped. Axolotl's counted its tokens, and not its room.
     sampler = MultipackBatchSampler(
         sampler=range(7), lengths=[9] * 7, batch_size=4, batch_max_len=10, drop_last=True
     )

@@ -83,7 +83,7 @@ def test_drop_in_call_packs_as_well_as_our_own() -> None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_attributes_that_axolotls_code_reads_are_those_of_what_is_given(
+def test_attributes_that_axolotls_code_reads_are_those_of_the_yielded_packs(
     rank: int, drop_last: bool
 ) -> None:
     samplers = [
@@ -119,7 +119,7 @@ def test_arguments_without_effect_can_be_read() -> None:
         _ = sampler.bins
 
 
-def test_generated_batches_are_those_of_the_epoch_and_count_as_none_given() -> None:
+def test_generated_batches_are_those_of_the_epoch_and_are_not_counted() -> None:
     sampler = MultipackBatchSampler(LENGTHS, 2048, 4)
     for epoch in range(2):
         sampler.set_epoch(epoch)

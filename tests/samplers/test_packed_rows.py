@@ -47,7 +47,7 @@ DATASETS = {
 
 @pytest.mark.parametrize("kind", DATASETS)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_loader_gives_the_packs_of_each_batch(kind: str, num_workers: int) -> None:
+def test_loader_has_the_packs_of_each_batch(kind: str, num_workers: int) -> None:
     sampler = MultipackBatchSampler(LENGTHS, 40, 3)
     rows = PackedRows(DATASETS[kind](), PACKING)
     loader: Any = DataLoader(rows, batch_sampler=sampler, num_workers=num_workers, collate_fn=list)  # type: ignore[arg-type]

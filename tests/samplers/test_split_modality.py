@@ -155,9 +155,9 @@ def test_groups_and_lengths_may_be_arrays_tensors_or_lists() -> None:
     pairs = mixed(100)
     groups, lengths = [group for group, _ in pairs], [length for _, length in pairs]
     expected = list(alone(pairs, 8))
-    for given_lengths in (lengths, np.array(lengths, np.uint16), torch.tensor(lengths)):
-        for given_groups in (groups, np.array(groups), torch.tensor(groups), map(str, groups)):
-            assert list(alone(given_lengths, 8, groups=given_groups)) == expected
+    for as_lengths in (lengths, np.array(lengths, np.uint16), torch.tensor(lengths)):
+        for as_groups in (groups, np.array(groups), torch.tensor(groups), map(str, groups)):
+            assert list(alone(as_lengths, 8, groups=as_groups)) == expected
     assert list(alone(torch.tensor(pairs), 8)) == expected
 
 
@@ -201,7 +201,7 @@ def test_regression_a_global_batch_that_ranks_cannot_share_is_refused_at_once() 
 
 
 def test_regression_length_counts_the_remainders_of_all_groups() -> None:
-    # Prismatic's said 36 samples and gave 40.
+    # Prismatic's reported 36 samples and yielded 40.
     pairs = [(True, 5)] * 18 + [(False, 5)] * 18
     samplers = ranks(2, pairs, 4)
     assert [len(sampler) for sampler in samplers] == [10, 10]
@@ -210,7 +210,7 @@ def test_regression_length_counts_the_remainders_of_all_groups() -> None:
 
 
 def test_regression_ranks_do_not_mix_long_and_short_samples() -> None:
-    # Prismatic's deals each rank long samples and short ones, until the sums are alike.
+    # Prismatic's assigns each rank long samples and short ones, until the sums are similar.
     pairs = [(True, 1000)] * 20 + [(True, 10)] * 20
     sampler, other = ranks(2, pairs, 4, window=5)
     assert len(steps_of([sampler, other])) == 10
@@ -226,7 +226,7 @@ def test_regression_remainders_of_groups_are_no_mixed_batch() -> None:
 
 
 def test_regression_lengths_of_zero_are_allowed() -> None:
-    # LLaVA's wants none, since the sign says what has an image.
+    # LLaVA's wants none, since the sign marks what has an image.
     assert sorted(samples_of(steps_of(ranks(1, [(True, 0), (False, 0)], 1)))) == [0, 1]
 
 

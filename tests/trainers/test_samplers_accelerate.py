@@ -51,8 +51,8 @@ if find_spec("torchdata"):
     PLAIN["stateful"] = {"name": "multipack", "use_stateful_dataloader": True, "skip": 3}
     PLAIN["stateful workers"] = PLAIN["stateful"] | {"num_workers": 2, "stop": 4}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "random": ({"name": "axolotl_random"}, "Each of 2 processes would draw an order of its own"),
-    "placed": ({"name": "placed"}, "accelerate deals the batches of MultipackBatchSampler to 2"),
+    "random": ({"name": "axolotl_random"}, "Each of 2 processes would draw another order"),
+    "placed": ({"name": "placed"}, "accelerate shards the batches of MultipackBatchSampler to 2"),
     "alone": ({"name": "modality_alone"}, "the sampler was made for 1"),
 }
 
