@@ -151,7 +151,8 @@ def test_every_sample_comes_once_or_is_counted_and_no_batch_is_over_the_budget(
     assert len(found) == len(set(found))
     (stats,) = loader.stats().values()
     assert len(found) + stats.skipped == NUM_SAMPLES
-    too_long = [n for n in range(NUM_SAMPLES) if encoder.batching.is_overlong(encoder.length_of(n))]
+    lengths_NR = np.array([[encoder.length_of(n)] for n in range(NUM_SAMPLES)])
+    too_long = np.flatnonzero(encoder.batching.too_long(lengths_NR)).tolist()
     if not drop_last:
         left = set(range(NUM_SAMPLES)) - (set(too_long) if overlong == "drop" else set())
         assert set(found) == left
