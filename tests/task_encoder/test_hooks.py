@@ -467,6 +467,34 @@ def test_hooks_that_are_set_on_the_instance_are_called(texts) -> None:
     assert all(text.startswith("TEXT") for text in batch["texts"])
 
 
+class Decoding(DefaultTaskEncoder):
+    """Decodes by its own function, and sets its cookers in `__init__`."""
+
+    @staticmethod
+    def decoder(parts: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        return {k: v.decode() if isinstance(v, bytes) else v for k, v in parts.items()}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cookers = [Cooker(self.cook)]  # type: ignore[misc]
+
+    def cook(self, crude: Any) -> TextSample:
+        return TextSample(**basic_sample_keys(crude), text=crude["txt"])
+
+
+def test_decoder_may_be_a_function_and_cookers_may_be_set_on_the_instance(tmp_path) -> None:
+    folder = text_set(tmp_path / "crude", 16)
+    (folder / ".nv-meta" / "dataset.yaml").write_text(
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    )
+    loader = loader_of(folder, Decoding(), batch_size=3)
+    (batch,) = first(loader, 1)
+    assert all(text.startswith("text") for text in batch.text)
+    resumed = loader_of(folder, Decoding(), batch_size=3)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    assert_same(first(resumed, 5), first(loader, 5))
+
+
 class WithoutInit(DefaultTaskEncoder):
     def __init__(self, suffix: str) -> None:
         self.suffix = suffix
