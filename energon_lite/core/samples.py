@@ -413,7 +413,7 @@ def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:
 
 def get_source_info(sample: Any) -> list[Any] | None:
     """Returns the sources of a sample or dict; None where it has none."""
-    sources = _get(sample, "__sources__")
+    sources = _entry_or_none(sample, "__sources__")
     return None if sources is None else list(sources)
 
 
@@ -423,12 +423,14 @@ def add_source_info(sample: T, *source_infos: Any) -> T:
     Returns:
         The sample itself.
     """
-    return _set(sample, "__sources__", (*(_get(sample, "__sources__") or ()), *source_infos))
+    return _with_entry(
+        sample, "__sources__", (*(_entry_or_none(sample, "__sources__") or ()), *source_infos)
+    )
 
 
 def get_sample_restore_key(sample: Any) -> RestoreKey | None:
     """Returns the restore key of a sample or dict; None where it has none."""
-    key: RestoreKey | None = _get(sample, "__restore_key__")
+    key: RestoreKey | None = _entry_or_none(sample, "__restore_key__")
     return key
 
 
@@ -465,7 +467,7 @@ def add_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise:
 
 def _put_key(sample: T, key: RestoreKey, src: Any, fail_otherwise: bool) -> T:
     if get_sample_restore_key(sample) is not None:
-        return _set(sample, "__restore_key__", key)
+        return _with_entry(sample, "__restore_key__", key)
     if fail_otherwise:
         raise TypeError(
             f"{type(src).__name__} made a {type(sample).__qualname__} without __restore_key__, "
@@ -474,11 +476,11 @@ def _put_key(sample: T, key: RestoreKey, src: Any, fail_otherwise: bool) -> T:
     return sample
 
 
-def _get(sample: Any, name: str) -> Any:
+def _entry_or_none(sample: Any, name: str) -> Any:
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
 
 
-def _set(sample: T, name: str, value: Any) -> T:
+def _with_entry(sample: T, name: str, value: Any) -> T:
     if isinstance(sample, dict):
         sample[name] = value
     else:

@@ -141,7 +141,7 @@ class Snapshot:
         if not isinstance(inner, list):
             raise StateError(f"'inner' of stage {value['stage']!r} is not a list")
         fields = {
-            name: _field(entry, name, value["stage"])
+            name: _checked_field(entry, name, value["stage"])
             for name, entry in value.items()
             if name not in ("stage", "inner")
         }
@@ -167,13 +167,13 @@ def as_key(value: Any) -> Any:
     return value
 
 
-def _field(value: Any, name: str, stage: str) -> Any:
+def _checked_field(value: Any, name: str, stage: str) -> Any:
     """Returns a field with tuples for lists, if it holds nothing but what stages save."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return tuple([_field(entry, name, stage) for entry in value])
+        return tuple([_checked_field(entry, name, stage) for entry in value])
     if kind is dict:  # of a stage of the user's
-        return {key: _field(entry, name, stage) for key, entry in value.items()}
+        return {key: _checked_field(entry, name, stage) for key, entry in value.items()}
     is_right = (
         kind is str
         or value is None

@@ -132,7 +132,7 @@ class Weights:
         self._inner: list[Weights | None] = []
         for number, entry in enumerate(entries):
             weight, inner = entry if isinstance(entry, tuple) else (entry, None)
-            self._weights.append(_checked(weight, number))
+            self._weights.append(_checked_weight(weight, number))
             self._inner.append(inner)
         if all(weight == 0 for weight in self._weights):
             raise ValueError(
@@ -278,7 +278,7 @@ class _ScheduleTable:
         return values
 
 
-def _checked(weight: Weight, number: int) -> Weight:
+def _checked_weight(weight: Weight, number: int) -> Weight:
     """Returns a weight, as a number if its schedule never changes it."""
     if isinstance(weight, Schedule):
         values = {y for _, y in weight.points}

@@ -66,7 +66,7 @@ class StreamOrder:
         self._pass_index = stream.pass_index
         if order.multiplier is None:
             per_pass = order.pass_samples or order.num_samples
-            dealt = stream if order.endless else _moved(stream, -(-per_pass // order.block))
+            dealt = stream if order.endless else _rotated(stream, -(-per_pass // order.block))
             self._blocks = BlockDealing(per_pass, dealt, order.block, order.endless)
             self._dealing = self._blocks
         else:
@@ -136,7 +136,7 @@ class StreamOrder:
         return epochs, indices + order.first
 
 
-def _moved(stream: Stream, num_blocks: int) -> Stream:
+def _rotated(stream: Stream, num_blocks: int) -> Stream:
     """Returns the stream in whose place one takes blocks, where there are fewer than streams.
 
     So all streams get some in turn, and slots read in order still give the file order.

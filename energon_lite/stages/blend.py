@@ -20,7 +20,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.order.blending import BlendOrder
+from energon_lite.order.blending import MODES, BlendOrder
 from energon_lite.order.budget import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
@@ -31,7 +31,6 @@ from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
 
 T = TypeVar("T")
 
-MODES = ("exact", "random")
 UNTIL = ("first", "all_once", "forever")
 # Draws that are planned together.
 _BLOCK = 256
@@ -96,7 +95,7 @@ class BlendDataset(CombinedDataset[T]):
                 f"until='all_once': {never_ends[0]} never ends by itself, so there is no once; "
                 "make it with repeat=False"
             )
-        self.key = key_of("blend", self.seed, _depth(self))
+        self.key = key_of("blend", self.seed, _blend_depth(self))
 
     def _labelled(self) -> Iterator[tuple[SavableDataset[T], str]]:
         return zip(self.datasets, self.labels, strict=True)
@@ -634,9 +633,9 @@ def _checked_pairs(datasets: Sequence[Any]) -> list[tuple[SavableDataset[Any], W
     return kept
 
 
-def _depth(dataset: SavableDataset[Any]) -> int:
+def _blend_depth(dataset: SavableDataset[Any]) -> int:
     """Counts how many blends lie in one another, so that those do not draw in step."""
-    below = max((_depth(child) for child in dataset.children), default=0)
+    below = max((_blend_depth(child) for child in dataset.children), default=0)
     return below + isinstance(dataset, BlendDataset)
 
 

@@ -40,8 +40,8 @@ USED_TWICE = {
 
 # Private functions and classes that two modules define still; none may be added.
 HELPERS_DEFINED_TWICE = {
-    "_Held", "_checked", "_damaged", "_depth", "_field", "_integers", "_joined", "_limits",
-    "_moved", "_parts", "_set", "_source",
+    "_Held", "_checked", "_damaged", "_integers", "_joined", "_limits",
+    "_parts", "_source",
 }  # fmt: skip
 
 MODULES = package_modules()
