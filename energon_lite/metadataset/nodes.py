@@ -39,8 +39,9 @@ from energon_lite.metadataset.values import (
     subset,
     unknown_key,
 )
+from energon_lite.order.blending import MODES
 from energon_lite.order.schedules import Schedule, Weight
-from energon_lite.stages.blend import MODES, UNTIL
+from energon_lite.stages.blend import UNTIL
 from energon_lite.storage.yaml import YamlMap
 
 
