@@ -30,9 +30,9 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.batching.stream import pack_stream
-from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun, context_of
+from energon_lite.core.dataset import Cursor, SourceFacts, StreamRun
 from energon_lite.core.state import Snapshot
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler

@@ -21,8 +21,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.core.dataset import StreamRun, context_of
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths

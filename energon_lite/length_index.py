@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.keys import leaves
-from energon_lite.core.stream_context import SkipRecord, StreamContext
+from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of

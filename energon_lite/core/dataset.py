@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +20,12 @@ from typing_extensions import Self
 from energon_lite.core.errors import StateError
 from energon_lite.core.global_generators import StreamGenerators, checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
-from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext, set_context
+from energon_lite.core.stream_context import (
+    DEFAULT_MAX_SKIP_RATE,
+    StreamContext,
+    set_context,
+)
+from energon_lite.core.stream_context import context_of as context_of
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
 
@@ -301,16 +306,6 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
 
 AnyDataset = SavableDataset[Any]
-
-
-@contextmanager
-def context_of(context: StreamContext) -> Iterator[None]:
-    """Makes `context` the thread's current one for a `with` block."""
-    before = set_context(context)
-    try:
-        yield
-    finally:
-        set_context(before)
 
 
 def generators_of(

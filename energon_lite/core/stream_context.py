@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,35 +237,24 @@ def set_context(context: StreamContext | None) -> StreamContext | None:
 
 
 @contextmanager
-def replaying() -> Iterator[StreamContext]:
-    """Returns the current context, or a scratch context for a `with` block without one."""
-    before = current.context
-    context = current.context = before or StreamContext(Stream(0, 1))
+def context_of(context: StreamContext) -> Iterator[StreamContext]:
+    """Makes `context` the thread's current one for a `with` block."""
+    before = set_context(context)
     try:
         yield context
     finally:
-        current.context = before
+        set_context(before)
 
 
-@contextmanager
-def together(siblings: Siblings) -> Iterator[None]:
-    """For a `with` block, runs a generator hook once for all siblings that it has to re-create.
-
-    After it the stream is in the slot in which it was before.
-    """
-    with replaying() as context:
-        before, slot = context.siblings, context.batch_index
-        # An outer buffer may be re-creating its items already.
-        context.siblings = before or siblings
-        try:
-            yield
-        finally:
-            # A batch was re-created in its own slot.
-            context.siblings, context.batch_index = before, slot
+def replaying() -> AbstractContextManager[StreamContext]:
+    """Returns the current context for a `with` block; a scratch context where there is none."""
+    return context_of(current.context or StreamContext(Stream(0, 1)))
 
 
 class Again:
     """Re-creates items of a buffer one by one, each when it is needed.
+
+    A generator hook runs once for all items that it made of one input.
 
     Args:
         restore: re-creates one item.
@@ -279,9 +268,15 @@ class Again:
         self._siblings = Siblings(keys)
 
     def __call__(self, key: RestoreKey) -> Any:
-        """Re-creates the item of a key."""
-        with together(self._siblings):
-            return self._restore(key)
+        """Re-creates the item of a key; the stream is in the same slot afterwards."""
+        with replaying() as context:
+            before, slot = context.siblings, context.batch_index
+            # An outer buffer may be re-creating its items already.
+            context.siblings = before or self._siblings
+            try:
+                return self._restore(key)
+            finally:
+                context.siblings, context.batch_index = before, slot
 
 
 def context_or(stream: Stream) -> StreamContext:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array
-from energon_lite.core.dataset import AnyDataset, Cursor, context_of
+from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.state import RestoreKey, Snapshot
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.sources.given_order import GivenRows, GivenSource
 from energon_lite.sources.order_only import OrderCursor, order_only

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from energon_lite.core.dataset import context_of
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import (
     SkipRecord,
     StreamContext,
+    context_of,
     current_context,
     current_sample_index,
     sample_rng,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from energon_lite import SkipSample, TextSample, stateless
-from energon_lite.core.dataset import context_of
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 

@@ -26,10 +26,10 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.batching.planned_packs import pack_planned
-from energon_lite.core.dataset import SavableDataset, StreamRun, context_of
+from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 
