@@ -23,9 +23,9 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import (
     DEFAULT_MAX_SKIP_RATE,
     StreamContext,
+    context_of,
     set_context,
 )
-from energon_lite.core.stream_context import context_of as context_of
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
 from energon_lite.core.user_function import UserFunction
 

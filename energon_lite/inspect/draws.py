@@ -12,8 +12,8 @@ import numpy as np
 
 from energon_lite.batching.collector import Samples
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.core.dataset import SavableDataset, context_of
-from energon_lite.core.stream_context import StreamContext
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
 from energon_lite.stages.plan_order import OrderReader

@@ -20,11 +20,11 @@ from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import TOKENS
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, context_of
+from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import whole
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context
+from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
