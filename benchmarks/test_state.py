@@ -24,6 +24,7 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
+from energon_lite.loader.columns import unfolded
 from energon_lite.sources.source import SampleLoader
 from energon_lite.storage.nvmeta import read_index
 
@@ -51,10 +52,9 @@ def test_saving_ten_sources_and_eight_streams(
     )
     loader._run._snapshots = {s: blend_snapshot(12_345 + s) for s in range(NUM_STREAMS)}
     state = loader.save_state_rank()
-    assert len(state["streams"]) == NUM_STREAMS
-    assert all(
-        len(stream["inner"][0]["inner"]) == NUM_SOURCES for stream in state["streams"].values()
-    )
+    streams = unfolded(state["streams"])
+    assert len(streams) == NUM_STREAMS
+    assert all(len(stream["inner"][0]["inner"]) == NUM_SOURCES for stream in streams.values())
     assert loader._run._deliveries is None, "no worker was started"
 
     number = 200
@@ -149,7 +149,7 @@ def all_held_back(states: list[dict[str, Any]]) -> list[list[Any]]:
     """The restore keys in the states, of the furthest snapshot of each stream."""
     furthest: dict[str, dict[str, Any]] = {}
     for state in states:
-        for stream, snapshot in state["streams"].items():
+        for stream, snapshot in unfolded(state["streams"]).items():
             if stream not in furthest or snapshot["items"] > furthest[stream]["items"]:
                 furthest[stream] = snapshot
     return [key for snapshot in furthest.values() for key in held_back(snapshot)]

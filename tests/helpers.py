@@ -5,6 +5,7 @@ All at module level, so that worker processes of any start method can import it.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -29,6 +30,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
+from energon_lite.loader.columns import unfolded
 from energon_lite.prepare import prepare_dataset
 from energon_lite.testing import first_difference
 
@@ -286,8 +288,8 @@ class Ranks:
         return dict(sorted(found.items()))
 
     def save(self) -> list[dict[str, Any]]:
-        """Returns the states of all ranks, as they come out of a file."""
-        return [through_json(loader.save_state_rank()) for loader in self.loaders]
+        """Returns the states of all ranks, as they come out of a file, opened."""
+        return [opened(through_json(loader.save_state_rank())) for loader in self.loaders]
 
 
 def last_slot(loader: SavableDataLoader[Any]) -> int:
@@ -295,6 +297,12 @@ def last_slot(loader: SavableDataLoader[Any]) -> int:
     state = loader.save_state_rank()
     assert state["count"] > 0
     return int(state["base"] + (state["count"] - 1) * state["world_size"] + state["rank"])
+
+
+def opened(state: dict[str, Any]) -> dict[str, Any]:
+    """A state without tables, to look into or to change."""
+    tables = {name: unfolded(state[name]) for name in ("config", "streams", "stats")}
+    return signed({**state, **copy.deepcopy(tables)})
 
 
 def signed(state: dict[str, Any]) -> dict[str, Any]:

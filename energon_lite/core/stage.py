@@ -223,7 +223,7 @@ class StageCursor(Cursor[T]):
         fields = self.fields()
         if not fields and len(self.cursors) == 1:
             return self.inner.snapshot()
-        return Snapshot(self.spec.name, fields, self.places())
+        return Snapshot(self.spec.name, fields, self.places(), getattr(self.spec, "labels", ()))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot.
@@ -236,7 +236,9 @@ class StageCursor(Cursor[T]):
             return
         snapshot.expect(self.spec.name, len(self.cursors))
         self.set_fields(snapshot)
-        for cursor, inner in zip(self.cursors, snapshot.inner, strict=True):
+        labels = getattr(self.spec, "labels", ())  # of a stage over several datasets
+        below = snapshot.below(labels) if labels else snapshot.inner
+        for cursor, inner in zip(self.cursors, below, strict=True):
             cursor.restore(inner)
 
     def set_fields(self, snapshot: Snapshot) -> None:

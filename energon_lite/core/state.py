@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -43,14 +43,22 @@ class Snapshot:
         kind: the stage that made it; another kind of stage refuses it.
         fields: integers, strings, restore keys (tuples) and numpy arrays.
         inner: the snapshots of the cursors below.
+        names: of these, where there may be several.
     """
 
-    __slots__ = ("fields", "inner", "kind")
+    __slots__ = ("fields", "inner", "kind", "names")
 
-    def __init__(self, kind: str, fields: dict[str, Any], inner: tuple[Snapshot, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        inner: tuple[Snapshot, ...] = (),
+        names: Sequence[str] = (),
+    ) -> None:
         self.kind = kind
         self.fields = fields
         self.inner = inner
+        self.names = names
 
     def __eq__(self, other: object) -> bool:
         """Compares by content."""
@@ -72,6 +80,20 @@ class Snapshot:
             )
         return self
 
+    def below(self, names: Sequence[str]) -> tuple[Snapshot, ...]:
+        """Returns the snapshots below by name.
+
+        Raises:
+            StateError: The snapshot has other names.
+        """
+        found = dict(zip(self.names, self.inner, strict=True))
+        if found.keys() != set(names):
+            raise StateError(
+                f"The checkpoint's stage {self.kind!r} has the datasets {', '.join(self.names)} "
+                f"where this pipeline has {', '.join(names)}."
+            )
+        return tuple(found[name] for name in names)
+
     def expect_like(self, fresh: Snapshot) -> Snapshot:
         """Returns the snapshot itself, if it has stages and fields of a `fresh` one.
 
@@ -87,7 +109,8 @@ class Snapshot:
                     f"The checkpoint's state of stage {self.kind!r} has {name}="
                     f"{self.field(name)!r} where this pipeline has {value!r}"
                 )
-        for own, other in zip(self.inner, fresh.inner, strict=True):
+        below = self.below(fresh.names) if fresh.names else self.inner
+        for own, other in zip(below, fresh.inner, strict=True):
             own.expect_like(other)
         return self
 
@@ -124,8 +147,9 @@ class Snapshot:
         """Returns the snapshot as JSON-serialisable values."""
         value: dict[str, JSON] = {"stage": self.kind}
         value.update((name, _plain(field)) for name, field in self.fields.items())
+        inner = [snapshot.to_json() for snapshot in self.inner]
         if self.inner:
-            value["inner"] = [snapshot.to_json() for snapshot in self.inner]
+            value["inner"] = dict(zip(self.names, inner, strict=True)) if self.names else inner
         return value
 
     @classmethod
@@ -138,14 +162,16 @@ class Snapshot:
         if not isinstance(value, dict) or not isinstance(value.get("stage"), str):
             raise StateError(f"{str(value)[:80]!r} is not the state of a stage")
         inner = value.get("inner", [])
-        if not isinstance(inner, list):
-            raise StateError(f"'inner' of stage {value['stage']!r} is not a list")
+        if not isinstance(inner, (list, dict)):
+            raise StateError(f"'inner' of stage {value['stage']!r} is not a list or a dict")
+        names = tuple(inner) if isinstance(inner, dict) else ()
+        below = inner.values() if isinstance(inner, dict) else inner
         fields = {
             name: _checked_field(entry, name, value["stage"])
             for name, entry in value.items()
             if name not in ("stage", "inner")
         }
-        return cls(value["stage"], fields, tuple(cls.from_json(entry) for entry in inner))
+        return cls(value["stage"], fields, tuple(map(cls.from_json, below)), names)
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +17,12 @@ from typing_extensions import Self
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import PADDING
-from energon_lite.core.state import JSON, RestoreKey, as_key
+from energon_lite.core.state import JSON, STATE_KEY, RestoreKey, as_key
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds, as_padding
 from energon_lite.loader.rank_run import RankRun
-from energon_lite.loader.rank_state import as_state_dict, states_of
+from energon_lite.loader.rank_state import states_of
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
@@ -224,9 +225,21 @@ class SavableDataLoader(DataLoader[T]):
         Raises:
             StateError: Some ranks did not call it within `state_timeout_sec`.
         """
-        return self._exchange.gather(
-            self.save_state_rank(), "save_state_global()", self._exchange.rank_of(global_dst_rank)
-        )
+        return self._gathered("save_state_global()", self._exchange.rank_of(global_dst_rank))
+
+    def _gathered(self, call: str, collector: int | None = None) -> list[dict[str, Any]] | None:
+        """Returns the states of all ranks; the first has the configuration, the others its digest.
+
+        Args:
+            call: what all ranks must call.
+            collector: the rank that gets them; None for all ranks.
+        """
+        state, name = self.save_state_rank(), self._run.config_digest
+        config, state["config"] = state["config"], name
+        states = self._exchange.gather(state, f"{call} of pipeline {name[:8]}", collector)
+        if states is not None:
+            states[0]["config"] = config
+        return states
 
     def restore_state_global(
         self,
@@ -274,11 +287,7 @@ class SavableDataLoader(DataLoader[T]):
         Raises:
             StateError: Some ranks did not call it within `state_timeout_sec`.
         """
-        state = self.save_state_rank()
-        config = state.pop("config")  # the same on all ranks
-        name = self._run.config_digest[:8]
-        states = self._exchange.gather_all(state, f"state_dict() of pipeline {name}")
-        return as_state_dict(states, config)
+        return {STATE_KEY: json.dumps(self._gathered("state_dict()"))}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any] | Sequence[Any], *, migrate: bool = False

@@ -18,6 +18,7 @@ from energon_lite.core.failures import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.loader.columns import folded
 from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, RankFeed
@@ -57,7 +58,8 @@ class RankRun(Generic[T]):
         check_steps(dataset, slots)
         self.dataset = dataset
         self.dataset_config = dataset.config()
-        self.config_digest = digest(self.dataset_config)
+        self._folded_config = folded(self.dataset_config)
+        self.config_digest = digest(self._folded_config)
         self.position = LoaderPosition(PassStart(slots))
         self.counter = Counter(dataset)
         self._config = config
@@ -384,6 +386,6 @@ class RankRun(Generic[T]):
     def state(self) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
         stats = self.counter.to_json(self.num_run_items)
-        state = self.position.to_json(self._snapshots, stats, self.dataset_config)
+        state = self.position.to_json(self._snapshots, stats, self._folded_config)
         state["checksum"] = checksum(state, self.config_digest)
         return state

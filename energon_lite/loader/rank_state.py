@@ -6,7 +6,6 @@ state of a fresh loader has. So the states of all ranks together are one JSON st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,6 +26,7 @@ from energon_lite.core.state import (
     digest,
 )  # fmt: skip
 from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream
+from energon_lite.loader.columns import folded, unfolded
 from energon_lite.loader.rank_feed import PassStart
 from energon_lite.loader.stats import PassFailures, SavedStats, check_counts
 
@@ -113,7 +113,7 @@ class LoaderPosition:
         Args:
             newest: the snapshots of the streams that have emitted a batch here.
             stats: what the sources yielded.
-            config: of the pipeline.
+            config: of the pipeline, folded.
         """
         slots, lost = self.start.slots, self.failures
         streams = {i: start.snapshot for i, start in self.start.streams.items() if start.snapshot}
@@ -133,8 +133,8 @@ class LoaderPosition:
             "items_in_pass": self.items_in_pass,
             "failures": [lost.failed, lost.drawn],
             "skipped": dict(self.skipped),
-            "stats": stats,
-            "streams": {str(index): streams[index].to_json() for index in sorted(streams)},
+            "stats": folded(stats),
+            "streams": folded({str(i): streams[i].to_json() for i in sorted(streams)}),
             "config": config,
         }
 
@@ -151,16 +151,11 @@ def newest_snapshots(
     return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)
 
 
-def as_state_dict(states: Sequence[dict[str, Any]], config: dict[str, JSON]) -> dict[str, str]:
-    """Returns the states of all ranks, each without its configuration, as one JSON string."""
-    return {STATE_KEY: json.dumps({"format": FORMAT, "config": config, "ranks": list(states)})}
-
-
 def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """Returns the states of the ranks in what a trainer kept.
 
     Args:
-        state_dict: what `as_state_dict` returned, or the state of a rank, or a list of either.
+        state_dict: what `state_dict()` returned, or the state of a rank, or a list of either.
 
     Raises:
         StateError: It is none of these.
@@ -170,9 +165,8 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
         return [state_dict]  # it is checked when it is read
     try:
-        found = read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True)
-        return [{**state, "config": found["config"]} for state in found["ranks"]]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return list(read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True))
+    except (TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
             "returned; it was edited or is corrupt"
@@ -180,28 +174,35 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
 
 
 def checked_states(states: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns the states of ranks, if each is a state of this version and unchanged since.
+    """Returns the states of ranks, without tables, if each is of this version and unchanged since.
 
     Raises:
         StateError: A state is not; reports what is missing or wrong.
     """
-    digests: list[tuple[Any, str]] = []  # of equal configurations, which are large, once
     for state in states:
-        _check(state)
-        config = state["config"]
-        found = next((name for other, name in digests if other == config), None)
-        if found is None:
-            found = digest(config)
-            digests.append((config, found))
-        if state.get("checksum") != checksum(state, found):
+        _check_fields(state)
+    configs = {digest(s["config"]): s["config"] for s in states if isinstance(s["config"], dict)}
+    whole = {name: unfolded(config) for name, config in configs.items()}  # equal ones once
+    checked = []
+    for state in states:
+        name = state["config"] if isinstance(state["config"], str) else digest(state["config"])
+        if state.get("checksum") != checksum(state, name):
             raise StateError(
                 f"the state of rank {state['rank']} does not have the checksum that it was saved "
                 "with: it was edited, or is corrupt. Use another checkpoint"
             )
-    return list(states)
+        if name not in whole:
+            raise StateError(
+                f"the state of rank {state['rank']} has its configuration in the state of another "
+                "rank, which is not in the list; pass the whole list of save_state_global()"
+            )
+        tables = {table: unfolded(state[table]) for table in ("streams", "stats")}
+        checked.append({**state, **tables, "config": whole[name]})
+        _check_content(checked[-1])
+    return checked
 
 
-def _check(state: Any) -> None:
+def _check_fields(state: Any) -> None:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         is_whole = isinstance(state, Mapping) and STATE_KEY in state
         raise StateError(
@@ -218,12 +219,17 @@ def _check(state: Any) -> None:
         )
     for name, kind in _FIELDS.items():
         value: Any = state.get(name)
+        if name == "config" and isinstance(value, str):
+            continue  # that of another state
         largest = MAX_STREAMS if name in ("num_streams", "world_size") else MAX_COUNT
         is_beyond = kind is int and isinstance(value, int) and not 0 <= value <= largest
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_beyond:
             limit = f" of 0 to {largest:,}" if kind is int else ""
             raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.__name__}{limit}")
-    num_streams = state["num_streams"]
+
+
+def _check_content(state: dict[str, Any]) -> None:
+    num_streams, streams = state["num_streams"], state["streams"]
     is_whole = (
         num_streams > 0
         and len(state["failures"]) == 2
@@ -231,7 +237,8 @@ def _check(state: Any) -> None:
         and state["rank"] < state["world_size"]
         and all(map(_is_region, state["given"]))
         and all(map(_is_count, state["skipped"].values()))
-        and all(_is_stream(index, num_streams) for index in state["streams"])
+        and isinstance(streams, dict)
+        and all(_is_stream(index, num_streams) for index in streams)
     )
     if not is_whole:
         raise StateError("the state contradicts itself; it was edited or is corrupt")

@@ -247,25 +247,23 @@ class Exchange:
         self._config = config
         self._timeout_sec = timeout_sec
 
-    def gather(self, value: Any, what: str, collector: int) -> list[Any] | None:
-        """Returns the values of all ranks on the rank `collector`; None on the others.
+    def gather(self, value: Any, what: str, collector: int | None = None) -> list[Any] | None:
+        """Returns the values of all ranks on the rank `collector`, None on the others.
 
         Args:
             value: of this rank.
             what: the call, for errors.
-            collector: a rank inside the group.
+            collector: a rank inside the group; None for all ranks.
 
         Raises:
             StateError: Some ranks did not call it in time, or called something else.
         """
         if self._is_alone:
             return [value]
+        if collector is None:
+            return self._round(value, what, 0, is_shared=True)
         values = self._round(value, what, collector, is_shared=False)
         return values if self._config.rank == collector else None
-
-    def gather_all(self, value: Any, what: str) -> list[Any]:
-        """Returns the values of all ranks, on all ranks; see `gather`."""
-        return [value] if self._is_alone else self._round(value, what, 0, is_shared=True)
 
     def broadcast(self, value: Any, what: str, src_rank: int) -> Any:
         """Returns the value of the rank `src_rank` of the group on all ranks; see `gather`."""

@@ -12,7 +12,7 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import JSON, Snapshot, as_damage
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
-from energon_lite.loader.migration import Migration, compare
+from energon_lite.loader.migration import Comparison, Migration
 from energon_lite.loader.rank_feed import PassStart, StreamStart
 from energon_lite.loader.rank_state import (
     LoaderPosition,
@@ -56,13 +56,14 @@ def resume(
         checked = checked_states(states)
         if not checked:
             raise StateError("there is no state in the list; pass the states of all ranks")
-        edits = check_config(checked[0]["config"], dataset_config, migrate)
+        found = Comparison(checked[0]["config"], dataset_config)
+        _check_config(found, migrate)
         _check_same(checked, "config", show=False)
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
-        if edits:
-            checked = _migrated(checked, dataset_config, fresh, edits)
+        if found.edits:
+            checked = _migrated(checked, Migration(found, dataset_config, fresh), found.edits)
         position = _position(checked, config, dataset.endless, fresh)
-        position.edits = edits
+        position.edits = found.edits
         check_steps(dataset, position.start.slots, StateError)
         return position
     except Exception as error:
@@ -70,30 +71,24 @@ def resume(
         raise damage from (error if damage is not error else error.__cause__)
 
 
-def check_config(saved: Any, here: Any, migrate: bool) -> list[str]:
-    """Compares the configurations; returns how the blend was edited, if it was.
+def _check_config(found: Comparison, migrate: bool) -> None:
+    """Refuses differences that are more than edits of a blend, and edits if they are not allowed.
 
     Raises:
-        StateError: With every difference, if one is more than an edit of a blend, or edits are not
-            allowed.
+        StateError: With every difference.
     """
-    edits, others = compare(saved, here)
-    if others:
+    if found.others:
         remedy = "Build the pipeline with the settings that it was saved with."
-        raise StateError("\n".join([*others, *edits, remedy]))
-    if edits and not migrate:
+        raise StateError("\n".join([*found.others, *found.edits, remedy]))
+    if found.edits and not migrate:
         raise StateError(
-            "\n".join(edits) + "\nThe blend differs from that of the checkpoint. Restore with "
+            "\n".join(found.edits) + "\nThe blend differs from the checkpoint. Restore with "
             "migrate=True to resume with it, or build the pipeline as it was."
         )
-    return edits
 
 
-def _migrated(
-    states: list[_State], config: dict[str, JSON], fresh: Snapshot, edits: list[str]
-) -> list[_State]:
+def _migrated(states: list[_State], migration: Migration, edits: list[str]) -> list[_State]:
     """Brings states into the form of this pipeline; adds to `edits` what is expanded again."""
-    migration = Migration(states[0]["config"], config, fresh)
     found = []
     for state in states:
         streams = {
@@ -135,7 +130,8 @@ def _position(
     position.failures = PassFailures.of(counted)
     position.skipped = dict(sum((Counter(state["skipped"]) for state in counted), Counter()))
     position.stats = SavedStats(
-        [state["stats"]["counted"] for state in counted], states[0]["stats"]["asked"]
+        [state["stats"] for state in counted],
+        {name: row["asked"] for name, row in states[0]["stats"].items() if row["asked"]},
     )
     return position
 

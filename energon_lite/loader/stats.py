@@ -61,6 +61,7 @@ class SourceStats:
 # What is counted; the rest of `SourceStats` is worked out of these, of skips and of the blend.
 _SECONDS = ("read_sec", "encode_sec", "wait_sec")
 _COUNTED = ("samples", "batches", "draws", "tokens", "overlong", "loss_weight_sum", *_SECONDS)
+_NOTHING = SourceStats()
 
 
 class Stats(dict[str, SourceStats]):
@@ -122,7 +123,7 @@ class Stats(dict[str, SourceStats]):
             rank=own, world_size=world_size, num_workers=0, data_parallel_group=group
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
-        ranks = Exchange(config, TIMEOUT_SEC).gather_all(plain, "stats().reduced()")
+        ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
         return self.merged(
             {name: SourceStats(**fields) for name, fields in ranks[rank].items()}
             for rank in range(world_size)
@@ -224,8 +225,8 @@ class Counter:
         for counts in saved.counted:
             for name, fields in counts.items():
                 stats = counted.setdefault(name, SourceStats())
-                for field, value in fields.items():
-                    setattr(stats, field, getattr(stats, field) + value)
+                for field in _COUNTED:
+                    setattr(stats, field, getattr(stats, field) + fields[field])
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
         # Values, and never changed, so that whoever keeps them can return to them.
@@ -302,17 +303,19 @@ class Counter:
         return Stats(counted, self.asked(num_items), facts, self._dataset.traits.unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
-        """Returns all counts as plain JSON."""
-        counted: dict[str, JSON] = {
+        """Returns all counts, and what was asked, by source."""
+        counted, asked = self.counted(), self.asked(num_items)
+        return {
             name: {
-                field: round(value, 3) if field in _SECONDS else value
-                for field, value in ((f, getattr(stats, f)) for f in _COUNTED)
-                if value
+                "asked": round(asked.get(name, 0.0), 6),
+                **{f: _rounded(getattr(counted.get(name, _NOTHING), f), f) for f in _COUNTED},
             }
-            for name, stats in self.counted().items()
+            for name in dict.fromkeys((*asked, *counted))
         }
-        asked: dict[str, JSON] = dict(self.asked(num_items).items())
-        return {"counted": counted, "asked": asked}
+
+
+def _rounded(value: float, name: str) -> float:
+    return round(value, 3) if name in _SECONDS else value
 
 
 def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, SourceStats]:
@@ -364,18 +367,11 @@ def check_counts(state: Any) -> None:
     Raises:
         StateError: Says so.
     """
-    counted = state.get("counted") if isinstance(state, dict) else None
-    asked = state.get("asked") if isinstance(state, dict) else None
-    is_whole = (
-        isinstance(counted, dict)
-        and isinstance(asked, dict)
-        and all(isinstance(fields, dict) for fields in counted.values())
-        and all(set(fields) <= set(_COUNTED) for fields in counted.values())
-        and all(
-            type(value) in (int, float) and abs(value) < 1 << 1000
-            for fields in (*counted.values(), asked)
-            for value in fields.values()
-        )
+    is_whole = isinstance(state, dict) and all(
+        isinstance(row, dict)
+        and set(row) == {"asked", *_COUNTED}
+        and all(type(value) in (int, float) and abs(value) < 1 << 1000 for value in row.values())
+        for row in state.values()
     )
     if not is_whole:
         raise StateError("the state's 'stats' are not what this version saves; it was edited")

@@ -313,10 +313,15 @@ def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str,
             for garbage in ("garbage", None, -1.5, {"no": "value"}):
                 yield f"with {here}.{name}={garbage!r}", {**state, name: garbage}
     inner = state.get("inner", [])
-    yield f"with one more below {here}", {**state, "inner": [*inner, {"stage": "no such stage"}]}
-    for i, entry in enumerate(inner):
-        for where, broken in _broken_states(entry, f"{here}/"):
-            yield where, {**state, "inner": [*inner[:i], broken, *inner[i + 1 :]]}
+    by_name = inner if isinstance(inner, dict) else dict(enumerate(inner))
+    more = {**by_name, "one more": {"stage": "no such stage"}}
+    for where, changed in [(f"with one more below {here}", more)] + [
+        (where, {**by_name, name: broken})
+        for name, entry in by_name.items()
+        for where, broken in _broken_states(entry, f"{here}/")
+    ]:
+        below = changed if isinstance(inner, dict) else list(changed.values())
+        yield where, {**state, "inner": below}
 
 
 def _check_not_random(ref: ReferenceRun) -> None:

@@ -24,7 +24,7 @@ from energon_lite import (
     stateless,
 )
 
-from ..helpers import MakeDataset, SkippingEncoder, ignore, number_of, through_json
+from ..helpers import MakeDataset, SkippingEncoder, ignore, number_of, opened, through_json
 
 
 class Act(NamedTuple):
@@ -122,8 +122,8 @@ def without_pid(batch: dict[str, Any]) -> dict[str, Any]:
 
 def counts(loader: SavableDataLoader[Any]) -> dict[str, Any]:
     """All that a loader counts, and where it stands; without seconds."""
-    state = through_json(loader.save_state_rank())
-    for source in state["stats"]["counted"].values():
+    state = opened(through_json(loader.save_state_rank()))
+    for source in state["stats"].values():
         for name in SECONDS:
             source.pop(name, None)
     state.pop("checksum")

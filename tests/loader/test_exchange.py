@@ -57,7 +57,7 @@ class InThreads:
 def call_of(kind: str, rank: int, place: int, number: int) -> Any:
     value = [rank, number]
     return {
-        "all": lambda one: one.gather_all(value, f"call {number}"),
+        "all": lambda one: one.gather(value, f"call {number}"),
         "one": lambda one: one.gather(value, f"call {number}", place),
         "from one": lambda one: one.broadcast(value, f"call {number}", place),
     }[kind]
@@ -118,11 +118,7 @@ def test_interrupted_wait_leaves_no_value_behind(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(rank_store.time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ranks.ranks[1].gather_all("old", "call")
-    assert isinstance(
-        ranks.run({0: lambda one: one.gather_all("new", "call")}, 0.01)[0], StateError
-    )
-    found = ranks.run(
-        {rank: lambda one: one.gather_all("new", "call") for rank in (0, 1)}, LONG_SEC
-    )
+            ranks.ranks[1].gather("old", "call")
+    assert isinstance(ranks.run({0: lambda one: one.gather("new", "call")}, 0.01)[0], StateError)
+    found = ranks.run({rank: lambda one: one.gather("new", "call") for rank in (0, 1)}, LONG_SEC)
     assert found == {0: ["new", "new"], 1: ["new", "new"]}

@@ -17,7 +17,7 @@ import pytest
 
 from energon_lite.core.state import VERSION
 
-from ..helpers import ENCODERS, Ranks, keys_of, text_set, train
+from ..helpers import ENCODERS, Ranks, keys_of, text_set, through_json, train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -28,7 +28,8 @@ def made_now(path: Path) -> dict[str, Any]:
     for encoder in ENCODERS:
         run = Ranks(train(path, encoder), 2, num_streams=4)
         run.steps(7)
-        found[encoder] = {"states": run.save(), "next": list(map(keys_of, run.slots(12).values()))}
+        states = [through_json(loader.save_state_rank()) for loader in run.loaders]
+        found[encoder] = {"states": states, "next": list(map(keys_of, run.slots(12).values()))}
     return found
 
 

@@ -24,7 +24,7 @@ from energon_lite import (
 from energon_lite.loader import worker_pool
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, text_set, through_json, train, validation
+from ..helpers import Ranks, assert_same, opened, text_set, through_json, train, validation
 from .test_worker_pool import workers_of
 
 pytestmark = pytest.mark.processes
@@ -39,8 +39,8 @@ def counts_of(run: Ranks) -> Any:
     """What a run counted, without the seconds that it took, and its state without these."""
     found = []
     for loader in run.loaders:
-        state = through_json(loader.save_state_rank())
-        for fields in state["stats"]["counted"].values():
+        state = opened(through_json(loader.save_state_rank()))
+        for fields in state["stats"].values():
             for name in ("read_sec", "encode_sec", "wait_sec"):
                 fields.pop(name, None)
         found.append({**state, "checksum": 0})

@@ -145,7 +145,7 @@ def test_ranks_that_save_without_the_others_fail_and_the_next_save_succeeds(
     found = in_ranks(with_one_missing, 3, tmp_path, texts)
     assert found == [(found[0][0], True)] * 3
     [leaf] = found[0][0].values()
-    assert [state["count"] for state in json.loads(leaf)["ranks"]] == [2, 2, 2]
+    assert [state["count"] for state in json.loads(leaf)] == [2, 2, 2]
 
 
 def with_a_wrong_group(rank: int, path: Path) -> None:
