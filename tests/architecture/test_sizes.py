@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 694,
     "core": 2300,
     "inspect": 1306,
-    "loader": 3334,
+    "loader": 3376,
     "loss": 210,
     "metadataset": 1330,
     "names": 232,
@@ -30,7 +30,7 @@ BUDGET = {
     "stages": 4521,
     "storage": 2827,
     "task_encoder": 745,
-    "testing": 353,
+    "testing": 358,
     "": 390,
 }
 # File names that are used twice still; none may be added.
