@@ -16,10 +16,16 @@ from energon_lite.storage.files import errors_of, explained, is_there
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8
 
+_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
+_GLOB = re.compile(r"[*?\[]")
 RATIO_PARTS = ("train", "val", "test")
 
 Share = float | str | Fraction
 Ratio = str | Sequence[Share] | Sequence[tuple[str, Share]] | Mapping[str, Share]
+
+
+# --------------------------------------------------------------------------------- split parts
 
 
 def compile_pattern(pattern: str, what: str) -> re.Pattern[str]:
@@ -178,9 +184,7 @@ def patterns_of(
     return pairs
 
 
-_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
-_GLOB = re.compile(r"[*?\[]")
+# ------------------------------------------------------------------------- which tars there are
 
 
 class Shard(NamedTuple):
@@ -227,7 +231,7 @@ def find_shards(
             what = "no tar was named; give paths below this folder, or None for all"
         raise FileNotFoundError(f"{root}: {what}")
     for name in names:
-        if not (name.isascii() or is_utf8(name)):
+        if not is_utf8(name):
             raise DatasetFormatError(
                 f"{str(root / name)!a}: the name is not UTF-8; rename the tar, or exclude it"
             )

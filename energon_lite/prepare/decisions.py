@@ -26,6 +26,12 @@ _MODULE = "megatron.energon"
 # Energon has this class, but not at its top level.
 _MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
 
+SplitParts = Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]]
+Watch = Callable[[Iterator[Any], int], Iterator[Any]]
+
+
+# ----------------------------------------------------------------------------- dataset.yaml
+
 
 @dataclasses.dataclass(frozen=True)
 class FieldSpec:
@@ -175,7 +181,7 @@ def part_filter(part):
 '''
 
 
-SplitParts = Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]]
+# --------------------------------------------------------------------------------- all of a run
 
 
 class Plan(NamedTuple):
@@ -204,9 +210,6 @@ class Progress(NamedTuple):
     samples: int
     size_bytes: int
     total_bytes: int
-
-
-Watch = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
 def unwatched(shards: Iterator[Any], _num_shards: int) -> Iterator[Any]:

@@ -139,7 +139,7 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
                 skipped += is_file
                 continue
             key, part = found
-            if not (name.isascii() or is_utf8(name)):  # SQLite cannot hold it
+            if not is_utf8(name):  # SQLite cannot hold it
                 text = f"the name of member {name!a} is not UTF-8; rename it"
                 raise DatasetFormatError(f"{path}: {text}")
             if key != current:

@@ -29,12 +29,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@functools.lru_cache(maxsize=1000)
-def warn_once(message: str) -> None:
-    """Logs a warning, once in each process."""
-    logger.warning("%s", message)
-
-
 # For how long one file is tried, and for how long a whole dataset that cannot be read is waited
 # for: servers fail over within minutes, and ranks wait for each other for ten. [Unit: second]
 BRIEF_SEC, OUTAGE_SEC = 4.0, 300.0
@@ -53,11 +47,51 @@ PASSING = frozenset(
     if hasattr(errno, name)
 )  # fmt: skip
 
+# Files that are read whole are lists and settings. The index of a shard of 30 million samples has
+# 240 MB, the .info.json of a million shards 40 MB.
+MAX_WHOLE_BYTES = 1 << 30
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_REMEDIES = {
+    **dict.fromkeys(PASSING, "the storage failed; try again, and check the disk or the mount"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give the user of this process permission for it"),
+    errno.EROFS: "mount the file system for writing, or work on a copy",
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "free some space there, then run the same command again",
+    ),
+    errno.ENAMETOOLONG: "give the files and folders shorter names",
+    errno.ELOOP: "links lead in a circle, or a link is where there may be none; remove it",
+    errno.ENOTDIR: "a file is in the place of a folder; remove it",
+    errno.EEXIST: "something else is in the place of a folder; remove it",
+    errno.EISDIR: "a folder is in the place of a file; remove it",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the limit of open files of the machine",
+    errno.ENOMEM: "free some memory",
+    errno.ESTALE: "the file was replaced on the network storage; try again",
+}
+_TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+
 _current = threading.local()
 
 # Tests replace both.
 sleep = time.sleep
 clock = time.monotonic
+
+
+@functools.lru_cache(maxsize=1000)
+def warn_once(message: str) -> None:
+    """Logs a warning, once in each process."""
+    logger.warning("%s", message)
+
+
+# -------------------------------------------------------------------------------- trying again
 
 
 def briefly(error: OSError, _spent_sec: float) -> float:
@@ -131,38 +165,7 @@ def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError
     return OSError(error.errno, f"{error.strerror} ({text})", error.filename or str(path))
 
 
-# Files that are read whole are lists and settings. The index of a shard of 30 million samples has
-# 240 MB, the .info.json of a million shards 40 MB.
-MAX_WHOLE_BYTES = 1 << 30
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-_PERMISSION = "give the user of this process permission for it"
-_SPACE = "free some space there, then run the same command again"
-_REMEDIES = {
-    **dict.fromkeys(PASSING, "the storage failed; try again, and check the disk or the mount"),
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: "mount the file system for writing, or work on a copy",
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: _SPACE,
-    errno.ENAMETOOLONG: "give the files and folders shorter names",
-    errno.ELOOP: "links lead in a circle, or a link is where there may be none; remove it",
-    errno.ENOTDIR: "a file is in the place of a folder; remove it",
-    errno.EEXIST: "something else is in the place of a folder; remove it",
-    errno.EISDIR: "a folder is in the place of a file; remove it",
-    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
-    errno.ENFILE: "raise the limit of open files of the machine",
-    errno.ENOMEM: "free some memory",
-    errno.ESTALE: "the file was replaced on the network storage; try again",
-}
-_TEMPORARY = re.compile(r"(.*)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+# ---------------------------------------------------------------------------- opening, reading
 
 
 def explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
@@ -282,6 +285,9 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
         if len(data) < size:
             raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
         return data
+
+
+# -------------------------------------------------------------------------------------- writing
 
 
 def create(path: Path) -> int:

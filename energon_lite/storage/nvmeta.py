@@ -231,7 +231,7 @@ def read_info(root: Path) -> DatasetInfo:
                 f"{path}: shard {shown(shard)} lies outside of the dataset. Move the tar into "
                 f"{root}, or link it there (`ln -s`), and {again}"
             )
-        if "\0" in shard or not (shard.isascii() or is_utf8(shard)):
+        if "\0" in shard or not is_utf8(shard):
             raise DatasetFormatError(
                 f"{path}: {shown(shard)} can be the name of no file; rename the tar, and {again}"
             )
@@ -241,7 +241,7 @@ def read_info(root: Path) -> DatasetInfo:
 
 def is_utf8(name: str) -> bool:
     """Returns whether a name is text: without bytes that are no UTF-8, and half surrogates."""
-    return name.encode("utf-8", "replace") == name.encode("utf-8", "surrogatepass")
+    return name.isascii() or name == name.encode("utf-8", "replace").decode()
 
 
 def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:

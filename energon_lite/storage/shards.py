@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
+MAX_BLOCK_BYTES = 1 << 20
+# Bytes between two samples that are cheaper to read as well than to call the kernel again.
+MAX_GAP_BYTES = 8 << 10
 MAX_OPEN = 128
 # So long after a shard could not be read, it is tried for a moment only. [Unit: second]
 _AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
@@ -316,12 +320,6 @@ class OpenShards:
         """Closes the least recently used shards until so many are open."""
         while len(self._open) > number:
             self._close(next(iter(self._open)))
-
-
-# A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
-MAX_BLOCK_BYTES = 1 << 20
-# Bytes between two samples that are cheaper to read as well than to call the kernel again.
-MAX_GAP_BYTES = 8 << 10
 
 
 class Block(NamedTuple):

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import create, errors_of, explained, open_regular
-from energon_lite.storage.nvmeta import META
+from energon_lite.storage.nvmeta import META, is_utf8
 
 INDEX_SQLITE = "index.sqlite"
 T = TypeVar("T")
@@ -206,7 +206,7 @@ class IndexDatabase(ReadOnlyDatabase):
         if "samples" not in self.tables:
             return None
         # No index holds a key with half a surrogate.
-        keys = [key for key in keys if key == key.encode("utf-8", "replace").decode()]
+        keys = [key for key in keys if is_utf8(key)]
         query = "SELECT sample_key, tar_file_id, sample_index FROM samples WHERE sample_key IN ({})"
         rows = (
             row

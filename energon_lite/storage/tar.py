@@ -32,7 +32,6 @@ _HEADER = Struct("<100s24x12s12x8sc100s6s82xc")
 _REGULAR = (b"0", b"\0", b"7")
 # GNU long name and long link, PAX records of a member and of all; of links and of all, nothing.
 _EXTENSIONS = (b"L", b"K", b"x", b"g")
-GNU_MAGIC = b"ustar "
 _POSIX_MAGIC = b"ustar\0"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 _WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
@@ -349,6 +348,8 @@ def _check_tail(file: BinaryIO, pos: int) -> None:
             raise TarError(f"data at byte {where}, after the end-of-archive mark at byte {pos}")
         at += len(chunk)
 
+
+# ---------------------------------------------------------------- many samples at once, by numpy
 
 # Weights of the digits of a size. A checksum is the sum of all bytes, its own eight counted as
 # blanks: the sum of all bytes is its digits by these weights, plus _SUM_OFFSET.
