@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
+from energon_lite.balance import CostModel, imbalance
 from energon_lite.batching.bounds import lower_bound
 from energon_lite.samplers import MultipackBatchSampler
 
@@ -85,6 +86,32 @@ def test_overlong_sample_alone_keeps_its_place_in_a_sequence() -> None:
     assert list(sampler) == [[[0, 1]], [[2]], [[3, 4]]]
     assert sampler.num_overlong == 1
     assert sampler.efficiency() == 48 / 50
+
+
+@pytest.mark.parametrize(("capacity", "batch_size"), [(4096, 1), (8192, 3)])
+def test_balanced_packs_cost_about_the_same_on_all_ranks(capacity: int, batch_size: int) -> None:
+    lengths = text_lengths(20_000, capacity)
+    cost = CostModel(token=1, token_squared=1 / 24_576)
+    found = []
+    for settings in ({}, {"balance": "global_window", "balance_window": 16, "cost": cost}):
+        samplers = ranks(8, lengths, capacity, batch_size, **settings)
+        costs = [
+            [sum(cost.combine(lengths[p].sum(), (lengths[p] ** 2).sum()) for p in b) for b in s]
+            for s in samplers
+        ]
+        found.append(imbalance(np.array(costs).T))
+        assert samplers[0].num_repeated == samplers[0].num_dropped == 0
+    assert found[1] < found[0] / 3
+
+
+def test_resources_have_a_limit_each_in_any_order_of_the_columns() -> None:
+    tokens, tiles = text_lengths(500), np.arange(500) % 7
+    capacity = {"tiles": 9, "tokens": 4096}
+    expected = list(MultipackBatchSampler({"tokens": tokens, "tiles": tiles}, capacity))
+    assert list(MultipackBatchSampler(np.stack([tiles, tokens], axis=1), capacity)) == expected
+    packs = [pack for batch in expected for pack in batch]
+    assert max(tiles[pack].sum() for pack in packs) <= 9 < max(len(pack) for pack in packs)
+    assert max(tokens[pack].sum() for pack in packs) <= 4096
 
 
 # Axolotl's way to call it.

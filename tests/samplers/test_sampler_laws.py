@@ -71,7 +71,9 @@ def multipack_case(draw: Any) -> tuple[Case, dict[str, Any]]:
     }  # fmt: skip
     is_long = np.array(settings["lengths"]) > capacity // align * align
     if draw(st.booleans()):
-        tiles = draw(st.lists(st.integers(0, 4), min_size=num, max_size=num))
+        most_tiles = 4 if overlong == "error" else 6
+        tiles = draw(st.lists(st.integers(0, most_tiles), min_size=num, max_size=num))
+        is_long |= np.array([*tiles, 0]) > 4
         settings["lengths"] = {"tiles": [*tiles, 0], "tokens": settings["lengths"]}
         settings["capacity"] = {"tiles": 4, "tokens": capacity}
         settings["align"] = {"tokens": align}
