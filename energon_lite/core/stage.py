@@ -231,7 +231,7 @@ class StageCursor(Cursor[T]):
         Raises:
             StateError: It is of another stage, or a field is not what it was declared to be.
         """
-        if not self.saved and len(self.cursors) == 1:
+        if not self.fields() and len(self.cursors) == 1:
             self.inner.restore(snapshot)
             return
         snapshot.expect(self.spec.name, len(self.cursors))

@@ -185,6 +185,7 @@ BLEND_CASES: list[Case] = [
     lambda root: blend((texts(root), 1), (texts(root), 1)),
     lambda root: blend((texts(root), 1), (other(root), 3), until="first"),
     lambda root: blend((texts(root), 1), (other(root), 3), until="all_once"),
+    lambda root: blend((texts(root), 1), until="all_once"),
     lambda root: blend((texts(root), 1), (other(root), 3), until="forever"),
     lambda root: blend((texts(root), 1), (other(root), 3), blend_mode="random"),
     lambda root: blend((texts(root, repeat=True), FADING), (other(root, repeat=True), 1)),
