@@ -36,7 +36,7 @@ ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
 
 
 class Texts(DefaultTaskEncoder):
-    """Takes the text of pictures and texts alike, so that both may stand in one batch."""
+    """Encodes captions and texts as texts, so that one batch may have both."""
 
     @stateless
     def encode_sample(self, sample: Any) -> TextSample:
@@ -119,7 +119,7 @@ def test_example_is_read_built_and_iterated(name: str, split: str, sets: Path) -
     assert all(s.samples for s in loader.stats().values() if s.asked_share)
 
 
-def test_blend_gives_its_weights_and_loss_weights(sets: Path) -> None:
+def test_blend_has_its_weights_and_loss_weights(sets: Path) -> None:
     shares = shares_after(sets / "blend.yaml", 100)
     names = ["captions", "web", "books", "captions_generated", "chats"]
     asked = [0.4, 0.3, 0.15, 0.1, 0.05]
@@ -138,7 +138,7 @@ def test_curriculum_begins_with_the_web_and_has_no_chats(sets: Path) -> None:
     assert shares["chats/train"] == (0.0, 0.0)
 
 
-def test_epoch_holds_each_sample_as_often_as_it_says(sets: Path) -> None:
+def test_epoch_has_each_sample_as_often_as_its_repetitions(sets: Path) -> None:
     loader = training(sets / "epochized.yaml", repeat=False)
     keys = Counter(key for batch in loader for key in batch.__key__)
     expected = {"books": Fraction(1), "captions": Fraction("2.5"), "web": Fraction("0.1")}

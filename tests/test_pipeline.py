@@ -157,7 +157,7 @@ def test_wrong_arguments_of_loaders_are_refused_by_name(texts) -> None:
         get_loader(dataset, cache_pool=object())  # type: ignore[arg-type]
 
 
-def test_unshuffled_training_gives_the_file_order_in_slots(texts) -> None:
+def test_unshuffled_training_emits_the_file_order_in_slots(texts) -> None:
     """Two streams, batches of three; 20 samples, so that the seventh batch wraps round."""
     dataset = get_train_dataset(
         texts,
@@ -265,7 +265,7 @@ def sources_of(dataset: Any) -> dict[str, float]:
     return {facts.name: facts.loss_weight for facts in dataset.sources()}
 
 
-def test_blend_of_a_file_gives_its_shares_and_loss_weights(sets) -> None:
+def test_blend_of_a_file_has_its_shares_and_loss_weights(sets) -> None:
     path = metadataset(
         sets,
         """

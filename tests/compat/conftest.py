@@ -1,7 +1,7 @@
 """Everything here imports `megatron.energon`, which is this library.
 
 With ENERGON_REAL=1, and a Python that has it, it is Megatron-Energon itself: so the tests of its
-documentation can be held against it.
+documentation can be compared with it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Calls whose results `energon_results.json` holds, as Energon 7.4.1 gives them.
+"""Calls whose results `energon_results.json` has, as Energon 7.4.1 returns them.
 
 ENERGON_PYTHON tests/compat/energon_calls.py > tests/compat/energon_results.json
 """

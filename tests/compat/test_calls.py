@@ -28,7 +28,7 @@ EXCEPTIONS = {
 }
 
 
-def test_calls_give_what_energon_gives():
+def test_calls_return_the_results_of_energon():
     ours = json.loads(json.dumps(results(energon_lite)))
     assert ours.keys() == THEIRS.keys()
     different = {name for name in THEIRS if ours[name] != THEIRS[name]}

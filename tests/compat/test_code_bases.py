@@ -1,4 +1,4 @@
-"""How five public code bases use Energon, written anew: imports, samples, encoders, loops, states.
+"""How five public code bases use Energon, rewritten: imports, samples, encoders, loops, states.
 
 Only `as_energon` stands between them and this library.
 """

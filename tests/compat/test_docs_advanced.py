@@ -212,7 +212,7 @@ def test_packing_with_a_selection_that_pops_is_resumed_exactly(tmp_path, workers
     assert list(itertools.islice(resumed, 12)) == expected
 
 
-def test_packing_gives_each_sample_once(tmp_path):
+def test_packing_emits_each_sample_once(tmp_path):
     texts(tmp_path / "ds", 40)
     from megatron.energon import get_loader
 
@@ -511,7 +511,7 @@ def test_code_that_is_wrong_is_fatal_at_once(tmp_path):
         next(iter(get_loader(train(tmp_path / "a", Encoder()))))
 
 
-def test_generators_give_any_number_of_samples(tmp_path):
+def test_generators_yield_any_number_of_samples(tmp_path):
     texts(tmp_path / "a", 10)
     from megatron.energon import DefaultTaskEncoder, TextSample, get_loader, stateless
 
@@ -639,7 +639,7 @@ def test_random_hooks_differ_between_ranks_and_are_resumed(tmp_path):
     assert list(itertools.islice(resumed, 5)) == expected
 
 
-def test_captions_over_workers_are_each_given_once(tmp_path):
+def test_captions_over_workers_are_each_emitted_once(tmp_path):
     captions(tmp_path / "ds", 25)
     from megatron.energon import get_loader, get_val_dataset
 

@@ -44,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_metadataset_gives_its_leaves_with_absolute_weights(root) -> None:
+def test_metadataset_returns_its_leaves_with_absolute_weights(root) -> None:
     loaded = load_dataset(root / "meta.yaml")
     assert isinstance(loaded, MetadatasetV2)
     found = loaded.get_datasets(training=True, split_part="train", worker_config=CONFIG)
@@ -54,7 +54,7 @@ def test_metadataset_gives_its_leaves_with_absolute_weights(root) -> None:
     assert found.datasets[0].dataset.subflavors == {"kind": "web"}
 
 
-def test_epochized_metadataset_gives_its_leaves_with_repetitions(root) -> None:
+def test_epochized_metadataset_returns_its_leaves_with_repetitions(root) -> None:
     found = load_dataset(root / "meta.yaml").get_datasets(training=True, split_part="epochs")
     assert found.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
     assert [entry.repetitions for entry in found.datasets] == [1.5, 1.0]

@@ -1,4 +1,4 @@
-"""Every mistake in a metadataset is told with file, line, key path and way out."""
+"""Every error in a metadataset names file, line, key path and remedy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def entries(body: str) -> str:
 
 # What is written -> the whole message.
 MISTAKES = {
-    # Keys nobody reads: item 27 and section 3.10 of the reference, which name an unrelated 'join'.
+    # Unknown keys: item 27 and section 3.10 of the reference, which name an unrelated 'join'.
     "unknown key": (
         train("path: coco\nfoo: 1"),
         f"demo.yaml:6, splits.train: unknown key 'foo'. Allowed here: {REFERENCE}.",
@@ -415,14 +415,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_is_told_with_place_and_way_out(name: str, folder: Path) -> None:
+def test_error_names_place_and_remedy(name: str, folder: Path) -> None:
     text, message = MISTAKES[name]
     with pytest.raises(DatasetFormatError) as caught:
         read(text, folder)
     assert str(caught.value) == message
 
 
-def test_mistake_in_a_dict_is_told_with_its_key_path(folder: Path) -> None:
+def test_error_in_a_dict_names_the_key_path(folder: Path) -> None:
     source = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": [{"paht": "a"}]}}}
     with pytest.raises(DatasetFormatError) as caught:
         read_metadataset(source, "train")
@@ -552,7 +552,7 @@ def test_settings_of_a_blend_have_defaults_and_can_be_set(folder: Path) -> None:
     assert read(entries("- path: a\nblend_mode: random"), folder).mode == "random"
 
 
-def test_empty_values_of_optional_keys_are_as_if_left_out(folder: Path) -> None:
+def test_empty_values_of_optional_keys_equal_absent_keys(folder: Path) -> None:
     keys = ("name", "subset", "subflavors", "split_part", "dataset_config", "split_config")
     plain = read(train("path: a"), folder)
     assert isinstance(plain, Leaf)

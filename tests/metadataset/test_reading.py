@@ -107,7 +107,7 @@ def same_shape(tree: Any, node: Node) -> None:
 
 
 @given(trees)
-def test_every_tree_comes_back_with_its_weights_and_ids(tree: Any) -> None:
+def test_every_tree_is_read_with_its_weights_and_ids(tree: Any) -> None:
     node = read_metadataset(write("demo.yaml", train=tree), "train")
     same_shape(tree, node)
     assert [(leaf.source_id, leaf.loss_weight) for leaf in leaves(node)] == list(flat(tree))
@@ -138,7 +138,7 @@ def test_paths_are_relative_to_their_file_and_ids_to_the_root(folder: Path) -> N
     assert str(found[1].place) == "sub/inner.yaml:7, splits.train.concat[1]"
 
 
-def test_ids_do_not_say_where_the_root_metadataset_lies(folder: Path) -> None:
+def test_ids_do_not_depend_on_the_folder_of_the_root_metadataset(folder: Path) -> None:
     for place in ("one", "two/deep"):
         tree = {
             "concat": [{"path": f"{folder}/{place}/mine"}, {"path": "../other"},
@@ -151,7 +151,7 @@ def test_ids_do_not_say_where_the_root_metadataset_lies(folder: Path) -> None:
             ]  # fmt: skip
 
 
-def test_a_file_named_by_an_absolute_path_gives_short_ids(folder: Path) -> None:
+def test_sources_of_a_file_with_an_absolute_path_have_short_ids(folder: Path) -> None:
     other = folder.parent / "other"
     nodes = [{"path": "../sets/coco"}, {"path": f"{folder}/mine"}]
     write(str(other / "inner.yaml"), train={"concat": nodes})
@@ -292,7 +292,7 @@ def test_multipliers_are_combined(outer: Any, inner: Any, combined: Any) -> None
     )
 
 
-def test_ranges_are_given_from_the_inside_to_the_outside() -> None:
+def test_ranges_are_ordered_from_the_innermost_to_the_outermost() -> None:
     write("inner.yaml", train={"path": "a", "subset": {"range": [100, "end"]}})
     outer = {
         "blend": [{"path": "inner.yaml", "subset": {"range": ["25%", "75%"]}}, {"path": "b"}],
@@ -340,7 +340,7 @@ def test_names_are_ids_of_leaves_and_names_of_nodes() -> None:
 # What is off.
 
 
-def test_entries_of_weight_0_are_left_out_and_never_looked_up() -> None:
+def test_entries_of_weight_0_are_removed_and_never_looked_up() -> None:
     off = {"schedule": "step", "points": {"0": 0}}
     on = {"schedule": "step", "points": {"0": 0, "5": 1}}
     tree = {
@@ -500,7 +500,7 @@ def test_one_file_may_be_named_twice() -> None:
 # The other functions.
 
 
-def test_metadatasets_are_told_by_form(folder: Path) -> None:
+def test_metadatasets_are_recognised_by_form(folder: Path) -> None:
     assert is_metadataset(write("a.yaml", train={"path": "a"}))
     assert is_metadataset("later.yml")
     assert is_metadataset(folder / "a.yaml")
@@ -522,7 +522,7 @@ def test_reading_changes_nothing_in_the_dict() -> None:
     assert tags == {"x": [1]}
 
 
-def test_blends_inside_choose_as_the_one_around_them_unless_they_say_otherwise(tmp_path) -> None:
+def test_nested_blends_inherit_mode_unit_and_lengths_unless_they_set_them(tmp_path) -> None:
     tree = read_metadataset(
         {
             "__module__": "megatron.energon",

@@ -1,4 +1,4 @@
-"""The JSON Schema says what the parser does. A commit that changes it writes the file anew:
+"""The JSON Schema accepts what the parser accepts. To write the file after a change:
 
 UPDATE_GOLDEN=1 pytest tests/metadataset/test_schema.py
 """

@@ -58,7 +58,7 @@ def test_names_are_the_same_objects_under_both_names_and_none_is_shadowed():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("is_regular", [False, True])
-def test_another_megatron_goes_on_working(tmp_path, when, is_regular):
+def test_another_megatron_continues_to_work(tmp_path, when, is_regular):
     (tmp_path / "megatron/core").mkdir(parents=True)
     (tmp_path / "megatron/core/__init__.py").write_text("parallel_state = 5\n")
     if is_regular:

@@ -39,7 +39,7 @@ def test_no_module_of_ours_is_hidden_by_one_of_the_table():
     assert packages & ENERGON_MODULES.keys() == REAL_MODULES
 
 
-def test_what_is_there_is_not_explained_as_missing():
+def test_existing_names_are_not_explained_as_missing():
     assert REASONS.keys() & public_homes().keys() == set()
     assert [name for name in REASONS if home_of(name) != "energon_lite.names.later"] == []
 

@@ -21,7 +21,7 @@ def test_transforms_follow_each_other():
     assert MergeTransform([Double(), lambda image: image + 1])(5) == 11
 
 
-def test_what_cannot_be_merged_is_refused_when_it_is_given():
+def test_transforms_that_cannot_be_merged_are_refused_at_construction():
     with pytest.raises(NotImplementedError, match="Warp: apply_transform"):
         MergeTransform([Double(), Warp()])
     with pytest.raises(TypeError, match="5 is no function of an image"):

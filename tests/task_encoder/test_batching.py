@@ -103,7 +103,7 @@ def test_padding_promotes_types_instead_of_cutting_values() -> None:
     assert stacked.tolist() == [[1, 0], [0.5, 0.25]]
 
 
-def test_generic_batch_of_samples_gives_their_class_with_batched_fields() -> None:
+def test_generic_batch_of_samples_returns_their_class_with_batched_fields() -> None:
     samples = [
         CaptioningSample(**SERVICE, image=torch.ones(3, size, 1), caption=str(size))
         for size in (1, 3)

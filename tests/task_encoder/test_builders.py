@@ -139,9 +139,7 @@ class Plain(DefaultTaskEncoder[Any, Any, Any, Any]):
         ("concat.yaml", {"repeat": False}),
     ],
 )
-def test_builders_of_the_base_make_the_pipeline_that_is_made_without_overrides(
-    root, path, settings
-) -> None:
+def test_builders_of_the_base_build_the_pipeline_without_overrides(root, path, settings) -> None:
     encoder = Delegating()
     found = dataset_of(root / path, encoder, **settings)
     expected = dataset_of(root / path, Plain(), **settings)
@@ -329,12 +327,12 @@ def test_single_builders_are_called_though_the_rest_is_not_overridden(root) -> N
         ("mixed", r"mixed.yaml:\d+, .*concat inside blend"),
     ],
 )
-def test_metadataset_that_says_more_than_a_list_is_refused(root, path, text) -> None:
+def test_metadataset_that_a_list_cannot_express_is_refused(root, path, text) -> None:
     with pytest.raises(ValueError, match=rf"build_train_datasets gets a list .*{text}"):
         dataset_of(root / f"{path}.yaml", Delegating())
 
 
-def test_builder_that_returns_nothing_is_told_so(root) -> None:
+def test_builder_that_returns_nothing_is_an_error(root) -> None:
     class Forgetful(DefaultTaskEncoder[Any, Any, Any, Any]):
         def build_train_datasets(self, **settings: Any) -> Any:
             return None
@@ -348,7 +346,7 @@ def test_weights_and_repeat_false_contradict_each_other(root) -> None:
         dataset_of(root / "blend.yaml", Delegating(), repeat=False)
 
 
-def test_own_validation_may_concatenate_what_it_likes(root) -> None:
+def test_own_validation_may_concatenate_any_datasets(root) -> None:
     class Twice(DefaultTaskEncoder[Any, Any, Any, Any]):
         def build_val_datasets(self, *, datasets: Any, worker_config: Any, **settings: Any) -> Any:
             parts = [loaded.dataset.build() for loaded in [*datasets, *datasets]]
@@ -389,7 +387,7 @@ class Louder(AugmentTaskEncoder):
         return TextSample.derive_from(done, text=done.text.upper())
 
 
-def test_encoder_over_another_changes_one_hook_and_has_all_others(root) -> None:
+def test_wrapper_changes_one_hook_and_has_all_others(root) -> None:
     def make(encoder: Any) -> Any:
         return dataset_of(root / "a", encoder)
 
@@ -401,7 +399,7 @@ def test_encoder_over_another_changes_one_hook_and_has_all_others(root) -> None:
     assert get_savable_loader(make(Louder(Inner()))).can_restore_sample()
 
 
-def test_encoder_over_another_keeps_what_is_not_overridden_there(root) -> None:
+def test_wrapper_keeps_what_the_wrapped_encoder_does_not_override(root) -> None:
     encoder = AugmentTaskEncoder(DefaultTaskEncoder())
     assert make_config(root, encoder) == make_config(root, DefaultTaskEncoder())
     assert not encoder.overrides("encode_sample")
@@ -417,7 +415,7 @@ def test_encoder_with_own_builders_cannot_be_augmented() -> None:
         AugmentTaskEncoder(Delegating())
 
 
-def test_failures_of_the_other_encoder_are_counted_as_there(root) -> None:
+def test_failures_in_hooks_of_the_wrapped_encoder_are_counted_by_its_tolerance(root) -> None:
     class Fails(DefaultTaskEncoder[Any, Any, Any, Any]):
         __default_failure_tolerance__ = 3
 

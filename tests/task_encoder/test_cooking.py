@@ -29,7 +29,7 @@ def cook(sample: CrudeSample) -> TextSample:
         ({"a": None}, {}, False),
     ],
 )
-def test_cooker_matches_when_all_its_subflavors_are_given(
+def test_cooker_matches_if_the_dataset_has_all_its_subflavors(
     wanted: Any, given: Any, is_match: bool
 ) -> None:
     assert Cooker(cook, has_subflavors=wanted).is_match(given) is is_match
@@ -49,14 +49,14 @@ def test_missing_cookers_are_reported_with_the_dataset_and_its_subflavors() -> N
 
 
 @pytest.mark.parametrize("need", ["need_cache", "need_primary"])
-def test_function_that_asks_for_what_is_not_there_is_refused_when_decorated(need: str) -> None:
+def test_function_that_needs_a_cache_or_store_is_refused_when_decorated(need: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"@cooker\({need}=True\).*own tar"):
 
         @cooker(**{need: True})
         def with_more(sample: CrudeSample, **more: Any) -> None: ...
 
 
-def test_decorator_leaves_other_functions_as_they_are() -> None:
+def test_decorator_does_not_change_other_functions() -> None:
     assert cooker(cook) is cooker()(cook) is cooker(need_cache=False)(cook) is cook
 
 
@@ -76,7 +76,7 @@ def test_basic_sample_keys_are_the_service_fields_that_are_there() -> None:
     assert basic_sample_keys(CrudeSample(__key__="k", txt="t")) == {"__key__": "k"}
 
 
-def test_additional_sources_are_put_at_the_end() -> None:
+def test_additional_sources_are_appended() -> None:
     more = SOURCE._replace(index="extra")
     assert basic_sample_keys({"__sources__": (SOURCE,)}, [more])["__sources__"] == (SOURCE, more)
     assert basic_sample_keys({"__key__": "k"}, (more,))["__sources__"] == (more,)

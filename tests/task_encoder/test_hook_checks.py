@@ -76,7 +76,7 @@ def test_no_helper_of_real_task_encoders_is_taken_for_a_misspelt_hook() -> None:
         checked_encoder(encoder_with(encode_sample=method, encode_samples=method))
 
 
-def test_class_in_place_of_an_instance_is_told_so(texts) -> None:
+def test_class_in_place_of_an_instance_is_an_error(texts) -> None:
     wrong: list[tuple[Any, str]] = [
         (DefaultTaskEncoder, r"is a class; pass an instance: DefaultTaskEncoder\(\)"),
         (method, "is no task encoder"),
@@ -120,7 +120,7 @@ def test_sizes_that_cannot_be_are_named(texts, settings, error, text) -> None:
 
 
 @pytest.mark.parametrize("config", [4, WorkerConfig, WorkerConfig.default_worker_config])
-def test_worker_config_that_is_none_is_told_so(texts, config) -> None:
+def test_object_that_is_no_worker_config_is_an_error(texts, config) -> None:
     with pytest.raises(TypeError, match=r"is no WorkerConfig; pass WorkerConfig\(rank="):
         get_train_dataset(texts, worker_config=config, batch_size=2, shuffle_buffer_size=None)
 

@@ -173,7 +173,7 @@ def keys_of_samples(samples: list[Any]) -> list[str]:
     return [sample.__key__ for sample in samples]
 
 
-def test_endless_skipping_on_purpose_is_told_in_the_log(texts, caplog) -> None:
+def test_endless_skipping_on_purpose_is_logged(texts, caplog) -> None:
     calls = []
 
     def encode_sample(self: Any, sample: Any) -> Any:
@@ -229,19 +229,19 @@ def test_error_handler_gets_error_sample_and_sources_and_may_raise(texts) -> Non
 @pytest.mark.parametrize(
     "hook", ["encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"]
 )
-def test_hook_that_forgets_to_return_is_told_so(texts, hook) -> None:
+def test_hook_that_forgets_to_return_is_an_error_with_a_remedy(texts, hook) -> None:
     encoder = encoder_with(**{hook: lambda self, value: None}, __default_failure_tolerance__=1)
     with pytest.raises(FatalSampleError, match="returned None; return the sample, or raise Skip"):
         next(iter(loader_of(texts, encoder, batch_size=2)))
 
 
-def test_lambda_that_returns_a_generator_is_told_to_yield(texts) -> None:
+def test_lambda_that_returns_a_generator_is_an_error_with_a_remedy(texts) -> None:
     encoder = encoder_with(encode_sample=lambda self, sample: (s for s in [sample]))
     with pytest.raises(FatalSampleError, match="write the hook with `yield`"):
         next(iter(loader_of(texts, encoder)))
 
 
-def test_failing_batch_is_left_out_and_counts_its_samples(texts) -> None:
+def test_failing_batch_is_skipped_and_counts_its_samples(texts) -> None:
     def batch(self: Any, samples: Any) -> Any:
         if any(number_of(s) == 11 for s in samples):
             raise ValueError("no such batch")
@@ -275,7 +275,7 @@ class Asking(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize("encoder", [Seeded, Asking])
-def test_restore_sample_gives_the_noise_of_each_stream_and_each_of_two_loaders(
+def test_restore_sample_returns_the_noise_of_each_stream_and_each_of_two_loaders(
     texts, encoder
 ) -> None:
     """Seeds are made for each call; nothing is kept from another stream, loader or seed."""
@@ -314,7 +314,7 @@ def test_restore_seeds_leaves_the_global_generators_as_they_were(texts) -> None:
     assert noise() == expected
 
 
-def test_restore_seeds_puts_the_generators_back_after_a_failure(texts) -> None:
+def test_restore_seeds_restores_the_generators_after_a_failure(texts) -> None:
     @stateless(restore_seeds=True)
     def encode_sample(self: Any, sample: Any) -> Any:
         noise()
@@ -347,7 +347,7 @@ def test_sample_rng_outside_of_a_hook_is_an_error() -> None:
 
 
 class Yielding(DefaultTaskEncoder):
-    """Returns one object three times, changed in between, and noise that goes on."""
+    """Returns one object three times, changed in between, and further noise."""
 
     @stateless
     def encode_sample(self, sample: TextSample) -> Any:
@@ -357,7 +357,7 @@ class Yielding(DefaultTaskEncoder):
             yield item
 
 
-def test_generator_that_gives_one_object_again_gives_items_of_their_own(texts) -> None:
+def test_generator_that_yields_one_object_repeatedly_emits_separate_items(texts) -> None:
     loader = loader_of(texts, Yielding(), batch_size=6)
     seen = set()
     for batch in first(loader, 10):
@@ -368,7 +368,7 @@ def test_generator_that_gives_one_object_again_gives_items_of_their_own(texts) -
     assert len(seen) == 60
 
 
-def test_generator_that_gives_its_input_again_keeps_keys_apart(texts) -> None:
+def test_generator_that_yields_its_input_repeatedly_has_separate_keys(texts) -> None:
     @stateless
     def encode_sample(self: Any, sample: Any) -> Any:
         yield sample
@@ -412,7 +412,7 @@ def test_noise_of_a_generator_does_not_depend_on_what_is_drawn_between_its_items
     assert texts_of(None) == texts_of(5)
 
 
-def test_generator_that_fails_half_way_keeps_what_it_gave(texts) -> None:
+def test_generator_that_fails_half_way_keeps_the_items_before(texts) -> None:
     @stateless
     def encode_sample(self: Any, sample: Any) -> Any:
         yield sample
