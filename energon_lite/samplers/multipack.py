@@ -22,7 +22,7 @@ from energon_lite.batching.costs import CostModel
 from energon_lite.batching.epoch_lists import cut_lists
 from energon_lite.batching.global_window import NO_PACK, global_window
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import Packing
+from energon_lite.batching.rules import Algorithm, Packing
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import did_you_mean
 from energon_lite.core.seeds import key_of
@@ -36,8 +36,6 @@ from energon_lite.samplers.epoch_sampler import (
     either,
 )
 from energon_lite.samplers.sample_order import check_sampler
-
-Algorithm = Literal["best", "streaming", "first_fit_decreasing", "first_fit", "sequential"]
 
 # One pack in a thousand is not worth the seconds that the search for it would take in each epoch.
 _TOLERANCE = 0.001

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import energon_lite
 from energon_lite.balance import CostModel
+from energon_lite.batching.rules import Algorithm
 
 from .laws import Case, check_padding, indices_of, is_empty, sampler_laws
 from .shared import EpochOrder, Squares, distributed, steps_of, text_lengths
@@ -61,7 +62,7 @@ def multipack_case(draw: Any) -> tuple[Case, dict[str, Any]]:
     overlong = draw(st.sampled_from(["error", "drop", "alone"]))
     most = capacity // align * align if overlong == "error" else 2 * capacity
     lengths = draw(st.lists(st.integers(1, most), min_size=num, max_size=num))
-    algorithms = ["best", "streaming", "first_fit_decreasing", "first_fit", "sequential"]
+    algorithms = get_args(Algorithm)
     settings: dict[str, Any] = {
         "lengths": [*lengths, 1], "capacity": capacity, "align": align, "overlong": overlong,
         "algorithm": draw(st.sampled_from(algorithms)),
