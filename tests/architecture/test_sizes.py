@@ -25,7 +25,7 @@ BUDGET = {
     "names": 232,
     "order": 720,
     "prepare": 1017,
-    "samplers": 1020,
+    "samplers": 1019,
     "sources": 1301,
     "stages": 4521,
     "storage": 2777,
