@@ -44,8 +44,12 @@ from energon_lite.core.stacking import (
 from energon_lite.core.stream_context import sample_rng
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
-from energon_lite.loader.factories import BasicDataLoader, get_loader, get_savable_loader
-from energon_lite.loader.loader import SavableDataLoader
+from energon_lite.loader.loader import (
+    BasicDataLoader,
+    SavableDataLoader,
+    get_loader,
+    get_savable_loader,
+)
 from energon_lite.metadataset.energon_api import (
     DatasetLoader,
     DatasetLoaderInterface,

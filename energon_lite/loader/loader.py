@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,19 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+_TIME = (lambda value: value is None or value > 0), "be above 0, or None"
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cache_pool": (lambda value: value is None, "stay None: this version has no cache pools"),
+    "max_skip_rate": (lambda value: 0 <= value <= 1, "lie in 0..1"),
+    "prefetch_factor": (lambda value: value >= 1, "be at least 1"),
+    "restart_workers": (lambda value: value >= 0, "be at least 0"),
+    "state_timeout_sec": (lambda value: value > 0, "be above 0"),
+    "stall_timeout_sec": _TIME,
+    "watchdog_timeout_seconds": _TIME,
+    "watchdog_initial_timeout_seconds": _TIME,
+}
+
+
 class SavableDataLoader(DataLoader[T]):
     """Yields the batches of this rank, and the state of the run at any moment between two of them.
 
@@ -42,7 +55,36 @@ class SavableDataLoader(DataLoader[T]):
     It is a `torch.utils.data.DataLoader`, with `batch_size=None` as batches come from the dataset,
     and a stateful one as torchdata's `StatefulDataLoader` is.
 
-    Args: those of `get_loader`, and of `get_savable_loader`.
+    Args:
+        dataset: the pipeline.
+        worker_config: this process's place in the run; by default the dataset's.
+        prefetch_factor: batches that each worker process computes ahead.
+        cache_pool: not in this version.
+        checkpoint_every_sec: accepted for Energon's signature; every batch carries its snapshot.
+        checkpoint_every_min_n_samples: likewise.
+        n_checkpoints: likewise.
+        gc_collect_every_n_steps: likewise; nothing here leaves reference cycles behind.
+        gc_freeze_at_start: likewise.
+        watchdog_timeout_seconds: after so long without a batch stacks are logged; None for never.
+        watchdog_initial_timeout_seconds: the same for the first batch.
+        fail_on_timeout: whether such a wait is an error (with worker processes).
+        max_skip_rate: failures per sample that a stream may have over a longer time; 1 for any
+            number.
+        skip_log: a JSONL file of all skipped samples; `{rank}` in its name is replaced.
+        state_timeout_sec: how long a rank waits for the others where all save or restore
+            together, before that is an error.
+        end: how the ranks end a pass over finite data. "pad": all with the last; the others repeat
+            a batch whose mask `valid` is False and whose loss weights are 0. "drop": all with the
+            first that has no batch left. "uneven": each by itself. The default pads where ranks
+            share a process group, or drops where a batch cannot carry the mask; else it is uneven.
+        restart_workers: how many worker processes that die may be replaced within ten minutes;
+            no batch changes.
+        stall_timeout_sec: a worker process that takes longer for a batch, or to start, is reported
+            and replaced; None for never.
+
+    Raises:
+        TypeError: `dataset` is not one.
+        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -67,15 +109,14 @@ class SavableDataLoader(DataLoader[T]):
         restart_workers: int = 3,
         stall_timeout_sec: float | None = None,
     ) -> None:
-        del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
+        options = {name: value for name, value in locals().items() if name in _CHECKS}
+        del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, cache_pool
         del gc_collect_every_n_steps, gc_freeze_at_start
         config = _worker_config_of(dataset, worker_config)
-        if cache_pool is not None:
-            raise ValueError("cache_pool: this version has no cache pools; leave it at None")
-        if not 0 <= max_skip_rate <= 1:
-            raise ValueError(f"max_skip_rate={max_skip_rate} must lie in 0..1")
-        _check_least(prefetch_factor=(prefetch_factor, 1), restart_workers=(restart_workers, 0))
-        _check_times(state_timeout_sec=state_timeout_sec, stall_timeout_sec=stall_timeout_sec)
+        for name, value in options.items():
+            is_right, must = _CHECKS[name]
+            if not is_right(value):
+                raise ValueError(f"{name}={value} must {must}")
         watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
         settings = RunSettings(
@@ -348,18 +389,6 @@ class SavableDataLoader(DataLoader[T]):
         return self._run.dataset.restore_sample(key)
 
 
-def _check_least(**given: tuple[int, int]) -> None:
-    for name, (value, least) in given.items():
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
-
-
-def _check_times(**given: float | None) -> None:
-    for name, value in given.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{name}={value} must be above 0")
-
-
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:
     """Returns what a torch `DataLoader` has as attributes; workers of its own never start."""
     if config.num_workers == 0:
@@ -388,3 +417,7 @@ def _worker_config_of(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
             f"{own.seed_offset}; give it to the dataset only"
         )
     return given or own or WorkerConfig.default_worker_config()
+
+
+# Every loader saves and restores, so Energon's two functions and its other class are this class.
+BasicDataLoader = get_loader = get_savable_loader = SavableDataLoader

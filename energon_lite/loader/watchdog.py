@@ -31,12 +31,6 @@ class Watchdog:
     """
 
     def __init__(self, timeout_sec: float | None, initial_timeout_sec: float | None) -> None:
-        for name, value in (
-            ("watchdog_timeout_seconds", timeout_sec),
-            ("watchdog_initial_timeout_seconds", initial_timeout_sec),
-        ):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}={value} must be above 0, or None")
         self.timeout_sec = timeout_sec
         self._limit_sec = initial_timeout_sec or timeout_sec
         self._since: float | None = None

@@ -23,7 +23,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import STATE_KEY, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.loader.factories import get_savable_loader
+from energon_lite.loader.loader import get_savable_loader
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths
 
