@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 694,
     "core": 2314,
     "inspect": 1306,
-    "loader": 3376,
+    "loader": 3292,
     "loss": 210,
     "metadataset": 1330,
     "names": 232,
