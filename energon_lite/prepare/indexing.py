@@ -126,8 +126,7 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
     Raises:
         DatasetFormatError: As `index_shard`.
     """
-    rows = ShardRows()
-    samples, parts = rows.samples, rows.parts
+    parts: list[tuple[int, str, int, int]] = []
     starts: list[int] = []
     keys: dict[str, int] = {}
     current: str | None = None
@@ -145,7 +144,7 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
             if key != current:
                 index += 1
                 if keys.setdefault(key, index) != index:
-                    raise _twice(path, rows, keys[key], key, name)
+                    raise _twice(path, parts, keys[key], key, name)
                 current = key
                 starts.append(start)
                 names = {part}
@@ -170,8 +169,8 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
             f"({skipped} other files were skipped). Remove the tar or exclude it (--exclude)"
         )
     sizes = [stop - start for start, stop in pairwise([*starts, end])]
-    samples += zip(range(len(keys)), keys, starts, sizes, strict=True)
-    return rows, end
+    samples = list(zip(range(len(keys)), keys, starts, sizes, strict=True))
+    return ShardRows(samples, parts), end
 
 
 def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
@@ -193,8 +192,10 @@ def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _twice(path: Path, rows: ShardRows, index: int, key: str, name: str) -> DatasetFormatError:
-    earlier = [part for sample, part, _, _ in rows.parts if sample == index]
+def _twice(
+    path: Path, parts: list[tuple[int, str, int, int]], index: int, key: str, name: str
+) -> DatasetFormatError:
+    earlier = [part for sample, part, _, _ in parts if sample == index]
     members = ", ".join(repr(f"{key}.{part}") for part in earlier)
     if name[len(key) + 1 :] in earlier:
         return DatasetFormatError(

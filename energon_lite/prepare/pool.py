@@ -98,14 +98,13 @@ def _outcome(call: Callable[[], Result]) -> Result | Exception:
 def _wait(futures: Sequence[Future[Result]]) -> bool:
     """Waits for the first of the futures; returns False where all of them stand still."""
     waited, num_done = 0, 0
-    while not futures[0].done():
-        wait(futures[:1], timeout=_NOTE_SEC)
+    while wait(futures[:1], timeout=_NOTE_SEC).not_done:
         waited += _NOTE_SEC
         done = sum(future.done() for future in futures)
         if done > num_done:
             waited, num_done = 0, done
-        elif waited >= _STUCK_SEC:
+            continue
+        if waited >= _STUCK_SEC:
             return False
-        elif not futures[0].done():
-            logger.warning("no task was finished for %d seconds; still waiting", waited)
+        logger.warning("no task was finished for %d seconds; still waiting", waited)
     return True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
 
@@ -221,39 +221,36 @@ class IndexDatabase(ReadOnlyDatabase):
         Returns none of an old index, which would have to be read whole for it.
         """
         found: dict[tuple[int, int], str] = {}
-        for some in _chunks(places if self._is_by_place() else ()):
-            marks = ",".join(["(?,?)"] * len(some))
+        for some in _chunks(places):
             query = (
-                f"WITH places(shard, place) AS (VALUES {marks}) "
-                "SELECT tar_file_id, sample_index, sample_key FROM places CROSS JOIN samples "
-                f"INDEXED BY {_BY_PLACE} ON tar_file_id = shard AND sample_index = place"
+                f"WITH places(shard, place) AS (VALUES {','.join(['(?,?)'] * len(some))}) "
+                "SELECT tar_file_id, sample_index, sample_key FROM places CROSS JOIN {} "
+                "ON tar_file_id = shard AND sample_index = place"
             )
-            rows = self.rows(query, [number for place in some for number in place], int, int, str)
+            values = [number for place in some for number in place]
+            rows = self._rows_by_place(query, values, int, int, str)
             found.update(((tar_file_id, index), key) for tar_file_id, index, key in rows)
         return found
 
     def keys_of(self, tar_file_id: int) -> dict[int, str]:
         """Returns the keys of a shard, by sample_index; none of an old index, as `keys_at`."""
-        query = (
-            f"SELECT sample_index, sample_key FROM samples INDEXED BY {_BY_PLACE} "
-            "WHERE tar_file_id = ?"
-        )
-        return dict(self.rows(query, (tar_file_id,), int, str)) if self._is_by_place() else {}
+        query = "SELECT sample_index, sample_key FROM {} WHERE tar_file_id = ?"
+        return dict(self._rows_by_place(query, (tar_file_id,), int, str))
 
     def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
         """Adds up where the samples of a shard begin, without the first; there must be `count`."""
         query = (
-            f"SELECT tar_file_id, sum(byte_offset) FROM samples INDEXED BY {_BY_PLACE} "
-            "WHERE tar_file_id = ? AND sample_index > 0 GROUP BY tar_file_id HAVING count(*) = ?"
+            "SELECT tar_file_id, sum(byte_offset) FROM {} WHERE tar_file_id = ? "
+            "AND sample_index > 0 GROUP BY tar_file_id HAVING count(*) = ?"
         )
-        if not self._is_by_place():
-            return {}
-        return dict(self.rows(query, (tar_file_id, count), int, int))
+        return dict(self._rows_by_place(query, (tar_file_id, count), int, int))
 
-    def _is_by_place(self) -> bool:
-        """Returns whether a sample is found by its place, without reading all."""
+    def _rows_by_place(self, query: str, values: Sequence[Any], *kinds: type) -> list[Any]:
+        """Returns rows of the samples; none where it would have to read all samples for them."""
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'index'", (), str)
-        return "samples" in self.tables and (_BY_PLACE,) in names
+        if "samples" not in self.tables or (_BY_PLACE,) not in names:
+            return []
+        return self.rows(query.format(f"samples INDEXED BY {_BY_PLACE}"), values, *kinds)
 
     def shard_counts(self) -> dict[int, int] | None:
         """Returns the number of samples by tar_file_id; None without a usable table."""
@@ -366,7 +363,7 @@ def _new_database(path: Path, tables: Mapping[str, str]) -> sqlite3.Connection:
     return connection
 
 
-class ShardRows:
+class ShardRows(NamedTuple):
     """The rows of one shard, in a small database of its own.
 
     Attributes:
@@ -374,10 +371,8 @@ class ShardRows:
         parts: (sample_index, part name, content offset, content size) per part.
     """
 
-    def __init__(self) -> None:
-        """Makes an empty set of rows."""
-        self.samples: list[tuple[int, str, int, int]] = []
-        self.parts: list[tuple[int, str, int, int]] = []
+    samples: list[tuple[int, str, int, int]]
+    parts: list[tuple[int, str, int, int]]
 
     def write(self, path: Path, record: str) -> None:
         """Writes the rows, and a text that names what they were made from, at once."""
