@@ -307,6 +307,14 @@ SCENES = [
 # ----------------------------------------------------------------------------------------- damage
 
 
+# What parsers stumble over, rather than bytes at random.
+TOKENS = (
+    b"[" * 3000, b"{" * 3000, b"&a [*a]", b"*x", b"!!python/name:os.system ", b"9" * 5000,
+    b"-", b"1e999", b"null", b"\0", b"\xff", b"\xed\xa0\x80", b"{0..9999999999}", b": ", b"\n- ",
+    b"'", b'"', b"\t", b"../../", b"%s", b"---\n", b"?", b"\\", b"\xef\xbb\xbf", b"<<: *a",
+)  # fmt: skip
+
+
 def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     """Changes a few bytes, or blocks; returns the bytes and what was done."""
     raw = bytearray(data)
@@ -315,7 +323,7 @@ def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     first, second = (rng.randrange(max(1, len(raw) // block)) * block for _ in range(2))
     what = rng.choice([
         "bit", "bit", "byte", "byte", "range", "deleted", "inserted", "truncated", "duplicated",
-        "zeros", "swapped",
+        "zeros", "swapped", "token", "token inserted",
     ])  # fmt: skip
     if what == "bit":
         raw[at] ^= 1 << rng.randrange(8)
@@ -329,6 +337,9 @@ def damage(data: bytes, rng: random.Random) -> tuple[bytes, str]:
         raw[at:at] = rng.randbytes(rng.choice([1, length, block]))
     elif what == "truncated":
         del raw[at:]
+    elif what.startswith("token"):
+        token = rng.choice(TOKENS)
+        raw[at : at + ("inserted" not in what) * len(token)] = token
     elif what == "duplicated":
         raw[second : second + block] = raw[first : first + block]
     elif what == "zeros":
