@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1019,
     "sources": 1301,
     "stages": 4521,
-    "storage": 2777,
+    "storage": 2773,
     "task_encoder": 745,
     "testing": 358,
     "": 390,
