@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.global_generators import StreamGenerators, checked_names
 from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
@@ -267,6 +268,18 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """
         names = [facts.name for facts in self.sources()]
         return {names[0]: num_items} if len(names) == 1 else {}
+
+    def lengths_by_source(self) -> dict[str, Int64Array]:
+        """Returns the tokens of each sample, (N,), of sources whose order depends on an index."""
+        return {
+            name: lengths
+            for child in self.children
+            for name, lengths in child.lengths_by_source().items()
+        }
+
+    def planned_by(self) -> list[tuple[Any, str]]:
+        """Lists the sources whose samples are planned by a length index, with its name."""
+        return [pair for child in self.children for pair in child.planned_by()]
 
     @property
     def functions(self) -> tuple[UserFunction, ...]:

@@ -26,7 +26,6 @@ from energon_lite.inspect.draws import Draws, PackDraws, StreamDraws
 from energon_lite.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.pack_lists import PlannedPacks
 from energon_lite.stages.plan_order import PlannableDataset
@@ -365,27 +364,12 @@ def _no_sample(sample: Any) -> int:
     raise AssertionError(f"a forecast reads nothing, but there is {sample!r:.80}")
 
 
-def _lengths(dataset: AnyDataset) -> dict[str, Int64Array] | None:
-    """Returns the stored lengths by source; None if a blend by tokens measures lengths itself."""
-    found: dict[str, Int64Array] = {}
-    if isinstance(dataset, TokenBlendDataset):
-        if dataset.lengths is None:
-            return None
-        # A folder that is used twice has one index.
-        found.update(dataset.lengths_by_source())
-    for child in dataset.children:
-        below = _lengths(child)
-        if below is None:
-            return None
-        found.update(below)
-    return found
-
-
 def _sample_forecast(dataset: AnyDataset, run: RunShape) -> _Forecast:
-    names, lengths = [facts.name for facts in dataset.sources()], _lengths(dataset)
-    if lengths is None:
+    names = [facts.name for facts in dataset.sources()]
+    if dataset.traits.measures:
         ends = [edge * run.step_items for edge in interval_edges(run.steps)]
         return _Forecast(run.steps, 0, _targets(dataset, ends), by_tokens=True)
+    lengths = dataset.lengths_by_source()
     by_tokens = set(names) <= set(lengths)
     order = PlannableDataset(dataset).order
     streams = [

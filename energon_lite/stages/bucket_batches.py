@@ -103,11 +103,6 @@ class BucketLists(ListDataset[list[Any]]):
     def _samples_per_item(self) -> int:
         return 1 if self.buckets.has_budget else self.batch_size or 1
 
-    @property
-    def samples_are_known(self) -> bool:
-        """It is not: that depends on their lengths."""
-        return False
-
     def config(self) -> dict[str, JSON]:
         """Returns all that decides which samples share a list."""
         buckets = self.buckets

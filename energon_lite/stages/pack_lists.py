@@ -98,11 +98,6 @@ class PackLists(CollectDataset[list[Any]]):
 
         return units
 
-    @property
-    def samples_are_known(self) -> bool:
-        """It is not: that depends on their lengths. `num_items` and `expected` take one a pack."""
-        return False
-
 
 class PlannedPacks(PlannedDataset):
     """Lists of samples that fill packs, planned window by window of the order.
@@ -331,11 +326,6 @@ class SelectedLists(CollectDataset[list[Any]]):
     def collector(self, stream: Stream, cursor: CollectCursor) -> SelectedPacks:
         """Returns what asks the function for packs of a stream."""
         return SelectedPacks(self.buffer_size, _Select(self.select, cursor), self.drop_last)
-
-    @property
-    def samples_are_known(self) -> bool:
-        """It is not: the function decides it. `num_items` and `expected` take one a pack."""
-        return False
 
 
 class _Select:

@@ -248,10 +248,9 @@ class PlannedDataset(ListDataset[list[Any]]):
         """Yields the plans of a stream's windows, of which nothing is read."""
         return PlanCursor(self, stream).windows()
 
-    @property
-    def samples_are_known(self) -> bool:
-        """It is not: that depends on their lengths."""
-        return False
+    def planned_by(self) -> list[tuple[Any, str]]:
+        """Lists all sources, with the name of the index."""
+        return [(source, self.index) for source in self.plannable.sources.values()]
 
     def expected(self, num_items: float) -> dict[str, float]:
         """Counts the samples of so many lists of the mean size."""

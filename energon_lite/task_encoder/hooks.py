@@ -24,7 +24,6 @@ from energon_lite.stages.map import MapDataset
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality.batches import SplitModalityBatchDataset
 from energon_lite.stages.packing_stage import PackingDataset
-from energon_lite.stages.planned import PlannedDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker, find_cooker
 
@@ -95,14 +94,9 @@ class Hooks:
 
     def _check_index(self, dataset: SavableDataset[Any]) -> None:
         """Warns if lists are planned by an index that an older version of the encoder measured."""
-        lists: Any = dataset
-        while lists.children and not isinstance(lists, PlannedDataset):
-            lists = lists.children[0]
-        if isinstance(lists, PlannedDataset):
-            for source in lists.plannable.sources.values():
-                measured_by = source.stored_facts(lists.index).get("encoder")
-                if self.is_outdated(str(measured_by)):
-                    warn_outdated(source.reader.root, lists.index)
+        for source, index in dataset.planned_by():
+            if self.is_outdated(str(source.stored_facts(index).get("encoder"))):
+                warn_outdated(source.reader.root, index)
 
     def cooked(
         self, source: SavableDataset[Any], factory: BaseCoreDatasetFactory[Any]
