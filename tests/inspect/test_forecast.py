@@ -18,7 +18,7 @@ from energon_lite.inspect.forecast import Plan, interval_edges, plan
 from energon_lite.inspect.text import plan_text
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.order_only import order_only
-from energon_lite.stages.planned.order import PlannableDataset
+from energon_lite.stages.plan_order import PlannableDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
