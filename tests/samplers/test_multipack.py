@@ -114,6 +114,13 @@ def test_resources_have_a_limit_each_in_any_order_of_the_columns() -> None:
     assert max(tokens[pack].sum() for pack in packs) <= 4096
 
 
+def test_sample_above_one_of_several_limits_is_alone() -> None:
+    lengths = {"tokens": [3, 3, 3], "tiles": [6, 0, 1]}
+    sampler = MultipackBatchSampler(lengths, {"tokens": 10, "tiles": 4}, overlong="alone")
+    assert sorted(sorted(pack) for batch in sampler for pack in batch) == [[0], [1, 2]]
+    assert sampler.num_overlong == 1
+
+
 # Axolotl's way to call it.
 
 
