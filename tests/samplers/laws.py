@@ -90,8 +90,10 @@ def has_no_batch(sampler: Any) -> bool:
 
 
 def sampler_laws(case: Case, epoch: int = 0, places: Iterable[int] | None = None) -> None:
-    """Checks all laws, at some places of an epoch or at all."""
+    """Checks all laws, at some places of an epoch; or at all, and what is refused."""
     whole = check_epoch(case, epoch)
+    if places is None:
+        check_refusals(case)
     places = range(len(whole) + 1) if places is None else {n % (len(whole) + 1) for n in places}
     for place in places:
         check_resume(case, epoch, whole, place)
@@ -99,7 +101,6 @@ def sampler_laws(case: Case, epoch: int = 0, places: Iterable[int] | None = None
             for other in case.others:
                 check_other_ranks(case, epoch, whole, place, other)
     check_iterations(case, epoch)
-    check_refusals(case)
 
 
 def check_epoch(case: Case, epoch: int) -> list[list[Any]]:
