@@ -131,7 +131,7 @@ class WebdatasetSource(SavableDataset[T]):
         return self._lengths[name, resource]
 
     def stored_facts(self, name: str) -> dict[str, Any]:
-        """Returns the description of a length index; see `storage.lengths.read_facts`."""
+        """Returns the description of a length index; see `storage.length_files.read_facts`."""
         return read_facts(self.reader.root, self.split_part, name) or {}
 
     def renamed(self, names: Mapping[str, str]) -> SavableDataset[T]:

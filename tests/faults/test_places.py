@@ -21,8 +21,6 @@ from energon_lite.storage import files
 from energon_lite.storage.length_files import (
     PartialLengths,
     lengths_path,
-    read_facts,
-    read_lengths,
     write_lengths,
 )
 from energon_lite.storage.nvmeta import META, read_info
@@ -270,49 +268,6 @@ def test_a_partial_index_of_another_size_is_not_resumed(root: Path) -> None:
     with path.with_name("train.npy.partial").open("ab") as file:
         file.write(b"x")
     assert len(PartialLengths(*arguments).missing()) == 12
-
-
-# ---------------------------------------------------------------------------- damaged length index
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [b"[]", b"{}", b'{"resources": 3}', b'{"resources": [["x"]]}', b"[" * 100_000, b"\xff", b"",
-     b'{"samples": [1], "data": {}, "resources": ["tokens"]}',
-     b'{"samples": 1e999, "resources": ["../../x"]}'],
-)  # fmt: skip
-def test_facts_that_are_none_are_no_index(root: Path, facts: bytes) -> None:
-    write_lengths(root, "train", "tok", np.arange(12), "data")
-    lengths_path(root, "train", "tok").with_suffix(".json").write_bytes(facts)
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
-        read_lengths(root, "train", "tok", 12, "data")
-    assert (read_facts(root, "train", "tok") or {}).get("data") != "data"
-
-
-HEADER = b"\x93NUMPY\x01\x00"
-
-
-@pytest.mark.parametrize(
-    "header",
-    [b"{'descr': '<i8', 'fortran_order': False, 'shape': (1180591620717411303424,)}",
-     b"{'descr': '<i8', 'fortran_order': False, 'shape': (-12,)}",
-     b"{'descr': '<i8', 'fortran_order': False, 'shape': (999999999999,)}",
-     b"{'descr': '|O', 'fortran_order': False, 'shape': (12,)}",
-     b"-" * 9000, b"(" * 9000, b"\0\0", b"{}"],
-)  # fmt: skip
-def test_a_damaged_header_of_lengths_is_an_error_of_ours(root: Path, header: bytes) -> None:
-    path = write_lengths(root, "train", "tok", np.arange(12), "data")
-    path.write_bytes(HEADER + len(header).to_bytes(2, "little") + header + bytes(96))
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
-        read_lengths(root, "train", "tok", 12, "data")
-
-
-def test_lengths_that_no_sample_has_are_refused(root: Path) -> None:
-    path = write_lengths(root, "train", "tok", np.arange(12), "data")
-    for value in (-1, 1 << 62):
-        np.save(path, np.array([value] * 12))
-        with pytest.raises(DatasetFormatError, match="those of no sample"):
-            read_lengths(root, "train", "tok", 12, "data")
 
 
 def test_a_hole_after_the_end_of_a_tar_costs_no_time_and_data_there_are_found(root: Path) -> None:

@@ -226,11 +226,6 @@ def test_split_patterns_exclusion_and_other_config_names(root):
     assert not (root / ".nv-meta/split.yaml").exists()
 
 
-def test_only_the_given_tars_are_taken(root):
-    prepare_dataset(root, **ALL_TRAIN, paths=["parts/data-01.tar", root / "parts/data-03.tar"])
-    assert list(read_info(root).shard_counts) == ["parts/data-01.tar", "parts/data-03.tar"]
-
-
 def test_tars_behind_links_are_found_and_a_circle_of_links_ends(tmp_path):
     write_shards(tmp_path / "real", 2)
     (tmp_path / "data").mkdir()

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 import webdataset
-from hypothesis import given
-from hypothesis import strategies as st
 
 import energon_lite
 from energon_lite import BaseWebdatasetFactory, prepare_dataset
-from energon_lite.prepare.choose_shards import find_shards
-from energon_lite.storage.braces import compress
 from energon_lite.storage.nvmeta import is_prepared, read_info
 from energon_lite.storage.split_file import read_split_part, split_part_names
 
@@ -85,26 +81,6 @@ def test_paths_are_expanded_in_order_and_each_tar_is_taken_once(root, paths, tak
     whole = [root / path for path in ([paths] if isinstance(paths, str) else paths)]
     prepare(root, whole, **options)
     assert tuple(read_info(root).shard_counts) == names(*taken)
-
-
-@given(st.permutations(range(6)), st.integers(0, 6))
-def test_any_order_of_shards_is_kept_through_brace_patterns(all_shards, order, num_named):
-    wanted = names(*order[:num_named])
-    if wanted:
-        patterns = compress(wanted)
-        assert [shard.name for shard in find_shards(all_shards, paths=patterns)] == [*wanted]
-        whole = [*patterns, "parts/*.tar", *patterns]
-        rest = sorted(set(names(*range(6))) - set(wanted))
-        assert [shard.name for shard in find_shards(all_shards, paths=whole)] == [*wanted, *rest]
-
-
-@pytest.fixture(scope="module")
-def all_shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    (folder / "parts").mkdir()
-    for name in names(*range(6)):
-        (folder / name).touch()
-    return folder
 
 
 def test_name_with_braces_or_stars_is_no_pattern_where_there_is_such_a_file(root):

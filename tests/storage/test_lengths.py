@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,7 +9,12 @@ import numpy as np
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.length_files import lengths_path, read_lengths, write_lengths
+from energon_lite.storage.length_files import (
+    lengths_path,
+    read_facts,
+    read_lengths,
+    write_lengths,
+)
 
 
 @pytest.fixture
@@ -78,22 +82,38 @@ def test_index_of_another_size_or_other_data_is_refused(root) -> None:
         read_lengths(root, "train", "tok", 3, "abd")
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("train.npy", b""),
-        ("train.npy", b"not numpy at all"),
-        ("train.json", b"{"),
-        ("train.json", b"[1]"),
-        ("train.json", b"\xff\xff"),
-        ("train.json", json.dumps({"samples": 2, "data": "abc"}).encode()),
-        ("train.json", b"{}"),
-    ],
-)
-def test_a_corrupt_index_is_refused_by_name(root, file, content) -> None:
-    path = lengths_path(root, "train", "tok")
-    path.with_name(file).write_bytes(content)
-    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again"):
+FACTS = [
+    b"{", b"[1]", b"[]", b"{}", b"", b"\xff\xff", b"[" * 100_000, b'{"samples": 2, "data": "abc"}',
+    b'{"resources": 3}', b'{"resources": [["x"]]}',
+    b'{"samples": [1], "data": {}, "resources": ["tokens"]}',
+    b'{"samples": 1e999, "resources": ["../../x"]}',
+]  # fmt: skip
+HEADERS = [
+    *(
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,)}" % number
+        for number in (1 << 70, -3, 999_999_999_999)
+    ),
+    b"{'descr': '|O', 'fortran_order': False, 'shape': (3,)}",
+    b"-" * 9000, b"(" * 9000, b"\0\0", b"{}",
+]  # fmt: skip
+ARRAYS = [
+    b"", b"not numpy at all",
+    *(b"\x93NUMPY\x01\x00" + len(h).to_bytes(2, "little") + h + bytes(24) for h in HEADERS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", FACTS)
+def test_corrupt_facts_are_no_index(root, content) -> None:
+    lengths_path(root, "train", "tok").with_suffix(".json").write_bytes(content)
+    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
+        read_lengths(root, "train", "tok", 3, "abc")
+    assert (read_facts(root, "train", "tok") or {}).get("data") != "abc"
+
+
+@pytest.mark.parametrize("content", ARRAYS)
+def test_corrupt_lengths_are_refused_by_name(root, content) -> None:
+    lengths_path(root, "train", "tok").write_bytes(content)
+    with pytest.raises(DatasetFormatError, match=r"train\.npy: .*write it again with"):
         read_lengths(root, "train", "tok", 3, "abc")
 
 
@@ -106,16 +126,14 @@ def test_array_of_another_kind_is_refused(root, array) -> None:
         write_lengths(root, "train", "tok", array, "abc")
 
 
-def test_index_with_pickled_objects_is_not_opened(root) -> None:
-    np.save(lengths_path(root, "train", "tok"), np.array([{}, {}, {}]), allow_pickle=True)
-    with pytest.raises(DatasetFormatError, match="no readable length index"):
-        read_lengths(root, "train", "tok", 3, "abc")
-
-
-def test_negative_lengths_are_refused_by_number(root) -> None:
+def test_lengths_that_no_sample_has_are_refused(root) -> None:
     with pytest.raises(ValueError, match="length of sample 1 is -2"):
         write_lengths(root, "train", "tok", np.array([3, -2, 4]), "abc")
     assert read_lengths(root, "train", "tok", 3, "abc").tolist() == [3, 1, 4]
+    for value in (-1, 1 << 62):
+        np.save(lengths_path(root, "train", "tok"), np.array([value] * 3))
+        with pytest.raises(DatasetFormatError, match="those of no sample"):
+            read_lengths(root, "train", "tok", 3, "abc")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a\\b"])

@@ -58,11 +58,6 @@ def test_only_one_number_that_grows_by_one_with_the_same_width_is_merged():
     assert compress([]) == []
 
 
-@pytest.mark.parametrize("text", ["{a,b}-{1..3}", "{01..10..3}", "x{a,{b,c}d}", "{}", "{a}", "p"])
-def test_patterns_expand_as_energons_library_expands_them(text):
-    assert expand(text) == list(braceexpand(text))
-
-
 PIECES = ["{", "}", ",", "a", "b,", "0", "-", "{1..3}", "{05..1..2}", "{3..-2}", "{b..e..2}", "\\{"]
 
 
