@@ -94,7 +94,7 @@ class _Unfolding:
         self._num_values = 0
 
     def read(self, value: Any, level: int) -> Any:
-        """Returns a value with rows in the place of tables."""
+        """Returns a value with rows instead of tables."""
         if isinstance(value, list):
             return [self.read(entry, level) for entry in value]
         if not isinstance(value, dict):

@@ -36,7 +36,7 @@ class DeferredSignals:
         self._is_over = False
 
     def __enter__(self) -> None:
-        """Begins to hold."""
+        """Begins to defer signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _NUMBERS:

@@ -1,6 +1,6 @@
 """Padding: batches that take part in a step, but whose samples do not count.
 
-A padding batch is a batch given before, of which no row is valid. Its mask `valid` is False and
+A padding batch repeats an earlier batch, and no row of it is valid. Its mask `valid` is False and
 its loss weights are 0, so a loss or a metric that is weighted or masked does not change by it.
 """
 
@@ -29,7 +29,7 @@ _WEIGHTS = ("loss_weight", "loss_weights")
 
 
 def mark_valid(item: Any) -> bool:
-    """Writes the mask `valid`, all True, on a batch that has a place for it.
+    """Writes the mask `valid`, all True, on a batch that can carry it.
 
     Our samples and batches have it already. A dict gets an entry, another object an attribute: a
     bool tensor with an entry per row, `()` where no rows are seen. An own field of that name is
@@ -109,7 +109,7 @@ class PassEnds:
         config: the position of the rank.
         end: "drop" ends all ranks with the first that has no batch left; "pad" with the last, and
             the others repeat a batch of which no row is valid; "uneven" ends each by itself. None
-            pads where ranks share a process group, or drops where batches have no place for a mask
+            pads where ranks share a process group, or drops where batches cannot carry a mask
             or all ranks must have batches of one modality at a step; else it is uneven.
 
     Raises:
@@ -180,7 +180,7 @@ class PassEnds:
             self._agreed = position.start.slots.num_streams, position.num_steps
 
     def num_steps(self, position: LoaderPosition) -> int:
-        """Counts the batches that the rank gives in a pass, the next one where one has just ended.
+        """Counts the batches of the rank in a pass; after the end of a pass, in the next one.
 
         Of endless data it is an epoch's.
 
@@ -219,9 +219,9 @@ class PassEnds:
         ]
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
         if dataset.traits.lockstep:
-            turns = [rank_turns(LoaderPosition(start), slots, counts) for slots in ranks]
-            last = min(max(own, default=-1) for own in turns)
-            steps = sum(turn <= last for turn in set.intersection(*map(set, turns)))
+            visits = [rank_visits(LoaderPosition(start), slots, counts) for slots in ranks]
+            last = min(max(own, default=-1) for own in visits)
+            steps = sum(visit <= last for visit in set.intersection(*map(set, visits)))
         else:
             steps = (min if end == "drop" else max)(s.count(dict(enumerate(counts))) for s in ranks)
         return steps if limit is None else min(steps, limit)
@@ -257,12 +257,12 @@ class PassEnds:
                 )
             self._counted = (about, *count_batches(self._dataset, *about))
         _, counts, can_pad = self._counted
-        turns = [
-            rank_turns(position, slots._replace(rank=rank, first=0), counts)
+        visits = [
+            rank_visits(position, slots._replace(rank=rank, first=0), counts)
             for rank in range(slots.world_size)
         ]
         is_aligned = self._dataset.traits.lockstep
-        return CountedVotes([own if is_aligned else range(len(own)) for own in turns], can_pad)
+        return CountedVotes([own if is_aligned else range(len(own)) for own in visits], can_pad)
 
 
 def _is_whole(position: LoaderPosition) -> bool:
@@ -277,8 +277,8 @@ class EvenPass:
         dataset: the pipeline.
         position: where the pass begins or is resumed.
         end: "drop" or "pad".
-        is_default: whether nobody asked for that; then padding yields to dropping where a batch has
-            no place for a mask.
+        is_default: whether the user left `end` out; then a batch that cannot carry a mask
+            changes padding into dropping.
 
     Attributes:
         end: "drop" or "pad".
@@ -297,14 +297,14 @@ class EvenPass:
         self.end = end
         self._is_default = is_default
         self._is_aligned = dataset.traits.lockstep
-        # In step with the other ranks, which is to say: steps of this pass, or turns.
+        # Steps of this pass, or visits: the same number on all ranks.
         self._step = position.count if self._is_aligned else position.num_steps
         self._own: Delivery | None = None
         self._has_ended = False
         self._last: Any = None
 
     def forget(self) -> None:
-        """Forgets a batch that was fetched but not given; it will be fetched again."""
+        """Forgets a batch that was fetched but not yielded; it will be fetched again."""
         self._own = None
         self._has_ended = False
 
@@ -315,7 +315,7 @@ class EvenPass:
             fetch: returns the rank's next delivery, or None at the end of its pass.
 
         Raises:
-            TypeError: A batch has no place for a mask.
+            TypeError: A batch cannot carry a mask.
             RuntimeError: A rank did not vote in time.
         """
         while True:
@@ -338,7 +338,7 @@ class EvenPass:
                 return own
 
     def _fetched(self, fetch: Callable[[], Delivery | None]) -> Delivery | None:
-        """Returns the rank's next delivery, which stays until it is given or dropped."""
+        """Returns the rank's next delivery, which stays until it is yielded or dropped."""
         if self._own is None and not self._has_ended:
             own = fetch()
             while own is not None and self._is_aligned and self._turn(own) < self._step:
@@ -363,8 +363,8 @@ class EvenPass:
         if not can_pad and (not self._is_default or self._step < self.num_agreed):
             raise TypeError(
                 f'end="pad" marks each batch with a mask `valid`, and a '
-                f"{type(self._own.item).__name__} has no place for it, or has an own field of that "
-                'name. Let encode_batch return a dict or a Batch; or use end="drop"'
+                f"{type(self._own.item).__name__} has no field for it, or uses that name "
+                'already. Let encode_batch return a dict or a Batch; or use end="drop"'
             )
         return can_pad
 
@@ -372,7 +372,7 @@ class EvenPass:
         self.end = "drop"
         if self._slots.rank == 0:
             logger.warning(
-                "Batches have no place for a mask `valid`, so passes are not padded: they end with "
+                "Batches cannot carry a mask `valid`, so passes are not padded: they end with "
                 "the first rank that has no batch left. %s",
                 _HOW_TO_CHOOSE,
             )
@@ -407,7 +407,7 @@ def count_batches(
     """Counts the batches of each stream of a pass by computing them.
 
     Returns:
-        The counts, and whether all batches have a place for a mask.
+        The counts, and whether all batches can carry a mask.
     """
     counts, can_pad = [], True
     for index in range(num_streams):
@@ -420,8 +420,8 @@ def count_batches(
     return counts, can_pad
 
 
-def rank_turns(position: LoaderPosition, slots: RankSlots, counts: list[int]) -> list[int]:
-    """Lists the turns at which a rank has a batch that no rank gave before.
+def rank_visits(position: LoaderPosition, slots: RankSlots, counts: list[int]) -> list[int]:
+    """Lists the visits at which a rank has a batch that no rank emitted before.
 
     Args:
         position: where the pass begins.
@@ -430,12 +430,12 @@ def rank_turns(position: LoaderPosition, slots: RankSlots, counts: list[int]) ->
     """
     num_streams = slots.num_streams
     stop = max(counts, default=0) * num_streams
-    turns = range(max(0, -(-(stop - slots.base - slots.rank) // slots.world_size)))
+    visits = range(max(0, -(-(stop - slots.base - slots.rank) // slots.world_size)))
     found = []
-    for turn in turns:
-        slot = slots.slot(turn)
+    for visit in visits:
+        slot = slots.slot(visit)
         if slot // num_streams < counts[slot % num_streams] and not position.is_given(slot):
-            found.append(turn)
+            found.append(visit)
     return found
 
 
@@ -447,4 +447,4 @@ def first_batch(dataset: SavableDataset[Any], slots: RankSlots, pass_index: int)
             item = next(StreamRun(dataset, stream, max_skip_rate=1))
             mark_valid(item)
             return item
-    raise RuntimeError("No stream of this pass has a batch, but a rank said that it has one.")
+    raise RuntimeError("No stream of this pass has a batch, but a rank voted that it has one.")

@@ -51,13 +51,13 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class SavableDataLoader(DataLoader[T]):
     """Yields the batches of this rank, and the state of the run at any moment between two of them.
 
-    In training each `iter` resumes after the last batch given; in validation it starts a new pass.
+    In training each `iter` resumes after the last batch; in validation it starts a new pass.
     It is a `torch.utils.data.DataLoader`, with `batch_size=None` as batches come from the dataset,
     and a stateful one as torchdata's `StatefulDataLoader` is.
 
     Args:
         dataset: the pipeline.
-        worker_config: this process's place in the run; by default the dataset's.
+        worker_config: rank and workers of this process; by default the dataset's.
         prefetch_factor: batches that each worker process computes ahead.
         cache_pool: not in this version.
         checkpoint_every_sec: accepted for Energon's signature; every batch carries its snapshot.
@@ -151,11 +151,11 @@ class SavableDataLoader(DataLoader[T]):
 
     @property
     def num_skipped(self) -> dict[str, int]:
-        """Counts, by source, the samples skipped so far, of the batches given here."""
+        """Counts, by source, the samples skipped on the way to the batches yielded here."""
         return dict(self._run.position.skipped)
 
     def stats(self) -> Stats:
-        """Returns what each source gave here, and what the blend asks of it.
+        """Returns what each source yielded here, and its target in the blend.
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
@@ -191,7 +191,7 @@ class SavableDataLoader(DataLoader[T]):
         self._run.seek.epoch = epoch
 
     def skip_first_batches(self, num_batches: int) -> None:
-        """Begins the next `iter` after so many batches of its epoch; they are computed, not given.
+        """Begins the next `iter` after `num_batches` of its epoch; they are computed, not yielded.
 
         A run that is there already, as its state was restored, stays there.
 
@@ -219,7 +219,7 @@ class SavableDataLoader(DataLoader[T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether `accelerator.prepare` may take the loader as it is; who asks is Accelerate."""
+        """Whether `accelerator.prepare` may take the loader as it is; Accelerate asks."""
         teach_skipping()
         if self._prepared is None:
             self._prepared = Prepared()
@@ -228,11 +228,11 @@ class SavableDataLoader(DataLoader[T]):
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
-        """Takes note of nothing: Accelerate says that it has prepared what it asked about."""
+        """Ignores the value: Accelerate sets it on what it has prepared."""
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch given last is the last of the `for`, where Accelerate runs it."""
+        """Whether the last batch was the end of the `for`, where Accelerate runs it."""
         return self._prepared is not None and self._prepared.end_of_dataloader
 
     # ---------------------------------------------------------------------------------- state
@@ -294,7 +294,7 @@ class SavableDataLoader(DataLoader[T]):
         Args:
             state: the states of all ranks that saved.
             src_rank: the rank, inside the data-parallel group, that has the list; the others give
-                None. By default every rank gives it.
+                None. By default every rank passes it.
             migrate: whether the blend may have been edited: unchanged sources resume where they
                 were, new ones start at their beginning.
 
@@ -333,7 +333,7 @@ class SavableDataLoader(DataLoader[T]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any] | Sequence[Any], *, migrate: bool = False
     ) -> None:
-        """Resumes from what `state_dict` gave, on any topology; talks to no other rank.
+        """Resumes from what `state_dict` returned, on any topology; needs no other rank.
 
         Args:
             state_dict: of any rank; or the state of this rank, or a list of those of all.
@@ -403,20 +403,20 @@ def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, An
     }
 
 
-def _worker_config_of(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
+def _worker_config_of(dataset: Any, config: WorkerConfig | None) -> WorkerConfig:
     if not isinstance(dataset, SavableDataset):
         raise TypeError(
-            f"the loader was given {dataset!r:.80}, a {type(dataset).__name__}, where it needs a "
-            "dataset: give it what get_train_dataset(path, ...) or get_val_dataset(path, ...) "
+            f"the loader got {dataset!r:.80}, a {type(dataset).__name__}, where it needs a "
+            "dataset: pass it what get_train_dataset(path, ...) or get_val_dataset(path, ...) "
             "returns"
         )
     own = dataset.worker_config
-    if given is not None and own is not None and given.seed_offset != own.seed_offset:
+    if config is not None and own is not None and config.seed_offset != own.seed_offset:
         raise ValueError(
-            f"The loader's worker_config has seed_offset={given.seed_offset}, the dataset's has "
-            f"{own.seed_offset}; give it to the dataset only"
+            f"The loader's worker_config has seed_offset={config.seed_offset}, the dataset's has "
+            f"{own.seed_offset}; pass it to the dataset only"
         )
-    return given or own or WorkerConfig.default_worker_config()
+    return config or own or WorkerConfig.default_worker_config()
 
 
 # Every loader saves and restores, so Energon's two functions and its other class are this class.

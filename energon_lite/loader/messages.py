@@ -35,10 +35,10 @@ _SMALL_BYTES = 32 << 10
 
 
 class Unsendable(NamedTuple):
-    """Takes the place of a batch that cannot be pickled.
+    """Replaces a batch that cannot be pickled.
 
     Attributes:
-        reason: what cannot be, of which samples, and the way out.
+        reason: the part that cannot be pickled, its samples, and the remedy.
     """
 
     reason: str
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
     Attributes:
         body: the pickled value.
         buffers: memory of arrays, to be copied.
-        files: descriptors of the memory of tensors, to be mapped; who packed closes them.
+        files: descriptors of the memory of tensors, to be mapped; the caller closes them.
     """
 
     body: memoryview
@@ -255,7 +255,7 @@ def send(sock: socket.socket, message: Message) -> None:
 
 
 def receive(sock: socket.socket, wait: Wait) -> Message:
-    """Returns the next message; who asked closes its files.
+    """Returns the next message; the caller closes its files.
 
     Args:
         sock: of the training loop.
@@ -285,7 +285,7 @@ def order(sock: socket.socket, kind: int, number: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # it is gone, which shows where it is waited for
+        pass  # it has ended, which the next wait for it reports
     return True
 
 

@@ -343,7 +343,7 @@ def without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dic
     """Returns the fields of a stage's snapshot, without samples of other sources than `names`.
 
     Raises:
-        StateError: A field is damaged.
+        StateError: A field is corrupt.
     """
     fields = dict(snapshot.fields)
     try:
@@ -354,7 +354,7 @@ def without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dic
             fields.update(keys=tuple(k for k, _ in kept), rows=tuple(row for _, row in kept))
             return fields
         if fields.get("input") and not _is_there(fields["input"], names):
-            return fresh.fields  # what a hook was making of it is gone with its source
+            return fresh.fields  # its source was removed, and what a hook makes of it, too
         if isinstance(fields.get("held"), tuple):
             fields["held"] = _kept(fields["held"], names)
         if snapshot.kind == "bucket_batch":
@@ -366,7 +366,7 @@ def without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dic
                 for counts, keys, rows, given in snapshot.field("groups")
             )
     except (TypeError, ValueError, IndexError) as error:
-        raise StateError(f"The checkpoint's stage {snapshot.kind!r} is damaged: {error}") from error
+        raise StateError(f"The checkpoint's stage {snapshot.kind!r} is corrupt: {error}") from error
     return fields
 
 

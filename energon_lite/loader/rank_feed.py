@@ -1,8 +1,8 @@
-"""The deliveries of a rank: the batches of its streams, turn by turn, with what is known of each.
+"""The deliveries of a rank: the batches of its streams in the order of slots, with counts.
 
-A rank's turns go round its streams. Which slots are due follows from the start of the pass and from
+A rank visits its streams in turn. Which slots are due follows from the start of the pass and from
 the streams that have ended, so a worker process that computes some of the streams and the training
-loop that collects from all workers count the same slots, and nobody is told anything.
+loop that collects from all workers count the same slots without any message about them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from energon_lite.core.topology import RankSlots, Stream
 
 
 class Mark(enum.Enum):
-    """Takes the place of a batch; an enum, since only those keep their identity over processes."""
+    """Replaces a batch; an enum, since only enums keep their identity across processes."""
 
     END = "the stream has ended"
 
 
 class Costs:
-    """What the sources gave for a batch, and what that took; no list, which pinning would walk.
+    """What the sources spent on a batch; not a list, which pinning would walk.
 
     Attributes:
         rows: source and its numbers.
@@ -38,14 +38,14 @@ class Costs:
 
 
 class Delivery(NamedTuple):
-    """A batch on its way to the training loop, with all that is known once it is given.
+    """A batch on its way to the training loop, with the position and the counts that belong to it.
 
     Attributes:
         item: the batch, or a mark.
         slot: its number in the run.
         stream: the stream that it is of.
         snapshot: where that stream stands after it.
-        skipped: what was left out since the batch before it.
+        skipped: samples skipped since the batch before it.
         costs: what was drawn and spent since the batch before it, by source.
     """
 
@@ -63,7 +63,7 @@ class Delivery(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """Where a stream goes on: from `snapshot`, with batch `first` as the next to be given."""
+    """Where a stream resumes: from `snapshot`, with batch `first` as the next to be emitted."""
 
     first: int = 0
     snapshot: Snapshot | None = None
@@ -71,14 +71,14 @@ class StreamStart(NamedTuple):
 
 @dataclass
 class PassStart:
-    """Where a rank begins to give: slots, pass, and the place of each of its streams."""
+    """Where a rank begins: slots, pass, and the position of each of its streams."""
 
     slots: RankSlots
     pass_index: int = 0
     streams: dict[int, StreamStart] = field(default_factory=dict)
 
     def after(self, training: bool) -> PassStart:
-        """Returns the start of the pass after this one; validation passes are all alike."""
+        """Returns the start of the pass after this one; all validation passes are equal."""
         slots = self.slots._replace(base=0, first=0)
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
@@ -112,7 +112,7 @@ class RankFeed(Iterator[Delivery]):
 
     Attributes:
         run: the stream that is being computed, or was last.
-        pid: of the process that may go on; None for any that has a copy.
+        pid: of the process that may continue; None for any that has a copy.
     """
 
     pid: int | None = None

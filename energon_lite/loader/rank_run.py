@@ -88,7 +88,7 @@ class RankRun(Generic[T]):
 
     @property
     def num_run_items(self) -> int:
-        """How many items all ranks have given, in step with this one, in all passes."""
+        """How many items all ranks have emitted, in step with this one, in all passes."""
         position = self.position
         slots = position.start.slots
         here = slots.base + position.count * slots.world_size
@@ -100,7 +100,7 @@ class RankRun(Generic[T]):
         )
 
     def iterate(self) -> Iterator[T]:
-        """Begins when the first batch is asked for: trainers call `set_epoch` after `iter`, too."""
+        """Begins with the first batch: trainers call `set_epoch` after `iter`, too."""
         self.begin()
         yield from self.batches()
 
@@ -112,7 +112,7 @@ class RankRun(Generic[T]):
         try:
             self._begin(seek)
         except BaseException:
-            with suppress(BaseException):  # of several interrupts, the first goes on
+            with suppress(BaseException):  # of several interrupts, the first is raised
                 self._go_back(mark)
             self.seek = seek
             raise
@@ -134,7 +134,7 @@ class RankRun(Generic[T]):
             self._discard(seek)
 
     def _discard(self, seek: Seek) -> None:
-        """Computes what a trainer says was given before, and gives it not again."""
+        """Computes the batches that a trainer has had before, without yielding them."""
         length = self.dataset.pass_length
         if seek.is_fresh and length is not None:
             for _ in range(seek.epoch or 0):
@@ -203,7 +203,7 @@ class RankRun(Generic[T]):
             self._undo = None
 
     def _advance(self, has_yielded: bool) -> Delivery | None:
-        """Goes one step on; returns what is given, or None at the end of the pass."""
+        """Advances by one step; returns its delivery, or None at the end of the pass."""
         deliveries = self._deliveries
         is_running = deliveries is not None and deliveries.pid in (None, os.getpid())
         if not is_running and not self._ahead:
@@ -255,9 +255,9 @@ class RankRun(Generic[T]):
         return has_begun and (self._even is not None or position.all_are_given(self.dataset))
 
     def _look_ahead(self) -> None:
-        """Finds out, where that is asked for, whether the batch to be given is the last one.
+        """Finds out, if a trainer wants to know, whether the current batch is the last one.
 
-        The state stays behind that batch; what comes after it is counted when it is given.
+        The state stays behind this batch; the next one is counted when it is yielded.
         """
         length = self.dataset.pass_length
         self.is_last = length is not None and self.position.items_in_pass >= length
@@ -268,10 +268,10 @@ class RankRun(Generic[T]):
             self.is_last = self._ahead[0] is None
         except Exception as error:
             self.stop_workers()
-            self._ahead = [error]  # raised when its turn comes
+            self._ahead = [error]  # raised with the next step
 
     def _next_step(self) -> Delivery | None:
-        """Returns what this rank gives next, in step with the others; None at the end."""
+        """Returns the next delivery of this rank, in step with the others; None at the end."""
         delivery = self._ahead.pop() if self._ahead else self._computed_step()
         if isinstance(delivery, Exception):
             raise delivery

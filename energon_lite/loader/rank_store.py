@@ -1,4 +1,4 @@
-"""What the ranks tell each other, through the store of `torch.distributed`: votes, and values."""
+"""What the ranks exchange through the store of `torch.distributed`: votes and values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _BITS = 15
 _MASK = (1 << _BITS) - 1
 # Votes that stay in the store. Processes that stand for one rank, such as pipeline stages, may be
-# so many steps behind each other.
+# as many steps behind each other.
 _NUM_KEPT = 1000
 _FIRST_WARNING_SEC = 60.0
 _SHORTEST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.0002, 0.05
@@ -32,7 +32,7 @@ _num_passes: Counter[str] = Counter()
 
 
 class Vote(NamedTuple):
-    """What a rank says of a step, or how many ranks say so.
+    """The vote of a rank on a step, or the sum of all votes.
 
     Attributes:
         has: it has a batch for this step.
@@ -82,7 +82,7 @@ class CountedVotes:
 class StoreVotes:
     """Votes of ranks that share a store.
 
-    Each adds its vote to a counter; who comes last writes the sum, which the others wait for.
+    Each adds its vote to a counter; the last one writes the sum, for which the others wait.
 
     Args:
         store: of the process group.
@@ -226,7 +226,7 @@ def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
     return store, size > config.world_size
 
 
-# How long ranks wait for one another, unless they were told otherwise.
+# How long ranks wait for one another, by default.
 TIMEOUT_SEC = 300.0
 # After so long a wait it is logged which ranks are missing.
 QUIET_SEC = 10.0
@@ -236,10 +236,10 @@ _LONGEST_PAUSE_SEC = 0.05
 class Exchange:
     """Exchanges plain JSON between the ranks of a run; every rank must call the same.
 
-    Without `torch.distributed`, or in a run of one rank, it returns what this rank gave.
+    Without `torch.distributed`, or in a run of one rank, it returns the value of this rank.
 
     Args:
-        config: the place of this rank, and its group.
+        config: rank, world size and process group.
         timeout_sec: longest wait for the other ranks.
     """
 
@@ -387,7 +387,7 @@ class _Round:
         try:
             text = json.dumps([self.what, value])
         except (TypeError, ValueError) as error:
-            text = json.dumps([self.what, None, f"rank {self.rank} gave no plain JSON: {error}"])
+            text = json.dumps([self.what, None, f"rank {self.rank} passed no plain JSON: {error}"])
         self._store.set(self._posts[self.rank], zlib.compress(text.encode(), 1))
 
     def take_back(self) -> None:
@@ -427,7 +427,7 @@ class _Round:
         text = (
             f"ranks {missing} did not call {self.what} within {timeout_sec:g} s of the others "
             "(state_timeout_sec). Call it on all data-parallel ranks, or save each rank's own "
-            "state with save_state_rank(), which waits for nobody"
+            "state with save_state_rank(), which waits for no rank"
             if missing
             else f"the ranks waited {timeout_sec:g} s (state_timeout_sec) for one another in "
             f"{self.what}, with different arguments, or one of them is slow"

@@ -188,7 +188,7 @@ def _check_counts(states: list[_State]) -> None:
         )
     if states[0]["given"]:
         raise StateError(
-            "the state says that ranks were ahead of one another in endless training, where all "
+            "the state reports that ranks were ahead of one another in endless training, where all "
             "are at one step; it was edited or is corrupt"
         )
 

@@ -1,4 +1,4 @@
-"""What a run really gave, by source: counted batch by batch, saved, reduced over ranks, logged."""
+"""What a run yielded, by source: counted batch by batch, saved, reduced over ranks, logged."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 
 @dataclasses.dataclass
 class SourceStats:
-    """What one source gave.
+    """What one source yielded.
 
     Attributes:
-        samples: samples drawn for the batches given, without those left out on the way; batches by
-            group hold some of them back.
+        samples: samples drawn for the batches, without skipped ones; some of them may still be
+            buffered.
         batches: batches for which at least one of those was drawn.
-        draws: samples drawn, with those left out, or dropped with a last batch.
-        skipped: samples left out, on purpose or for an error.
-        tokens: length of what was encoded for the batches given, by the task encoder's
+        draws: samples drawn, with those that were skipped, or dropped with a last batch.
+        skipped: samples skipped, on purpose or for an error.
+        tokens: length of what was encoded for the batches, by the task encoder's
             `sample_length`, or by the index of a blend of tokens; else 0.
         overlong: samples that were too long for a pack, and were cut, split or packed alone; those
             that were dropped are in `skipped`.
@@ -37,7 +37,7 @@ class SourceStats:
         epochs: samples drawn over the size of the source.
         asked_share: the part of all samples that the blend asks of it, up to here; of all tokens,
             if it blends tokens.
-        given_share: the part of all samples, or tokens, that it gave.
+        given_share: its actual share of all samples, or tokens.
         read_sec: seconds of reading and decoding, in whichever process did it.
         encode_sec: seconds in the hooks, of a batch's hooks by its part in the batch.
         wait_sec: seconds that the training loop waited for its batches, by its part in each.
@@ -68,7 +68,7 @@ class Stats(dict[str, SourceStats]):
     """Statistics by source id, of one rank or of several together.
 
     Attributes:
-        asked: the samples that the blend asks of each source, of the whole run up to here.
+        asked: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
     """
@@ -184,11 +184,11 @@ class Stats(dict[str, SourceStats]):
 
 @dataclasses.dataclass
 class SavedStats:
-    """What states say of the time before a restore.
+    """Statistics of the time before a restore.
 
     Attributes:
-        counted: counts of the ranks whose counts go on in this one.
-        asked: samples that the run asked of each source up to there.
+        counted: counts of the ranks that this one continues.
+        asked: the target samples of each source up to there.
     """
 
     counted: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -202,12 +202,12 @@ _MAX_ROWS = 64
 
 
 class Counter:
-    """Counts what one rank gives, and what its run asked of each source.
+    """Counts what one rank yields, and the targets of its run, by source.
 
     Args:
         dataset: the pipeline, which knows what it asks.
         saved: what was counted before.
-        num_items: items that the whole run gave before.
+        num_items: items that the whole run yielded before.
 
     Attributes:
         mark: what was counted; set to an earlier value, it forgets what came since.
@@ -229,7 +229,7 @@ class Counter:
                     setattr(stats, field, getattr(stats, field) + fields[field])
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
-        # Values, and never changed, so that whoever keeps them can return to them.
+        # Values that are never changed, so that a caller can return to them.
         self.mark: CounterMark = (counted, (), 0)
 
     def add(
@@ -242,7 +242,7 @@ class Counter:
 
         Args:
             costs: by source.
-            skipped: what was left out.
+            skipped: the skipped samples.
             wait_sec: how long the batch was waited for; None at the end of a stream.
         """
         counted, rows, num_items = self.mark
@@ -293,8 +293,8 @@ class Counter:
         """Returns the statistics.
 
         Args:
-            num_items: items that the whole run has given.
-            skipped: samples left out, by source.
+            num_items: items that the whole run has yielded.
+            skipped: samples skipped, by source.
         """
         counted = self.counted()
         for name, number in skipped.items():
@@ -303,7 +303,7 @@ class Counter:
         return Stats(counted, self.asked(num_items), facts, self._dataset.traits.unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
-        """Returns all counts, and what was asked, by source."""
+        """Returns all counts and the target samples, by source."""
         counted, asked = self.counted(), self.asked(num_items)
         return {
             name: {
@@ -343,8 +343,8 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
                 if total:
                     stats.wait_sec += wait_sec * draws / total
             elif lost:
-                # Of what was drawn since the last batch nothing was given, so nothing was counted;
-                # what else was lost had been held back, and was.
+                # Draws since the last batch were neither yielded nor counted; other lost samples
+                # had been buffered, and were counted.
                 lost[source] = max(0, lost.get(source, 0) - draws)
         for source, number in lost.items():
             (touched.get(source) or of(source)).samples -= number
@@ -352,7 +352,7 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
 
 
 def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:
-    """Counts the samples that were left out by source; a batch that was may mix several."""
+    """Counts the skipped samples by source; a skipped batch may mix several."""
     lost: dict[str, int] = {}
     for record in records:
         for leaf in leaves(record.restore_key):
@@ -403,7 +403,7 @@ class PassFailures:
     """What a rank lost in the pass that is under way.
 
     Attributes:
-        failed: samples that failed, of the batches given.
+        failed: samples that failed, of the batches yielded.
         drawn: samples drawn for these.
     """
 
@@ -434,7 +434,7 @@ class FailureLimit:
         self._last: SkipRecord | None = None
 
     def counted(self, counts: PassFailures, delivery: Delivery) -> PassFailures:
-        """Returns the counts with a batch that is given, or the end of a stream."""
+        """Returns the counts with another batch, or the end of a stream."""
         if not self._is_on:
             return counts
         failed, drawn = counts.failed, counts.drawn + sum([row[1] for row in delivery.costs.rows])

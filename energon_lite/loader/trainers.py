@@ -23,8 +23,8 @@ class Seek:
     and where a trainer only counts its epochs aloud.
 
     Attributes:
-        epoch: of the trainer; None if it does not say.
-        batch: how many batches of the epoch are done; None if it does not say.
+        epoch: of the trainer; None if it has set none.
+        batch: how many batches of the epoch are done; None if it has set none.
         is_restored: whether a state was restored since.
         is_fresh: whether the run has not begun.
         offset: number of a pass less that of the trainer's epoch.
@@ -41,16 +41,16 @@ class Seek:
         if self.epoch is None:
             return None
         if self.is_restored and self.epoch not in (here, here + 1):
-            # The state decides. A trainer that begins to count at 0 goes on from there.
+            # The state decides. A trainer that begins to count at 0 continues from there.
             self.offset = here - self.epoch
         return self.epoch + self.offset
 
     def num_to_discard(self, has_passes: bool, num_given: int, num_steps: int) -> int:
-        """Counts the batches to pass over before the first is given.
+        """Counts the batches to skip before the first is yielded.
 
         Args:
             has_passes: whether the data or a virtual epoch ends.
-            num_given: batches given in this pass or virtual epoch.
+            num_given: batches yielded in this pass or virtual epoch.
             num_steps: batches of an epoch.
         """
         if num_given >= num_steps:
@@ -120,7 +120,7 @@ class OwnCollate:
 
 
 class _Nobody:
-    """Takes the place of a loader of another process."""
+    """Stands for a loader of another process."""
 
 
 def teach_skipping() -> None:
@@ -149,10 +149,10 @@ def teach_skipping() -> None:
 
 
 class Prepared:
-    """The part of a prepared loader that Accelerate asks while batches are given.
+    """The part of a prepared loader that Accelerate reads while batches are yielded.
 
     Attributes:
-        end_of_dataloader: whether the batch given last is the last of the `for`.
+        end_of_dataloader: whether the last batch was the end of the `for`.
     """
 
     end_of_dataloader = False

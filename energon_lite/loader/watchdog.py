@@ -54,7 +54,7 @@ class Watchdog:
         self._limit_sec = self.timeout_sec
 
     def check(self, reported: float | None) -> float | None:
-        """Warns if the wait under way is too long; gives when the wait told of last began."""
+        """Warns if the current wait is too long; returns when the wait reported last began."""
         since, limit = self._since, self._limit_sec
         if since is None or limit is None or since == reported:
             return reported
@@ -72,7 +72,7 @@ class Watchdog:
 
 
 def _watch(reference: weakref.ref[Watchdog]) -> None:
-    """Checks until the watchdog is gone with its loader; keeps neither alive."""
+    """Checks until the watchdog has ended with its loader; keeps neither alive."""
     reported: float | None = None
     while (watchdog := reference()) is not None:
         reported = watchdog.check(reported)

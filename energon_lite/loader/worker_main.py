@@ -1,7 +1,7 @@
 """What runs in a worker process: computes the deliveries of its streams, and sends them.
 
 The main thread computes, a second one pickles and sends, and a third one listens to the training
-loop. It ends the process when that is gone, whatever the others do.
+loop. It ends the process when the loop has ended, whatever the others do.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pass(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a worker process is told when it starts.
+    """What a worker process gets when it starts.
 
     Attributes:
         worker: its number.
@@ -124,7 +124,7 @@ class _Work:
         self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._turns: RankFeed | None = None
+        self._feed: RankFeed | None = None
         self._sender = threading.Thread(target=self._send, name="sending", daemon=True)
 
     def run(self, first: Pass) -> None:
@@ -170,7 +170,7 @@ class _Work:
 
     def _run_pass(self, job: Pass) -> None:
         settings = self._settings
-        self._turns = turns = RankFeed(
+        self._feed = feed = RankFeed(
             settings.dataset, job.start, settings.max_skip_rate, job.others
         )
         while True:
@@ -178,7 +178,7 @@ class _Work:
             if not self._passes.empty():  # the rest of this pass is not wanted
                 break
             try:
-                self._outbox.put((job.number, next(turns)))
+                self._outbox.put((job.number, next(feed)))
             except StopIteration:
                 break
             except Exception:
@@ -229,7 +229,7 @@ class _Work:
     def _report(self, number: int) -> None:
         """Describes what the computing thread and the sending thread do."""
         thread = self._sender if self._is_packing else threading.main_thread()
-        task = "pickles a batch" if self._is_packing else f"computes {self._turns}"
+        task = "pickles a batch" if self._is_packing else f"computes {self._feed}"
         report = f"It {task}. {describe_thread(thread.ident or 0)}"
         if self._sending.acquire(timeout=_POLL_SEC):
             with contextlib.suppress(OSError):
@@ -237,7 +237,7 @@ class _Work:
             self._sending.release()
 
     def _wait(self) -> None:
-        """Waits for the parent to say something.
+        """Waits for an order of the parent.
 
         Raises:
             Closed: It is gone, though a fork of it may have the socket.

@@ -1,4 +1,4 @@
-"""The worker processes of a rank: listened to in turn, and replaced where they die."""
+"""The worker processes of a rank: received from in turn, and replaced where they die."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class WorkerPool(Iterator[Delivery]):
             self._pinned.drop()
         self._start = start
         self._streams = start.slots.streams()
-        self._places = dict(start.streams)  # of what was received, which is before what was given
+        self._received = dict(start.streams)  # ahead of what was yielded
         self._ended: set[int] = set()
         self._slots = due_slots(start, self._ended)
         self._slot = next(self._slots, None)
@@ -127,7 +127,7 @@ class WorkerPool(Iterator[Delivery]):
         slots = start.slots
         if self._slot is not None:
             slots = slots._replace(first=slots.turn_of(self._slot))
-        places = {stream: place for stream, place in self._places.items() if stream in own}
+        places = {stream: place for stream, place in self._received.items() if stream in own}
         others = frozenset(self._streams).difference(own) | self._ended
         return Pass(self._number, PassStart(slots, start.pass_index, places), others)
 
@@ -137,7 +137,7 @@ class WorkerPool(Iterator[Delivery]):
     def _started(self, number: int) -> Worker:
         settings, config = self._settings, self._config
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
-        told = Settings(
+        settings_of_worker = Settings(
             number,
             self._num_workers,
             seed,
@@ -145,7 +145,7 @@ class WorkerPool(Iterator[Delivery]):
             settings.max_skip_rate,
             settings.prefetch_factor,
         )
-        return Worker(config.start_method, told, self._pass_of(number))
+        return Worker(config.start_method, settings_of_worker, self._pass_of(number))
 
     def _is_ready(self) -> bool:
         return self._slot is not None and self._workers[self._worker_of(self._slot)].is_ready()
@@ -179,8 +179,8 @@ class WorkerPool(Iterator[Delivery]):
         if delivery.item is Mark.END:
             self._ended.add(delivery.stream)
         if delivery.snapshot is not None:
-            first = self._places.get(delivery.stream, StreamStart()).first
-            self._places[delivery.stream] = StreamStart(first, delivery.snapshot)
+            first = self._received.get(delivery.stream, StreamStart()).first
+            self._received[delivery.stream] = StreamStart(first, delivery.snapshot)
         self._slot = next(self._slots, None)
         return cast(Delivery, delivery)
 

@@ -25,7 +25,7 @@ from energon_lite.loader.worker_main import GRACE_SEC, PASS, REPORT, TAKEN, Pass
 logger = logging.getLogger(__name__)
 
 _POLL_SEC = 0.5
-# How long a worker may take to say what it does.
+# How long a worker may take to report what it does.
 _ANSWER_SEC = 1.0
 # After a kill; a process in an uninterruptible wait for a storage outlives it.
 _KILL_SEC = 2.0
@@ -53,7 +53,7 @@ class WorkerDied(Exception):
 
 
 class WorkerTimeout(Exception):
-    """A batch was waited for too long; says what the worker process does."""
+    """A batch took too long; the text reports what the worker process does."""
 
 
 class Limits(NamedTuple):
@@ -75,7 +75,7 @@ class Worker:
 
     Args:
         start_method: "fork", "forkserver" or "spawn"; None for that of `multiprocessing`.
-        settings: what it is told.
+        settings: of the process.
         first: what it computes first.
     """
 
@@ -87,7 +87,7 @@ class Worker:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         context: Any = multiprocessing.get_context(start_method)
-        # The kernel tells of the end of the thread that starts a process, not of its process.
+        # The kernel reports the end of the thread that starts a process, not of its process.
         is_main = threading.current_thread() is threading.main_thread()
         args = (other, settings, first, is_main)
         self.process = context.Process(target=work, args=args, daemon=True)
@@ -215,7 +215,7 @@ class _Wait:
 
 
 def _state_of(pid: int) -> str:
-    """Returns what the kernel says of a process."""
+    """Returns the state of a process as the kernel knows it."""
     with suppress(OSError, IndexError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return f"its state is {state}, so {_STATES.get(state, 'it has ended')}"
