@@ -164,13 +164,17 @@ def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         return [state for entry in state_dict for state in states_of(entry)]
     if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
         return [state_dict]  # it is checked when it is read
+    error: Exception | None = None
     try:
-        return list(read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise StateError(
-            f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
-            "returned; it was edited or is corrupt"
-        ) from error
+        found = read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True)
+        if isinstance(found, list) and found and all(isinstance(state, dict) for state in found):
+            return found
+    except (TypeError, ValueError, AttributeError) as caught:
+        error = caught
+    raise StateError(
+        f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
+        "returned; it was edited or is corrupt"
+    ) from error
 
 
 def checked_states(states: Sequence[Any]) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ class Dicts(Filtered):
 
 
 class Tuples(Filtered):
-    """Returns batches that have no place for a mask."""
+    """Returns batches that cannot carry a mask."""
 
     @stateless
     def encode_batch(self, batch: Any) -> tuple[str, ...]:
@@ -341,7 +341,7 @@ def test_batches_without_a_place_for_a_mask_are_dropped_by_default(
     caplog.clear()
     found = Together(monkeypatch, make, 3).one_pass()
     assert_same(found, [own[: min(map(len, uneven))] for own in uneven])
-    assert caplog.text.count("no place for a mask") == 1
+    assert caplog.text.count("cannot carry a mask") == 1
     with pytest.raises(TypeError, match=r'a tuple has no field for it.*use end="drop"'):
         Together(monkeypatch, make, 3, end="pad", has_store=False).take(1)
 
