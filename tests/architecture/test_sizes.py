@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 694,
     "core": 2320,
     "inspect": 1306,
-    "loader": 3292,
+    "loader": 3296,
     "loss": 210,
     "metadataset": 1330,
     "names": 232,
