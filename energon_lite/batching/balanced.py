@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples, saved_count
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples, saved_count
 from energon_lite.batching.quantile_sync import quantile_sync
 from energon_lite.core.arrays import Int64Array
 
 
-class BalancedOrder(Collector):
+class BalancedOrder(OneByOne):
     """Returns packs one by one, in the order that `quantile_sync` has for each window of them.
 
     Length: the cost of a pack, as the 64 bits of a float. Column: the pack's place among those
@@ -33,20 +33,17 @@ class BalancedOrder(Collector):
         self._waiting: dict[int, int] = {}  # number and cost
 
     @property
-    def num_wanted(self) -> int:
-        """Packs up to a full window; while one is returned, the next one is read."""
-        return self._window - len(self._order) - len(self._waiting)
+    def _is_full(self) -> bool:
+        return len(self._order) + len(self._waiting) >= self._window
 
-    def add(self, samples: Samples) -> Sequence[int]:
-        """Adds packs to the next window."""
-        self._waiting.update(
-            zip(samples.numbers.tolist(), samples.lengths[:, 0].tolist(), strict=True)
-        )
-        return ()
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Adds a pack to the next window."""
+        self._waiting[number] = lengths[0]
+        return self._is_full
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next pack, as a list of one."""
-        if self.num_wanted > 0 and not has_ended:
+        if not self._is_full and not has_ended:
             return None
         if not self._order:
             if not self._waiting:

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.state import MAX_COUNT
 
@@ -119,6 +121,29 @@ class Collector(ABC):
         Raises:
             ValueError, TypeError, KeyError: The state is invalid.
         """
+
+
+class OneByOne(Collector):
+    """A collector to which samples are added one by one, until a list is complete."""
+
+    @property
+    def num_wanted(self) -> int:
+        """One sample, since any may complete a list."""
+        return 1
+
+    @abstractmethod
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Adds a sample.
+
+        Returns:
+            Whether a list may be complete.
+        """
+
+    def add(self, samples: Samples) -> Sequence[int]:
+        """Adds samples."""
+        for number, group, lengths in zip(*map(np.ndarray.tolist, samples), strict=True):
+            self.add_one(number, group, lengths)
+        return ()
 
 
 def saved_count(counts: Mapping[str, Any], name: str) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples
 from energon_lite.core.arrays import Int64Array
 
 
-class GroupCollector(Collector):
+class GroupCollector(OneByOne):
     """Returns the samples of a group when there are as many as its size.
 
     At the end of the data the groups come in the order in which their first samples came.
@@ -19,38 +19,22 @@ class GroupCollector(Collector):
     Length: the size of the sample's group.
 
     Args:
-        batch_size: size of all groups; None if they differ.
         drops_last: whether lists that are not full at the end are dropped.
     """
 
-    def __init__(self, batch_size: int | None, drops_last: bool = False) -> None:
-        self._batch_size = batch_size
+    def __init__(self, drops_last: bool = False) -> None:
         self._drops_last = drops_last
         self._lists: dict[int, list[int]] = {}
-        self._sizes: dict[int, int] = {}
         self._full: int | None = None
 
-    @property
-    def num_wanted(self) -> int:
-        """Samples up to the first list that could be full."""
-        if self._batch_size is None:
-            return 1
-        return self._batch_size - max(map(len, self._lists.values()), default=0)
-
-    def add(self, samples: Samples) -> Sequence[int]:
-        """Puts samples into the lists of their groups."""
-        columns = (
-            samples.numbers.tolist(),
-            samples.groups.tolist(),
-            samples.lengths[:, 0].tolist(),
-        )
-        for number, group, size in zip(*columns, strict=True):
-            members = self._lists.setdefault(group, [])
-            members.append(number)
-            self._sizes[group] = size
-            if len(members) == size:
-                self._full = group
-        return ()
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the list of its group."""
+        members = self._lists.setdefault(group, [])
+        members.append(number)
+        if len(members) == lengths[0]:
+            self._full = group
+            return True
+        return False
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns a full list; at the end of the data also others."""
@@ -79,5 +63,5 @@ class GroupCollector(Collector):
             ValueError: A list is full: between two it cannot be.
         """
         self.add(samples)
-        if any(len(members) >= self._sizes[group] for group, members in self._lists.items()):
+        if self._full is not None:
             raise ValueError("a list is longer than its group's size")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples
 from energon_lite.core.arrays import Int64Array
 
 # Of the samples of a full buffer the packs, and those that stay in the buffer. The others are lost,
@@ -15,7 +15,7 @@ from energon_lite.core.arrays import Int64Array
 Choose = Callable[[list[int], bool], tuple[list[list[int]], list[int]]]
 
 
-class SelectedPacks(Collector):
+class SelectedPacks(OneByOne):
     """Fills a buffer up, and has a function choose packs of it whenever no pack is left.
 
     Columns: the pack that a sample belongs to, or -1, and the sample's place in the buffer.
@@ -36,18 +36,17 @@ class SelectedPacks(Collector):
         self._packs: list[list[int]] = []
 
     @property
-    def num_wanted(self) -> int:
-        """Samples up to a full buffer."""
-        return self._buffer_size - len(self._waiting) - sum(map(len, self._packs))
+    def _is_full(self) -> bool:
+        return len(self._waiting) + sum(map(len, self._packs)) >= self._buffer_size
 
-    def add(self, samples: Samples) -> Sequence[int]:
-        """Puts samples into the buffer."""
-        self._waiting += samples.numbers.tolist()
-        return ()
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the buffer."""
+        self._waiting.append(number)
+        return self._is_full
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next pack that was chosen, once the buffer is full."""
-        if self.num_wanted > 0 and not has_ended:
+        if not self._is_full and not has_ended:
             return None
         if not self._packs and self._waiting and not (has_ended and self._drops_last):
             numbers, self._waiting = self._waiting, []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples, saved_count
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples, saved_count
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import random_words
 
@@ -16,7 +16,7 @@ from energon_lite.core.seeds import random_words
 _WORDS = 256
 
 
-class ShuffleCollector(Collector):
+class ShuffleCollector(OneByOne):
     """Returns one of `size` buffered samples at random, as a list of one.
 
     Column: the sample's place in the buffer.
@@ -35,15 +35,10 @@ class ShuffleCollector(Collector):
         self._num_returned = 0
         self._words: list[int] = []  # the next one last
 
-    @property
-    def num_wanted(self) -> int:
-        """Samples up to a full buffer."""
-        return self._size - len(self._buffer)
-
-    def add(self, samples: Samples) -> Sequence[int]:
-        """Puts samples into the buffer."""
-        self._buffer.extend(samples.numbers.tolist())
-        return ()
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the buffer."""
+        self._buffer.append(number)
+        return len(self._buffer) >= self._size
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Draws a sample, once the buffer is full."""

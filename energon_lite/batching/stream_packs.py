@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker
 from energon_lite.core.arrays import Int64Array
 
 
-class StreamPacks(Collector):
+class StreamPacks(OneByOne):
     """Returns a pack of a group as soon as the buffer of the group is full.
 
     A sample that is longer than a pack, which the rules let pass, has a pack of its own.
@@ -29,7 +30,8 @@ class StreamPacks(Collector):
 
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
-        self._limits = np.array(packing.limits)
+        self._limits = packing.limits
+        self._allows_alone = packing.overlong == "alone"
         self._packers: dict[int, StreamingPacker] = {}
         # Of each group, the samples in its packer by their numbers there.
         self._numbers: dict[int, dict[int, int]] = {}
@@ -37,26 +39,18 @@ class StreamPacks(Collector):
         self._full: set[int] = set()
         self._leftover: list[int] = []
 
-    @property
-    def num_wanted(self) -> int:
-        """Samples up to the first buffer that could be full."""
-        most = max((packer.num_held for packer in self._packers.values()), default=0)
-        return max(1, self._packing.buffer_size - most)
-
-    def add(self, samples: Samples) -> Sequence[int]:
-        """Puts samples into the buffers of their groups."""
-        is_alone = (samples.lengths > self._limits).any(axis=1)
-        columns = [*map(np.ndarray.tolist, samples), is_alone.tolist()]
-        for number, group, lengths, alone in zip(*columns, strict=True):
-            if alone:
-                self._alone.append(number)
-                continue
-            packer = self._packers.get(group) or self._new_packer(group)
-            self._numbers[group][packer.num_added] = number
-            packer.add(lengths if len(lengths) > 1 else lengths[0])
-            if packer.is_full:
-                self._full.add(group)
-        return ()
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the buffer of its group."""
+        if self._allows_alone and any(map(operator.gt, lengths, self._limits)):
+            self._alone.append(number)
+            return True
+        packer = self._packers.get(group) or self._new_packer(group)
+        self._numbers[group][packer.num_added] = number
+        packer.add(lengths[0] if len(lengths) == 1 else lengths)
+        if packer.is_full:
+            self._full.add(group)
+            return True
+        return False
 
     def _new_packer(self, group: int) -> StreamingPacker:
         packing = self._packing

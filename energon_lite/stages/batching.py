@@ -129,7 +129,7 @@ class GroupLists(CollectDataset[list[Any]]):
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> GroupCollector:
         """Returns what chooses the lists of a stream."""
-        return GroupCollector(self.batch_size, self.drop_last)
+        return GroupCollector(self.drop_last)
 
     def units(self, inner: Cursor[Any]) -> UnitsOf:
         """Returns what asks the criterion for the group of a sample, and for its size."""
@@ -145,7 +145,7 @@ class GroupLists(CollectDataset[list[Any]]):
                     f"{self.criterion.where} returns batch size {size} for group {group!r}, and "
                     f"returned {sizes[group]} before; a group has one batch size"
                 )
-            return (Unit(key, group, (size,)),)
+            return ((key, group, (size,)),)
 
         return units
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples
-from energon_lite.core.arrays import Int64Array
+from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import GIVEN_AGAIN, whole
@@ -21,27 +20,21 @@ from energon_lite.core.user_function import SKIPPED
 from energon_lite.stages.buffer_keys import KEY_COLUMNS, KeyRows, KeyTable, compact
 from energon_lite.stages.overlong import left_out, name_of
 
-
-class Unit(NamedTuple):
-    """What a collector gets of a sample: the whole of it, or a part.
-
-    Attributes:
-        key: restore key of the sample or of the part.
-        group: what must be equal in a list.
-        lengths: of each resource.
-    """
-
-    key: RestoreKey
-    group: Any
-    lengths: Sequence[int]
-
-
-T = TypeVar("T")
-
+# What a collector gets of a sample, the whole of it or a part: restore key, group, and lengths of
+# each resource. What is of one group may share a list.
+Unit = tuple[RestoreKey, Any, Sequence[int]]
 # Turns the item that a cursor returned last into units; none if it is skipped.
 UnitsOf = Callable[[RestoreKey, Any], Iterable[Unit]]
 
+T = TypeVar("T")
+
+
 _NO_LENGTHS = (1,)
+# A unit whose group has a number, and the same with its sample.
+_Numbered = tuple[RestoreKey, int, Sequence[int]]
+_Entry = tuple[RestoreKey, int, Sequence[int], Any]
+# Up to so many samples a snapshot copies the units.
+_SMALL = 512
 
 
 class ListDataset(Stage[T]):
@@ -130,7 +123,7 @@ class CollectDataset(ListDataset[T]):
 
     def units(self, inner: Cursor[Any]) -> UnitsOf:
         """Returns what turns the items of a cursor below into units; by default each is one."""
-        return lambda key, _: (Unit(key, None, _NO_LENGTHS),)
+        return lambda key, _: ((key, None, _NO_LENGTHS),)
 
     def group_of(self, key: RestoreKey, sample: Any) -> Any:
         """Returns the group of a sample; asked for after a resume where JSON could not keep it."""
@@ -182,77 +175,95 @@ class CollectCursor(Cursor[Any]):
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            self._read(collector.num_wanted)
-        self.lengths = [self._buffer.units[n if n >= 0 else ~n][1] for n in numbers]
-        keys, samples = self._taken(numbers)
-        self.key, item = self._spec.made(keys, self.re_created(keys, samples))
+            if isinstance(collector, OneByOne):
+                self._read_up_to_list(collector.add_one)
+            else:
+                self._read(collector.num_wanted)
+        if collector.kept or self._kept:
+            entries = self._taken_or_kept(numbers)
+        else:
+            entries = list(map(self._buffer.take, numbers))
+        keys = [entry[0] for entry in entries]
+        self.lengths = [entry[2] for entry in entries]
+        again = self._again
+        samples = [again(e[0]) if e[3] is SKIPPED else e[3] for e in entries]
+        self.key, item = self._spec.made(keys, samples)
         return item
+
+    def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
+        """Reads samples until a list is complete or the data end."""
+        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
+        has_list = False
+        while not has_list:
+            try:
+                sample = next(inner)
+            except StopIteration:
+                self._has_ended = True
+                return
+            for key, group, lengths in units(inner.key, sample):
+                number = groups.get(group)
+                if number is None:
+                    number = groups[group] = len(groups)
+                buffer.add(self._num_read, (key, number, lengths), sample)
+                self._num_read += 1
+                has_list |= add(self._num_read - 1, number, lengths)
 
     def _read(self, num: int) -> None:
         """Reads so many samples, fewer at the end of the data, and adds them to the collector."""
-        units: list[tuple[int, Sequence[int]]] = []
+        first, inner, groups = self._num_read, self._inner, self._groups
         try:
             for _ in range(num):
-                sample = next(self._inner)
-                for unit in self._units(self._inner.key, sample):
-                    group = self._groups.setdefault(unit.group, len(self._groups))
-                    self._buffer.add(self._num_read + len(units), unit, group, sample)
-                    units.append((group, unit.lengths))
+                sample = next(inner)
+                for key, group, lengths in self._units(inner.key, sample):
+                    number = groups.setdefault(group, len(groups))
+                    self._buffer.add(self._num_read, (key, number, lengths), sample)
+                    self._num_read += 1
         except StopIteration:
             self._has_ended = True
         finally:
-            if units:
-                self._add(units)
+            if self._num_read > first:
+                self._add(range(first, self._num_read))
 
-    def _add(self, units: list[tuple[int, Sequence[int]]]) -> None:
-        first, self._num_read = self._num_read, self._num_read + len(units)
-        groups, lengths = zip(*units, strict=True)
+    def _add(self, numbers: range) -> None:
+        units = [self._buffer.units[number] for number in numbers]
+        samples = Samples(
+            np.array(numbers, np.int64),
+            np.array([group for _, group, _ in units], np.int64),
+            np.array([lengths for _, _, lengths in units], np.int64),
+        )
         try:
-            samples = Samples(
-                np.arange(first, self._num_read),
-                np.array(groups, np.int64),
-                np.array(lengths, np.int64),
-            )
             refused = self._collector.add(samples)
         except ValueError as error:
-            key, sample = self._buffer.get(self._num_read - 1)
+            key, _, _, sample = self._buffer.entry(numbers[-1])
             raise FatalSampleError.from_sample_key(name_of(key, sample), str(error)) from None
         if refused:
             self.drop(refused, "more of its group than the share of the group takes")
 
-    def _taken(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
+    def _taken_or_kept(self, numbers: Sequence[int]) -> list[_Entry]:
         """Takes samples of a list out of the buffer, but for those that may be repeated."""
         kept = frozenset(self._collector.kept)
-        keys: list[RestoreKey] = []
-        samples: list[Any] = []
+        entries = []
         for number in numbers:
-            if number >= 0:
-                key, sample = (self._buffer.free if number in kept else self._buffer.take)(number)
-            else:
-                key, sample = (
-                    (GIVEN_AGAIN, self._num_repeated, self._buffer.get(~number)[0]),
-                    SKIPPED,
-                )
+            if number < 0:
+                key, group, lengths, _ = self._buffer.entry(~number)
+                entries.append(((GIVEN_AGAIN, self._num_repeated, key), group, lengths, SKIPPED))
                 self._num_repeated += 1
-            keys.append(key)
-            samples.append(sample)
+            elif number in kept:
+                entries.append(self._buffer.entry(number))
+                self._buffer.samples[number] = SKIPPED
+            else:
+                entries.append(self._buffer.take(number))
         for number in self._kept - kept:
             self._buffer.take(number)
         self._kept = kept
-        return keys, samples
-
-    def re_created(self, keys: Iterable[RestoreKey], samples: Iterable[Any]) -> list[Any]:
-        """Returns samples, re-created where that was left for later."""
-        again = self._again
-        pairs = zip(keys, samples, strict=True)
-        return [again(key) if sample is SKIPPED else sample for key, sample in pairs]
+        return entries
 
     def buffered(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Returns keys and samples of the buffer, re-created where necessary."""
-        pairs = [self._buffer.get(number) for number in numbers]
-        keys = [key for key, _ in pairs]
-        samples = self.re_created(keys, (sample for _, sample in pairs))
-        return keys, samples
+        entries = list(map(self._buffer.entry, numbers))
+        again = self._again
+        samples = [again(e[0]) if e[3] is SKIPPED else e[3] for e in entries]
+        return [entry[0] for entry in entries], samples
 
     def replace(self, number: int, sample: Any) -> None:
         """Puts another sample in the place of one in the buffer."""
@@ -266,7 +277,7 @@ class CollectCursor(Cursor[Any]):
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
         for number in numbers:
-            key, sample = self._buffer.take(number)
+            key, _, _, sample = self._buffer.take(number)
             left_out(key, sample, why, self._spec.stage)
 
     def snapshot(self) -> Snapshot:
@@ -279,7 +290,7 @@ class CollectCursor(Cursor[Any]):
             (number, group) if _is_plain(group) else (number,)
             for group, number in self._groups.items()
         )
-        fields: Any = _Fields(counts, groups, *self._buffer.frozen(), self._collector.state())
+        fields: Any = _Fields(counts, groups, self._buffer.frozen(), self._collector.state())
         return Snapshot(self._spec.stage, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -304,7 +315,7 @@ class CollectCursor(Cursor[Any]):
             for key, (number, group, *lengths) in zip(keys, rows[:, :width].tolist(), strict=True):
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-                buffer.add(number, Unit(key, None, lengths), group, SKIPPED)
+                buffer.add(number, (key, group, lengths), SKIPPED)
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.stage!r} is invalid: {error}. Use another one."
@@ -334,39 +345,38 @@ def _is_plain(group: Any) -> bool:
 
 
 class _Buffer:
-    """Samples by number, and for each a row: its key, number, group and lengths.
+    """Samples by number, with their units: restore key, group and lengths.
 
-    The rows are one array, so that a snapshot of thousands of samples is one copy.
+    A snapshot of a small buffer is a copy of the units. Of a large one the units are also rows of
+    one array, so that a snapshot is one copy, which is quickly pickled.
     """
 
     def __init__(self, num_lengths: int) -> None:
+        self.samples: dict[int, Any] = {}
+        self.units: dict[int, _Numbered] = {}
         self._width = KEY_COLUMNS + 2 + num_lengths
         self._rows = array("q")
         self._numbers: list[int] = []  # of the rows
-        self._places: dict[int, int] = {}  # of the numbers
+        self._places: dict[int, int] = {}  # of the numbers that have a row
+        self._num_rowed = 0  # numbers below have a row, if they are buffered
         self._table = KeyTable()
-        self.units: dict[int, tuple[RestoreKey, Sequence[int]]] = {}
-        self.samples: dict[int, Any] = {}
 
-    def add(self, number: int, unit: Unit, group: int, sample: Any) -> None:
+    def add(self, number: int, unit: _Numbered, sample: Any) -> None:
         """Adds a sample or a part of one."""
-        self._places[number] = len(self._numbers)
-        self._numbers.append(number)
-        self.units[number], self.samples[number] = (unit.key, unit.lengths), sample
-        self._rows.extend((*self._table.row(unit.key), number, group, *unit.lengths))
+        self.units[number] = unit
+        self.samples[number] = sample
 
-    def get(self, number: int) -> tuple[RestoreKey, Any]:
-        """Returns key and sample."""
-        return self.units[number][0], self.samples[number]
+    def entry(self, number: int) -> _Entry:
+        """Returns the unit and the sample."""
+        return (*self.units[number], self.samples[number])
 
-    def free(self, number: int) -> tuple[RestoreKey, Any]:
-        """Returns key and sample, and keeps the key only."""
-        key, sample = self.get(number)
-        self.samples[number] = SKIPPED
-        return key, sample
+    def take(self, number: int) -> _Entry:
+        """Returns the unit and the sample, and forgets both."""
+        if number in self._places:
+            self._remove_row(number)
+        return (*self.units.pop(number), self.samples.pop(number))
 
-    def take(self, number: int) -> tuple[RestoreKey, Any]:
-        """Returns key and sample, and forgets both."""
+    def _remove_row(self, number: int) -> None:
         place, last = self._places.pop(number), self._numbers.pop()
         rows, start, width = self._rows, place * self._width, self._width
         self._table.forget(rows[start : start + 2])
@@ -374,42 +384,74 @@ class _Buffer:
             rows[start : start + width] = rows[-width:]
             self._numbers[place], self._places[last] = last, place
         del rows[-width:]
-        return self.units.pop(number)[0], self.samples.pop(number)
 
-    def frozen(self) -> tuple[KeyRows, Any]:
-        """Returns the rows, and what their keys mean, as copies."""
+    def frozen(self) -> Callable[[], list[tuple[int, _Numbered]]]:
+        """Returns a function that returns all units, as they are now, by their numbers."""
+        if len(self.units) <= _SMALL and not self._places:
+            return _Units(self.units.copy())
+        newest = next(reversed(self.units), -1) + 1
+        for number in range(self._num_rowed, newest):
+            if number in self.units:
+                key, group, lengths = self.units[number]
+                self._places[number] = len(self._numbers)
+                self._numbers.append(number)
+                self._rows.extend((*self._table.row(key), number, group, *lengths))
+        self._num_rowed = newest
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, self._width)
-        return self._table.frozen(), compact(rows)
+        return _Rows(self._table.frozen(), compact(rows))
+
+
+class _Units:
+    """Units of a snapshot, as they are."""
+
+    def __init__(self, units: dict[int, _Numbered]) -> None:
+        self._units = units
+
+    def __call__(self) -> list[tuple[int, _Numbered]]:
+        return sorted(self._units.items())
+
+
+class _Rows:
+    """Units of a snapshot as rows of integers."""
+
+    def __init__(self, table: KeyRows, rows: Any) -> None:
+        self._table, self._rows = table, rows
+
+    def __call__(self) -> list[tuple[int, _Numbered]]:
+        rows = self._rows[np.argsort(self._rows[:, KEY_COLUMNS])]
+        keys = self._table.keys(rows[:, :KEY_COLUMNS])
+        own = rows[:, KEY_COLUMNS:].tolist()
+        return [
+            (n, (key, group, lengths)) for key, (n, group, *lengths) in zip(keys, own, strict=True)
+        ]
 
 
 class _Fields(Mapping[str, Any]):
-    """The fields of a snapshot, made of arrays when somebody looks at them."""
+    """The fields of a snapshot, made when somebody looks at them."""
 
     def __init__(
         self,
         numbers: dict[str, int],
         groups: tuple[Any, ...],
-        table: KeyRows,
-        rows: Int64Array,
+        units: Callable[[], list[tuple[int, _Numbered]]],
         state: CollectorState,
     ) -> None:
-        self._parts = (numbers, groups, table, rows, state)
+        self._parts = (numbers, groups, units, state)
 
     def __getitem__(self, name: str) -> Any:
-        numbers, groups, table, rows, state = self._parts
+        numbers, groups, units, state = self._parts
         if name in numbers:
             return numbers[name]
         if name == "groups":
             return groups
         if name == "counts":
             return state.counts
-        rows = rows[np.argsort(rows[:, KEY_COLUMNS])]
         if name == "keys":
-            return tuple(table.keys(rows[:, :KEY_COLUMNS]))
+            return tuple([key for _, (key, _, _) in units()])
         if name == "rows":
-            columns = state.columns[np.argsort(state.numbers)]
-            own = np.concatenate([rows[:, KEY_COLUMNS:], columns], axis=1)
-            return tuple(map(tuple, own.tolist()))
+            columns = state.columns[np.argsort(state.numbers)].tolist()
+            pairs = zip(units(), columns, strict=True)
+            return tuple([(n, group, *lengths, *own) for (n, (_, group, lengths)), own in pairs])
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -91,10 +91,11 @@ class PackLists(CollectDataset[list[Any]]):
 
         def units(key: RestoreKey, sample: Any) -> Iterable[Unit]:
             length = inner.length
-            is_plain = type(length) is int and 0 < length <= longest
-            pieces = [(key, (length,))] if is_plain else list(measure.pieces(key, sample, length))
+            if has_one_group and type(length) is int and 0 < length <= longest:
+                return ((key, None, (length,)),)
+            pieces = list(measure.pieces(key, sample, length))
             group = None if has_one_group or not pieces else group_of(key, sample)
-            return () if group is SKIPPED else [Unit(part, group, own) for part, own in pieces]
+            return () if group is SKIPPED else [(part, group, own) for part, own in pieces]
 
         return units
 
@@ -253,7 +254,7 @@ class BalancedLists(CollectDataset[list[Any]]):
             tiles = sum(lengths[1] for lengths in inner.lengths if len(lengths) > 1)
             squares = sum(length * length for length in tokens)
             found = cost.token * sum(tokens) + cost.token_squared * squares + cost.tile * tiles
-            return (Unit(key, None, (int(np.float64(found).view(np.int64)),)),)
+            return ((key, None, (int(np.float64(found).view(np.int64)),)),)
 
         return units
 
