@@ -388,7 +388,7 @@ class _Buffer:
     def frozen(self) -> Callable[[], list[tuple[int, _Numbered]]]:
         """Returns a function that returns all units, as they are now, by their numbers."""
         if len(self.units) <= _SMALL and not self._places:
-            return _Units(self.units.copy())
+            return _FewUnits(self.units.copy())
         newest = next(reversed(self.units), -1) + 1
         for number in range(self._num_rowed, newest):
             if number in self.units:
@@ -398,10 +398,10 @@ class _Buffer:
                 self._rows.extend((*self._table.row(key), number, group, *lengths))
         self._num_rowed = newest
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, self._width)
-        return _Rows(self._table.frozen(), compact(rows))
+        return _UnitRows(self._table.frozen(), compact(rows))
 
 
-class _Units:
+class _FewUnits:
     """Units of a snapshot, as they are."""
 
     def __init__(self, units: dict[int, _Numbered]) -> None:
@@ -411,7 +411,7 @@ class _Units:
         return sorted(self._units.items())
 
 
-class _Rows:
+class _UnitRows:
     """Units of a snapshot as rows of integers."""
 
     def __init__(self, table: KeyRows, rows: Any) -> None:

@@ -89,9 +89,11 @@ class LossWeightDataset(PerItemStage[T]):
             if (self.is_weighted or self.is_nested) and item.__loss_weight__ is None:
                 item.__loss_weight__ = self._of_batch(item, key)
         elif isinstance(item, dict):
-            if self.is_weighted or self.is_nested:
+            if (self.is_weighted or self.is_nested) and "loss_weight" not in item:
                 set_loss_weight(item, self.loss_weight(key))
-        elif not isinstance(item, torch.Tensor) and (self.is_weighted or hasattr(item, "__dict__")):
+        elif isinstance(item, (Sample, torch.Tensor)):
+            return  # samples have theirs from their sources, tensors no place
+        elif self.is_weighted or hasattr(item, "__dict__"):
             set_loss_weight(item, self.loss_weight(key))
 
     def _of_batch(self, batch: Batch, key: RestoreKey) -> list[float] | None:
