@@ -53,12 +53,12 @@ class LengthReport:
         split_part: the part.
         file: the lengths, as .npy.
         samples: samples of the part.
-        measured: of these, those that were measured now; the others were before.
+        measured: samples that were measured now; the others had been measured before.
         totals: the lengths of all samples together, by resource.
         longest: the longest sample, by resource.
-        skipped: samples that the task encoder left out, now; their length is 0.
-        failed: samples that gave an error, now; their length is 0.
-        problems: the first of these, as (sample, error).
+        skipped: samples that the task encoder skipped now; their length is 0.
+        failed: samples that raised an error now; their length is 0.
+        problems: the first of the failed samples, as (sample, error).
     """
 
     path: Path
@@ -72,16 +72,25 @@ class LengthReport:
     failed: int = 0
     problems: list[tuple[str, str]] = field(default_factory=list)
 
+    def add(self, found: _Measured) -> None:
+        """Counts samples that were measured."""
+        self.measured += len(found.samples)
+        for record in found.records:
+            self.skipped += record.on_purpose
+            self.failed += not record.on_purpose
+            if not record.on_purpose and len(self.problems) < _LISTED:
+                self.problems.append((record.sample_key, record.error))
+
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as plain values."""
+        """Returns the report as JSON-serialisable values."""
         return {**self.__dict__, "path": str(self.path), "file": str(self.file)}
 
 
 class LengthFunction(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """A task encoder of which only a function of a stored sample is known.
+    """A task encoder that has only a function for the length of a stored sample.
 
     Args:
-        function: gives a sample's tokens, or a dict of resources.
+        function: returns the tokens of a sample, or a dict of resources.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -106,8 +115,8 @@ def measure_lengths(
 ) -> list[LengthReport]:
     """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it returns.
 
-    What an interrupted run measured is not measured again, and nothing is if neither the data nor
-    the code of the encoder changed. The result is used by blends (`lengths: NAME`).
+    Lengths that an interrupted run measured are kept; nothing is measured if neither the data nor
+    the code of the encoder changed. Blends and packs use the result (`lengths: NAME`).
 
     Args:
         path: a prepared folder, or a metadataset, of which every dataset is measured.
@@ -121,9 +130,9 @@ def measure_lengths(
         progress: called with what is measured, how many samples are done, of how many.
 
     Raises:
-        ValueError: The encoder has no `sample_length`, or tells something else than lengths.
+        ValueError: The encoder has no `sample_length`, or returns something else than lengths.
         FileNotFoundError: The folder is missing, or not prepared.
-        PermissionError: The place of the index cannot be written to.
+        PermissionError: The folder of the index cannot be written to.
         RuntimeError: A worker process died.
     """
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -167,11 +176,7 @@ def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> 
             place = (leaf.path.resolve(), leaf.split_part, leaf.split_config, leaf.dataset_config)
             if place not in seen:
                 seen.add(place)
-                yield _whole(leaf)
-
-
-def _whole(leaf: Leaf) -> Leaf:
-    return replace(leaf, subset=(), source_id=f"{leaf.path.name}/{leaf.split_part}")
+                yield replace(leaf, subset=(), source_id=f"{leaf.path.name}/{leaf.split_part}")
 
 
 def _measure_part(
@@ -187,7 +192,23 @@ def _measure_part(
     facts = read_facts(root, part, name) or {}
     if facts.get("data") != factory.data or facts.get("encoder") != encoder:
         with errors_of(root):
-            _measure_missing(dataset, factory, name, encoder, num_workers, progress, report)
+            num_tasks = -(-num_samples // _SAMPLES_PER_TASK)
+            resources = _first(dataset, num_tasks, root).resources
+            partial = PartialLengths(
+                root, part, name, num_samples, resources, factory.data, encoder
+            )
+            missing = partial.missing()
+            tasks = np.unique(missing // _SAMPLES_PER_TASK).tolist()
+            measure = functools.partial(_measured, dataset, num_tasks, resources)
+            for found in ordered_results(measure, tasks, num_workers):
+                if isinstance(found, Exception):
+                    raise found
+                partial.put(found.samples, found.lengths)
+                report.add(found)
+                if progress is not None:
+                    done = num_samples - len(missing) + report.measured
+                    progress(f"{root.name}/{part}", done, num_samples)
+            partial.finish()
         facts = read_facts(root, part, name) or {}
     for resource in facts["resources"]:
         lengths = read_lengths(root, part, name, num_samples, factory.data, resource)
@@ -197,51 +218,13 @@ def _measure_part(
     return report
 
 
-def _measure_missing(
-    dataset: MeasureDataset[Any],
-    factory: Any,
-    name: str,
-    encoder: str,
-    num_workers: int,
-    progress: Callable[[str, int, int], None] | None,
-    report: LengthReport,
-) -> None:
-    num_samples = report.samples
-    num_tasks = -(-num_samples // _SAMPLES_PER_TASK)
-    resources = _first(dataset, num_tasks, report.path).resources
-    partial = PartialLengths(
-        report.path, report.split_part, name, num_samples, resources, factory.data, encoder
-    )
-    missing = partial.missing()
-    tasks = np.unique(missing // _SAMPLES_PER_TASK).tolist()
-    done = num_samples - len(missing)
-    measure = functools.partial(_measured, dataset, num_tasks, resources)
-    for found in ordered_results(measure, tasks, num_workers):
-        if isinstance(found, Exception):
-            raise found
-        partial.put(found.samples, found.lengths)
-        report.measured += len(found.samples)
-        _note(report, found.records)
-        if progress is not None:
-            progress(f"{report.path.name}/{report.split_part}", done + report.measured, num_samples)
-    partial.finish()
-
-
-def _note(report: LengthReport, records: list[SkipRecord]) -> None:
-    for record in records:
-        report.skipped += record.on_purpose
-        report.failed += not record.on_purpose
-        if not record.on_purpose and len(report.problems) < _LISTED:
-            report.problems.append((record.sample_key, record.error))
-
-
 class _Measured(NamedTuple):
     """The lengths of some samples.
 
     Attributes:
         samples: (n,); their numbers in the part, rising.
         lengths: (n, R).
-        records: what was left out.
+        records: skipped samples.
         resources: the names of the R resources.
     """
 
@@ -252,7 +235,7 @@ class _Measured(NamedTuple):
 
 
 def _first(dataset: MeasureDataset[Any], num_tasks: int, root: Path) -> _Measured:
-    """Measures up to the first sample that has a length: it says what the resources are."""
+    """Measures up to the first sample that has a length: it has the names of the resources."""
     for task in range(num_tasks):
         found = _measured(dataset, num_tasks, None, task, only_first=True)
         if found.resources:
@@ -270,7 +253,7 @@ def _measured(
     task: int,
     only_first: bool = False,
 ) -> _Measured:
-    """Measures one block of file order, which is what one of `num_tasks` streams has."""
+    """Measures one block of file order: the samples of one of `num_tasks` streams."""
     stream = Stream(task, num_tasks)
     context = StreamContext(stream, max_skip_rate=1.0)
     first = task * _SAMPLES_PER_TASK
@@ -287,8 +270,8 @@ def _measured(
             key = next(leaves(cursor.key))
             if set(here) != set(resources):
                 raise DatasetFormatError(
-                    f"sample_length gave {sorted(here)} for {key!r} and {sorted(resources)} "
-                    "before; give the same resources for every sample"
+                    f"sample_length returned {sorted(here)} for {key!r} and {sorted(resources)} "
+                    "before; return the same resources for every sample"
                 )
             # A generator hook makes several samples of one; they are measured together.
             lengths[key[2] - first] += [int(here[name]) for name in resources]
