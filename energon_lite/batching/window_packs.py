@@ -91,7 +91,8 @@ class SharedPacks(WindowPacks):
     Args:
         packing: as in `WindowPacks`, and balance window and cost.
         window: samples of all streams that are packed together.
-        index: number of the stream.
+        index: number of the stream; None for the packs of all streams, step by step, of the steps
+            that all of them have.
         num_streams: number of streams.
         key: for the order of steps; the same in all streams.
         packs_per_batch: packs that follow each other and are to be of one group.
@@ -104,7 +105,7 @@ class SharedPacks(WindowPacks):
         self,
         packing: Packing,
         window: int,
-        index: int,
+        index: int | None,
         num_streams: int,
         key: int,
         packs_per_batch: int = 1,
@@ -112,7 +113,7 @@ class SharedPacks(WindowPacks):
         super().__init__(packing, window)
         self.multiple = num_streams * packs_per_batch
         self.num_lists = np.zeros(num_streams, np.int64)
-        self._index = index
+        self.index = index
         self._num_streams = num_streams
         self._key = key
         self._packs_per_batch = packs_per_batch
@@ -120,7 +121,9 @@ class SharedPacks(WindowPacks):
     def _ordered(self, packs: Lists, groups: Int64Array, lengths: Int64Array) -> Lists:
         steps = self._steps(self._packing.cost.costs(packs, lengths), groups)
         self.num_lists += (steps != NO_PACK).sum(axis=0)
-        own = steps[:, self._index]
+        if self.index is None:
+            return packs.reordered(steps[(steps != NO_PACK).all(axis=1)].ravel())
+        own = steps[:, self.index]
         return packs.reordered(own[own != NO_PACK])
 
     def _steps(self, costs: Any, groups: Int64Array) -> Int64Array:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.batching.collector import Samples
+from energon_lite.batching.window_packs import SharedPacks
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
 from energon_lite.stages.plan_order import OrderReader
 from energon_lite.stages.planned import PlannedWindow
@@ -32,7 +33,8 @@ class Draws(NamedTuple):
         stored: tokens of the whole sample by its length index; 0 without an index.
         tokens: tokens that are in the item.
         counts: 1 for a sample; of the parts of a sample, 1 for the first and 0 for the others.
-        positions: of the sample in the order of the stream that drew it.
+        streams: number of the stream that drew the sample.
+        positions: of the sample in the order of that stream.
     """
 
     items: Int64Array
@@ -40,7 +42,18 @@ class Draws(NamedTuple):
     stored: Int64Array
     tokens: Int64Array
     counts: Int64Array
+    streams: Int64Array
     positions: Int64Array
+
+    def up_to(self, num_items: int) -> Draws:
+        """Returns the draws of the first items."""
+        is_in = (self.items >= 0) & (self.items < num_items)
+        return Draws(*(column[is_in] for column in self))
+
+    @staticmethod
+    def joined(blocks: Sequence[Draws]) -> Draws:
+        """Returns several blocks as one."""
+        return Draws(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 class StreamDraws:
@@ -83,13 +96,13 @@ class StreamDraws:
             first, self.num_items = self.num_items, self.num_items + len(refs)
             items = np.arange(first, self.num_items)
             stored = self._stored(refs.sources, refs.indices)
-            self._blocks.append(
-                Draws(items, refs.sources, stored, stored, np.ones_like(items), items)
-            )
+            ones, streams = np.ones_like(items), np.full_like(items, self.index)
+            block = Draws(items, refs.sources, stored, stored, ones, streams, items)
+            self._blocks.append(block)
 
     def draws(self) -> Draws:
         """Returns what was drawn, in the order of the items."""
-        return Draws(*map(np.concatenate, zip(*self._blocks, strict=True)))
+        return Draws.joined(self._blocks)
 
     def _stored(self, sources: Int64Array, indices: Int64Array) -> Int64Array:
         tokens = np.zeros(len(sources), dtype=np.int64)
@@ -109,8 +122,7 @@ class PackDraws(StreamDraws):
     """
 
     def __init__(self, packs: PlannedPacks, stream: Stream, names: Sequence[str]) -> None:
-        lengths = {name: packs.lengths(name)[0] for name in names}
-        super().__init__(packs.plannable.order, stream, names, lengths)
+        super().__init__(packs.plannable.order, stream, names, None)
         self._numbers = np.array([names.index(name) for name in packs.plannable.sources])
         self._num_streams = stream.num_streams
         self._context = StreamContext(stream, max_skip_rate=1.0)
@@ -126,45 +138,43 @@ class PackDraws(StreamDraws):
         while self.num_items < num_items and not self.has_ended:
             with context_of(self._context):
                 window = next(self._windows, None)
-            costs = np.empty(0) if window is None else self._add(window)
-            self._emit(costs, window is None)
             self.has_ended = window is None
+            self._emit(np.empty(0) if window is None else self._add(window))
             self.num_items = len(self._emitted)
 
     def _add(self, window: PlannedWindow) -> Float64Array:
-        packs, units = window.packs, window.units
-        refs = units.refs.chosen(packs.indices)
-        sources = self._numbers[refs.sources]
-        first, self._num_planned = self._num_planned, self._num_planned + len(packs)
-        numbers = np.arange(first, self._num_planned)
+        """Adds the packs of a window; returns their costs."""
+        packs, units = window.packs, window.units.chosen(window.packs.indices)
+        numbers = np.arange(self._num_planned, self._num_planned + len(packs))
+        self._num_planned += len(packs)
         self._blocks.append(
             Draws(
                 items=np.repeat(numbers, np.diff(packs.offsets)),
-                sources=sources,
-                stored=self._stored(sources, refs.indices),
-                tokens=units.lengths[packs.indices, 0],
-                counts=(units.starts[packs.indices] <= 0).astype(np.int64),
-                positions=refs.numbers // self._num_streams,
+                sources=self._numbers[units.refs.sources],
+                stored=units.planned[:, 0],
+                tokens=units.lengths[:, 0],
+                counts=(units.starts <= 0).astype(np.int64),
+                streams=units.refs.numbers % self._num_streams,
+                positions=units.refs.numbers // self._num_streams,
             )
         )
         costs = np.zeros(len(packs))
         if self._cost is not None:
-            costs = self._cost.costs(packs, units.lengths)
+            costs = self._cost.costs(packs, window.units.lengths)
         self._costs.append(costs)
         return costs
 
-    def _emit(self, costs: Float64Array, has_ended: bool) -> None:
+    def _emit(self, costs: Float64Array) -> None:
         """Emits packs that were planned, in the order of the run."""
-        order = self._order
+        first, order = self._num_planned - len(costs), self._order
         if order is None:
-            self._emitted.extend(range(len(self._emitted), self._num_planned))
+            self._emitted.extend(range(first, self._num_planned))
             return
-        bits = costs.view(np.int64)[:, None]
-        numbers = np.arange(self._num_planned - len(costs), self._num_planned)
-        for i in range(len(costs)):
-            order.add(Samples(numbers[i : i + 1], numbers[:1], bits[i : i + 1]))
+        group = np.zeros(1, dtype=np.int64)
+        for number, cost in enumerate(costs[:, None], first):
+            order.add(Samples(np.array([number]), group, cost.view(np.int64)[None]))
             self._emitted.extend(order.next(0, has_ended=False) or ())
-        while has_ended and (pack := order.next(0, has_ended=True)):
+        while self.has_ended and (pack := order.next(0, has_ended=True)):
             self._emitted.extend(pack)
 
     def draws(self) -> Draws:
@@ -172,8 +182,7 @@ class PackDraws(StreamDraws):
         drawn = super().draws()
         items = np.full(self._num_planned, -1)
         items[self._emitted] = np.arange(self.num_items)
-        drawn = drawn._replace(items=items[drawn.items])
-        return Draws(*(column[drawn.items >= 0] for column in drawn))
+        return drawn._replace(items=items[drawn.items]).up_to(self.num_items)
 
     def costs(self) -> Float64Array:
         """Returns the costs of the packs that were emitted, (P,)."""
@@ -184,3 +193,89 @@ class PackDraws(StreamDraws):
     def num_dropped(self) -> int:
         """Samples that are in no pack: too long, or without a length."""
         return len(self._context.records)
+
+
+class AllPacks(PlannedPacks):
+    """Plans the packs of all streams once, for the price of one stream.
+
+    Its first stream has the packs of all streams, step by step.
+    """
+
+    def collector(self, stream: Stream) -> SharedPacks:
+        """Returns what chooses the packs of all streams."""
+        found = super().collector(stream)
+        assert isinstance(found, SharedPacks)
+        found.index = None
+        return found
+
+
+class RunShape(NamedTuple):
+    """How a run goes through its data: in each step every rank takes a batch of items."""
+
+    steps: int
+    batch_size: int
+    world_size: int
+    num_streams: int
+
+    @property
+    def step_items(self) -> int:
+        """Items of a step."""
+        return self.world_size * self.batch_size
+
+
+class RunDraws(NamedTuple):
+    """What the steps of a run draw, from all streams.
+
+    Attributes:
+        num_steps: steps for which every rank has a batch; fewer than wanted where the data end.
+        num_batches: batches of all streams.
+        num_items: items of the steps.
+        draws: of the steps.
+        steps: shape (D,); in which step each sample is.
+    """
+
+    num_steps: int
+    num_batches: int
+    num_items: int
+    draws: Draws
+    steps: Int64Array
+
+
+def draw_run(streams: Sequence[StreamDraws], run: RunShape) -> RunDraws:
+    """Draws what the steps of a run need."""
+    num_batches = -(-run.steps * run.world_size // run.num_streams)
+    while True:
+        for stream in streams:
+            stream.draw_up_to(num_batches * run.batch_size)
+        batches_S = np.array([-(-stream.num_items // run.batch_size) for stream in streams])
+        steps_BS, num_steps = _steps_of_batches(batches_S, run)
+        if num_steps == run.steps or all(stream.has_ended for stream in streams):
+            break
+        num_batches *= 2
+    num_items, blocks, steps = 0, [], []
+    for stream in streams:
+        steps_P = steps_BS[np.arange(stream.num_items) // run.batch_size, stream.index]
+        num_items += int((steps_P < num_steps).sum())
+        drawn = stream.draws()
+        steps.append(steps_P[drawn.items])
+        blocks.append(drawn)
+    steps_D, drawn = np.concatenate(steps), Draws.joined(blocks)
+    is_in = steps_D < num_steps
+    drawn = Draws(*(column[is_in] for column in drawn))
+    return RunDraws(num_steps, int(batches_S.sum()), num_items, drawn, steps_D[is_in])
+
+
+def _steps_of_batches(batches_S: Int64Array, run: RunShape) -> tuple[Int64Array, int]:
+    """Returns the step of each batch of each stream, (B, S), and how many all ranks have."""
+    steps_BS = np.full((int(batches_S.max()), run.num_streams), run.steps)
+    turns: Any = np.arange(-(-steps_BS.size // run.world_size))
+    num_steps = run.steps
+    for rank in range(run.world_size):
+        slots = RankSlots(0, rank, run.world_size, run.num_streams).slot(turns)
+        batches, streams = np.divmod(slots, run.num_streams)
+        # Ranks skip the slots of streams that have ended, each rank for itself.
+        has_batch = batches < batches_S[streams]
+        own = np.arange(has_batch.sum())
+        steps_BS[batches[has_batch], streams[has_batch]] = own
+        num_steps = min(num_steps, len(own))
+    return steps_BS, num_steps

@@ -20,9 +20,9 @@ from energon_lite.balance import CostModel, idle_share, imbalance
 from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.inspect.draws import Draws, PackDraws, StreamDraws
+from energon_lite.inspect.draws import AllPacks, Draws, PackDraws, RunShape, StreamDraws, draw_run
 from energon_lite.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
@@ -252,16 +252,13 @@ def plan(
     )  # fmt: skip
     run = RunShape(steps, batch_size, world_size, config.default_num_streams)
     dataset = _opened(path, split_part, batch_size, repeat, config, {"trust": trust, **kwargs})
-    if packing is None:
-        forecast, pack_plan = _sample_forecast(dataset, run), None
-    else:
-        forecast, pack_plan = _pack_forecast(
-            _planned(dataset, packing, seed_offset, batch_size), run
-        )
+    packs = None
+    if packing is not None:
+        packs = _planned(dataset, packing, seed_offset, batch_size)
+    forecast, pack_plan = _forecast(dataset, packs, run)
     sources = tuple(_source_plans(dataset, forecast))
     return Plan(
-        path=path_text(path),
-        split_part=split_part,
+        path=path_text(path), split_part=split_part,
         unit="tokens" if forecast.by_tokens else "samples",
         steps_asked=steps, steps=forecast.steps, drawn_steps=forecast.drawn_steps,
         more_batches=forecast.more_batches, batch_size=batch_size, world_size=world_size,
@@ -278,36 +275,15 @@ def _refuse_zeros(**counts: int) -> None:
             raise ValueError(f"{name}={value} must be at least 1")
 
 
-class RunShape(NamedTuple):
-    """How a run goes through its data: in each step every rank takes a batch of items."""
-
-    steps: int
-    batch_size: int
-    world_size: int
-    num_streams: int
-
-    @property
-    def step_items(self) -> int:
-        """Items of a step."""
-        return self.world_size * self.batch_size
-
-    def streams(self) -> list[Stream]:
-        """Lists the streams."""
-        return [Stream(index, self.num_streams) for index in range(self.num_streams)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Forecast:
+class _Forecast(NamedTuple):
     """What a run will have: samples of each interval and source.
 
     Attributes:
         steps, drawn_steps, more_batches: as in `Plan`.
         targets: shape (K, N), by the weights. Of a blend by tokens, only the shares mean something.
+        by_tokens: whether shares are of tokens.
         samples: shape (K, N); None where they are not known.
         tokens: shape (K, N), if they are known.
-        by_tokens: whether shares are of tokens.
-        drawn_items: samples, or packs, of the drawn steps.
-        drawn_tokens: tokens in these.
     """
 
     steps: int
@@ -317,8 +293,6 @@ class _Forecast:
     samples: Float64Array | None = None
     tokens: Float64Array | None = None
     more_batches: int = 0
-    drawn_items: int = 0
-    drawn_tokens: int = 0
 
     @property
     def actual(self) -> Float64Array | None:
@@ -352,137 +326,77 @@ def _opened(
 
 
 def _planned(
-    dataset: AnyDataset, packing: Packing, seed: int, packs_per_batch: int = 1
+    dataset: AnyDataset,
+    packing: Packing,
+    seed: int,
+    packs_per_batch: int = 1,
+    planner: type[PlannedPacks] = PlannedPacks,
 ) -> PlannedPacks:
     if packing.lengths is None:
         raise ValueError("a plan of packs needs a length index; name it: Packing(lengths=...)")
     measured = MeasureDataset(dataset, UserFunction(_no_sample, name="sample_length"), packing)
-    return PlannedPacks(measured, packing, seed, packs_per_batch)
+    return planner(measured, packing, seed, packs_per_batch)
 
 
 def _no_sample(sample: Any) -> int:
     raise AssertionError(f"a forecast reads nothing, but there is {sample!r:.80}")
 
 
-def _sample_forecast(dataset: AnyDataset, run: RunShape) -> _Forecast:
+def _forecast(
+    dataset: AnyDataset, packs: PlannedPacks | None, run: RunShape
+) -> tuple[_Forecast, PackPlan | None]:
+    """Draws a run up to `MAX_DRAWS` samples, and extrapolates the steps after these."""
     names = [facts.name for facts in dataset.sources()]
-    if dataset.traits.measures:
+    streams = [Stream(index, run.num_streams) for index in range(run.num_streams)]
+    if packs is not None:
+        pack_draws = [PackDraws(packs, stream, names) for stream in streams]
+        draws: Sequence[StreamDraws] = pack_draws
+        has_tokens, by_tokens = True, dataset.traits.unit == "tokens"
+        most = int(MAX_DRAWS / packs.samples_per_list) // run.step_items
+    elif not dataset.traits.measures:
+        lengths = dataset.lengths_by_source()
+        has_tokens = by_tokens = set(names) <= set(lengths)
+        order = PlannableDataset(dataset).order
+        draws = [StreamDraws(order, s, names, lengths if has_tokens else None) for s in streams]
+        most = MAX_DRAWS // run.step_items
+    else:
         ends = [edge * run.step_items for edge in interval_edges(run.steps)]
-        return _Forecast(run.steps, 0, _targets(dataset, ends), by_tokens=True)
-    lengths = dataset.lengths_by_source()
-    by_tokens = set(names) <= set(lengths)
-    order = PlannableDataset(dataset).order
-    streams = [
-        StreamDraws(order, stream, names, lengths if by_tokens else None)
-        for stream in run.streams()
-    ]
-    return _drawn(dataset, dataset, run, streams, 1, by_tokens=by_tokens, has_tokens=by_tokens)
-
-
-def _pack_forecast(packs: PlannedPacks, run: RunShape) -> tuple[_Forecast, PackPlan]:
-    names = [facts.name for facts in packs.sources()]
-    streams = [PackDraws(packs, stream, names) for stream in run.streams()]
-    forecast = _drawn(
-        packs.dataset, packs, run, streams, packs.samples_per_list,
-        by_tokens=packs.traits.unit == "tokens", has_tokens=True,
-    )  # fmt: skip
-    room = forecast.drawn_items * packs.packing.tokens
-    more_steps = forecast.steps - forecast.drawn_steps
-    return forecast, PackPlan(
-        capacity=packs.packing.tokens,
-        lengths=str(packs.packing.lengths),
-        packs=forecast.drawn_items + more_steps * run.step_items,
-        fill=forecast.drawn_tokens / room if room else 1.0,
-        dropped=sum(stream.num_dropped for stream in streams),
-        packs_per_pass=None if packs.endless else sum(map(packs.num_items, run.streams())),
-    )
-
-
-def _drawn(
-    dataset: AnyDataset,
-    items: AnyDataset,
-    run: RunShape,
-    streams: Sequence[StreamDraws],
-    samples_per_item: float,
-    *,
-    by_tokens: bool,
-    has_tokens: bool,
-) -> _Forecast:
-    """Draws the items of a run up to `MAX_DRAWS` samples, and extrapolates the steps after these.
-
-    Args:
-        dataset: the samples, whose blends have the target shares.
-        items: the samples, or packs of them.
-        run: how it goes through the items.
-        streams: of `items`.
-        samples_per_item: about how many samples an item has.
-        by_tokens: whether shares are of tokens.
-        has_tokens: whether tokens are known.
-    """
-    most = max(1, int(MAX_DRAWS / samples_per_item) // run.step_items)
-    steps_BS, drawn_steps, num_batches = _draw_steps(streams, run, min(run.steps, most))
-    steps = drawn_steps
-    if drawn_steps == most:
-        steps = run.steps
-        if not items.endless:
-            steps = min(steps, sum(map(items.num_items, run.streams())) // run.step_items)
+        return _Forecast(run.steps, 0, _targets(dataset, ends), by_tokens=True), None
+    most = max(1, most)
+    drawn = draw_run(draws, run._replace(steps=min(run.steps, most)))
+    steps = drawn.num_steps
+    if steps == most:
+        per_pass = 0 if dataset.endless else sum(map((packs or dataset).num_items, streams))
+        steps = run.steps if dataset.endless else min(run.steps, per_pass // run.step_items)
     edges = np.array(interval_edges(steps))
-    samples = np.zeros((max(1, len(edges) - 1), len(dataset.sources())))
-    tokens = np.zeros_like(samples)
-    num_items = 0
-    for stream in streams if drawn_steps else ():
-        steps_P = steps_BS[np.arange(stream.num_items) // run.batch_size, stream.index]
-        num_items += int(((steps_P >= 0) & (steps_P < drawn_steps)).sum())
-        drawn = stream.draws()
-        steps_D = steps_P[drawn.items]
-        is_in = (steps_D >= 0) & (steps_D < drawn_steps)
-        intervals = np.searchsorted(edges, steps_D[is_in], side="right") - 1
-        cells = intervals * samples.shape[1] + drawn.sources[is_in]
-        for table, column in ((samples, drawn.counts), (tokens, drawn.tokens)):
-            table += np.bincount(cells, column[is_in], samples.size).reshape(samples.shape)
-    drawn_tokens = int(tokens.sum())
-    if steps > drawn_steps:
-        more = _extrapolated(dataset, samples.sum(axis=0), drawn_steps, edges)
-        per_sample = tokens.sum(axis=0) / np.maximum(samples.sum(axis=0), 1)
-        samples += more
-        tokens += more * per_sample
+    shape = (max(1, len(edges) - 1), len(names))
+    cells = (np.searchsorted(edges, drawn.steps, side="right") - 1) * len(names)
+    cells += drawn.draws.sources
+    samples, tokens = (
+        np.bincount(cells, column, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+        for column in (drawn.draws.counts, drawn.draws.tokens)
+    )
+    pack_plan = None
+    if packs is not None:
+        room = drawn.num_items * packs.packing.tokens
+        pack_plan = PackPlan(
+            capacity=packs.packing.tokens,
+            lengths=str(packs.packing.lengths),
+            packs=drawn.num_items + (steps - drawn.num_steps) * run.step_items,
+            fill=int(tokens.sum()) / room if room else 1.0,
+            dropped=sum(own.num_dropped for own in pack_draws),
+            packs_per_pass=None if packs.endless else sum(map(packs.num_items, streams)),
+        )
+    if steps > drawn.num_steps:
+        more = _extrapolated(dataset, samples.sum(axis=0), drawn.num_steps, edges)
+        tokens = tokens + more * tokens.sum(axis=0) / np.maximum(samples.sum(axis=0), 1)
+        samples = samples + more
     ends = [0, *np.cumsum(samples.sum(axis=1)).astype(int).tolist()]
     return _Forecast(
-        steps, drawn_steps, _targets(dataset, ends), by_tokens, samples,
+        steps, drawn.num_steps, _targets(dataset, ends), by_tokens, samples,
         tokens if has_tokens else None,
-        more_batches=num_batches - steps * run.world_size if steps < run.steps else 0,
-        drawn_items=num_items, drawn_tokens=drawn_tokens,
-    )  # fmt: skip
-
-
-def _draw_steps(
-    streams: Sequence[StreamDraws], run: RunShape, num_steps: int
-) -> tuple[Int64Array, int, int]:
-    """Draws what the first steps need.
-
-    Returns:
-        The step of each batch of each stream, or -1, shape (B, S); how many of the steps there are,
-        each with a batch for every rank; and the number of batches.
-    """
-    num_batches = -(-num_steps * run.world_size // run.num_streams)
-    while True:
-        for stream in streams:
-            stream.draw_up_to(num_batches * run.batch_size)
-        batches_S = np.array([-(-stream.num_items // run.batch_size) for stream in streams])
-        steps_BS = np.full((int(batches_S.max()), run.num_streams), -1)
-        turns: Any = np.arange(-(-steps_BS.size // run.world_size))
-        found = num_steps
-        for rank in range(run.world_size):
-            slots = RankSlots(0, rank, run.world_size, run.num_streams).slot(turns)
-            batches, indices = np.divmod(slots, run.num_streams)
-            # Ranks skip the slots of streams that have ended, each rank for itself.
-            has_batch = batches < batches_S[indices]
-            here = np.arange(has_batch.sum())
-            steps_BS[batches[has_batch], indices[has_batch]] = here
-            found = min(found, len(here))
-        if found == num_steps or all(stream.has_ended for stream in streams):
-            return steps_BS, found, int(batches_S.sum())
-        num_batches *= 2
+        more_batches=drawn.num_batches - steps * run.world_size if steps < run.steps else 0,
+    ), pack_plan  # fmt: skip
 
 
 def _extrapolated(
@@ -660,19 +574,18 @@ def _compared(
         f"packs, quantile sync of {rules.balance_window}": "quantile_sync",
         f"packs, shared plan of {counted(rules.balance_window, 'step')}": "global_window",
     }
-    found = {}
+    rows = []
     for name, balance in orders.items():
-        packs = _planned(dataset, dataclasses.replace(rules, balance=balance), seed)
-        found[name] = _rank_packs(packs, steps, ranks)
-    drawn, _, in_order = next(iter(found.values()))
+        planner = AllPacks if balance == "global_window" else PlannedPacks
+        balanced = dataclasses.replace(rules, balance=balance)
+        packs = _planned(dataset, balanced, seed, planner=planner)
+        draws, costs = _rank_packs(packs, steps, ranks)
+        full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
+        rows.append(_balance_row(name, full, costs))
+        if balance is None:
+            drawn, in_order = draws, _in_order(packs, draws, ranks)
     samples = int(drawn.counts.sum())
     padded = _padded(in_order, round(samples / (steps * ranks)), steps, rules.tokens, rules.cost)
-    rows = [
-        _balance_row(
-            name, int(each.draws.tokens.sum()) / (steps * ranks * rules.tokens), each.costs
-        )
-        for name, each in found.items()
-    ]
     return BalanceReport(
         path=path, ranks=ranks, steps=steps, samples=samples, capacity=rules.tokens,
         overlong=int((drawn.stored[drawn.counts > 0] > rules.tokens).sum()),
@@ -681,42 +594,37 @@ def _compared(
     )  # fmt: skip
 
 
-class _RankPacks(NamedTuple):
-    """The packs of all ranks.
-
-    Attributes:
-        draws: what is in them.
-        costs: shape (T, R).
-        in_order: for each rank the tokens of its samples in their order, up to the last in a pack.
-    """
-
-    draws: Draws
-    costs: Float64Array
-    in_order: list[Int64Array]
-
-
-def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> _RankPacks:
+def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Float64Array]:
+    """Returns what is in the packs of all ranks, and their costs, (T, R)."""
     if not any(packs.mean_tokens.values()):
         raise ValueError("all samples have length 0; measure them again")
     names = [facts.name for facts in packs.sources()]
-    found, columns, in_order = [], [], []
-    for stream in (Stream(rank, ranks) for rank in range(ranks)):
-        own = PackDraws(packs, stream, names)
-        own.draw_up_to(steps)
-        if own.num_items < steps:
-            raise ValueError(
-                f"steps={steps}, but a pass of the data has {own.num_items} packs for a rank; look "
-                "at fewer"
-            )
-        draws = own.draws()
-        found.append(Draws(*(column[draws.items < steps] for column in draws)))
-        columns.append(own.costs()[:steps])
-        samples = StreamDraws(packs.plannable.order, stream, names, own.lengths)
-        last = int(found[-1].positions.max())
+    if packs.is_shared:
+        found = [PackDraws(packs, Stream(0, ranks), names)]
+    else:
+        found = [PackDraws(packs, Stream(rank, ranks), names) for rank in range(ranks)]
+    shape = RunShape(steps * ranks // len(found), 1, len(found), len(found))
+    drawn = draw_run(found, shape)
+    if drawn.num_steps < shape.steps:
+        raise ValueError(
+            f"steps={steps}, but a pass of the data has {drawn.num_steps * steps // shape.steps} "
+            "packs for a rank; look at fewer"
+        )
+    costs = np.stack([own.costs()[: shape.steps] for own in found], axis=1).reshape(steps, ranks)
+    return drawn.draws, costs
+
+
+def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> list[Int64Array]:
+    """Returns the tokens of each rank's samples in their order, up to the last one in a pack."""
+    names = [facts.name for facts in packs.sources()]
+    lengths = {name: packs.lengths(name)[0] for name in names}
+    found = []
+    for rank in range(ranks):
+        samples = StreamDraws(packs.plannable.order, Stream(rank, ranks), names, lengths)
+        last = int(draws.positions[draws.streams == rank].max())
         samples.draw_up_to(last + 1)
-        in_order.append(samples.draws().stored[: last + 1])
-    joined = Draws(*map(np.concatenate, zip(*found, strict=True)))
-    return _RankPacks(joined, np.stack(columns, axis=1), in_order)
+        found.append(samples.draws().stored[: last + 1])
+    return found
 
 
 def _padded(

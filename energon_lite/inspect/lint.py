@@ -137,7 +137,7 @@ def lint_dataset(
     )
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    for (_, shard, _), found in _in_order(read, shards, workers, "Reading shards", progress):
+    for (_, shard, _), found in _with_progress(read, shards, workers, "Reading shards", progress):
         errors, warnings = ([str(found)], []) if isinstance(found, Exception) else found
         report.add_error(shard, *errors)
         report.add_warning(shard, *warnings)
@@ -157,7 +157,7 @@ def lint_dataset(
     return report
 
 
-def _in_order(
+def _with_progress(
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
     num_workers: int,
@@ -338,7 +338,7 @@ def _decode_all(
 ) -> None:
     tasks = [(name, n) for name, size in parts for n in range(0, size, _SAMPLES_PER_TASK)]
     unreadable: set[str] = set()
-    results = _in_order(
+    results = _with_progress(
         partial(_decode, open_part), tasks, num_workers, "Decoding samples", progress
     )
     for (name, _), found in results:
