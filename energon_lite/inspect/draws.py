@@ -5,13 +5,12 @@ Axes: D samples, or parts of samples, that are drawn; P packs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from energon_lite.batching.collector import Samples
-from energon_lite.batching.window_packs import SharedPacks
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
@@ -119,14 +118,21 @@ class PackDraws(StreamDraws):
         packs: plans the packs, which are balanced as its `packing` says.
         stream: the stream.
         names: of the sources, whose numbers are their positions here.
+        all_streams: of a shared plan, whether the packs of all streams are drawn, step by step:
+            for the price of one stream, since each stream plans for all of them.
     """
 
-    def __init__(self, packs: PlannedPacks, stream: Stream, names: Sequence[str]) -> None:
+    def __init__(
+        self, packs: PlannedPacks, stream: Stream, names: Sequence[str], all_streams: bool = False
+    ) -> None:
         super().__init__(packs.plannable.order, stream, names, None)
         self._numbers = np.array([names.index(name) for name in packs.plannable.sources])
         self._num_streams = stream.num_streams
         self._context = StreamContext(stream, max_skip_rate=1.0)
-        self._windows = packs.windows(stream)
+        cursor: Any = packs.cursor(stream)
+        if all_streams:
+            cursor.collector.index = None
+        self._windows: Iterator[PlannedWindow] = cursor.windows()
         self._cost = packs.packing.cost
         self._costs: list[Float64Array] = [np.empty(0)]
         self._num_planned = 0
@@ -193,20 +199,6 @@ class PackDraws(StreamDraws):
     def num_dropped(self) -> int:
         """Samples that are in no pack: too long, or without a length."""
         return len(self._context.records)
-
-
-class AllPacks(PlannedPacks):
-    """Plans the packs of all streams once, for the price of one stream.
-
-    Its first stream has the packs of all streams, step by step.
-    """
-
-    def collector(self, stream: Stream) -> SharedPacks:
-        """Returns what chooses the packs of all streams."""
-        found = super().collector(stream)
-        assert isinstance(found, SharedPacks)
-        found.index = None
-        return found
 
 
 class RunShape(NamedTuple):

@@ -22,7 +22,7 @@ from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.inspect.draws import AllPacks, Draws, PackDraws, RunShape, StreamDraws, draw_run
+from energon_lite.inspect.draws import Draws, PackDraws, RunShape, StreamDraws, draw_run
 from energon_lite.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
@@ -326,16 +326,12 @@ def _opened(
 
 
 def _planned(
-    dataset: AnyDataset,
-    packing: Packing,
-    seed: int,
-    packs_per_batch: int = 1,
-    planner: type[PlannedPacks] = PlannedPacks,
+    dataset: AnyDataset, packing: Packing, seed: int, packs_per_batch: int = 1
 ) -> PlannedPacks:
     if packing.lengths is None:
         raise ValueError("a plan of packs needs a length index; name it: Packing(lengths=...)")
     measured = MeasureDataset(dataset, UserFunction(_no_sample, name="sample_length"), packing)
-    return planner(measured, packing, seed, packs_per_batch)
+    return PlannedPacks(measured, packing, seed, packs_per_batch)
 
 
 def _no_sample(sample: Any) -> int:
@@ -576,9 +572,7 @@ def _compared(
     }
     rows = []
     for name, balance in orders.items():
-        planner = AllPacks if balance == "global_window" else PlannedPacks
-        balanced = dataclasses.replace(rules, balance=balance)
-        packs = _planned(dataset, balanced, seed, planner=planner)
+        packs = _planned(dataset, dataclasses.replace(rules, balance=balance), seed)
         draws, costs = _rank_packs(packs, steps, ranks)
         full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
         rows.append(_balance_row(name, full, costs))
@@ -600,7 +594,7 @@ def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Flo
         raise ValueError("all samples have length 0; measure them again")
     names = [facts.name for facts in packs.sources()]
     if packs.is_shared:
-        found = [PackDraws(packs, Stream(0, ranks), names)]
+        found = [PackDraws(packs, Stream(0, ranks), names, all_streams=True)]
     else:
         found = [PackDraws(packs, Stream(rank, ranks), names) for rank in range(ranks)]
     shape = RunShape(steps * ranks // len(found), 1, len(found), len(found))
