@@ -16,9 +16,9 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3245,
-    "cli": 694,
+    "cli": 692,
     "core": 2320,
-    "inspect": 1306,
+    "inspect": 1186,
     "loader": 3296,
     "loss": 210,
     "metadataset": 1330,
