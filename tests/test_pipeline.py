@@ -359,6 +359,17 @@ def test_blend_without_an_end_is_refused_where_it_must_end(sets) -> None:
         get_train_dataset(path, worker_config=CONFIG, batch_size=2, repeat=False)
 
 
+def test_nested_blend_with_another_end_stays_a_separate_blend(sets) -> None:
+    inner = "{until: all_once, blend: [{path: b}, {path: c}]}"
+    path = metadataset(sets, f"splits: {{train: {{until: first, blend: [{{path: a}}, {inner}]}}}}")
+    dataset = get_train_dataset(path, worker_config=CONFIG, batch_size=None)
+    counts = Counter(sample.__restore_key__[0] for sample in get_savable_loader(dataset))
+    # As one blend it would end with the 5 samples of c, after about 10 of a.
+    assert counts["b/train"] >= 15
+    assert abs(counts["c/train"] - counts["b/train"]) <= 5
+    assert abs(counts["a/train"] - counts["b/train"] - counts["c/train"]) <= 5
+
+
 @pytest.mark.parametrize(
     ("until", "expected"),
     [("first", {"a/train": range(15, 26), "b/train": {20}}), ("all_once", None)],
