@@ -12,12 +12,12 @@ import fcntl
 import logging
 import os
 import shutil
-import tempfile
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
@@ -216,7 +216,11 @@ def prepare_as(path: str | os.PathLike[str], request: Request) -> PrepareReport:
     dry_run = request.dry_run
     if not (dry_run or request.follow_links):
         _check_places(plan)
-    with files.errors_of(root), _dry_folder() if dry_run else _partial_folder(plan) as folder:
+    with files.errors_of(root), ExitStack() as stack:
+        if dry_run:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="energon-lite-")))
+        else:
+            folder = stack.enter_context(_partial_folder(plan))
         try:
             results = _read_shards(plan, folder, workers, request)
         except _SharedKeys:
@@ -227,12 +231,6 @@ def prepare_as(path: str | os.PathLike[str], request: Request) -> PrepareReport:
         if not dry_run:
             _commit(plan, folder, results)
     return _report(plan, results, dry_run)
-
-
-@contextmanager
-def _dry_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="energon-lite-") as folder:
-        yield Path(folder)
 
 
 def _read_shards(plan: Plan, folder: Path, num_workers: int, request: Request) -> list[ShardResult]:

@@ -108,21 +108,18 @@ class SampleDecoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the settings only."""
-        fields = [field.name for field in dataclasses.fields(self) if field.init]
-        settings = {name: getattr(self, name) for name in fields}
-        return functools.partial(type(self), **settings), ()
+        return functools.partial(type(self), **self._settings()), ()
+
+    def _settings(self) -> dict[str, Any]:
+        names = (field.name for field in dataclasses.fields(self) if field.init)
+        return {name: getattr(self, name) for name in names}
 
     def config(self) -> dict[str, Any]:
         """Returns the settings for the configuration; `max_bytes` only if it is not the default."""
-        limit = {"max_bytes": self.max_bytes} if self.max_bytes != MAX_DECODED_BYTES else {}
-        return {
-            **limit,
-            "image_decode": self.image_decode,
-            "av_decode": self.av_decode,
-            "video_decode_audio": self.video_decode_audio,
-            "guess_content": self.guess_content,
-            "unpickle": list(self.unpickle),
-        }
+        settings = {**self._settings(), "unpickle": list(self.unpickle)}
+        if self.max_bytes == MAX_DECODED_BYTES:
+            del settings["max_bytes"]
+        return settings
 
     def decoder_of(self, part: str) -> PartDecoder | None:
         """Returns the function that decodes a part; None for one that stays bytes.

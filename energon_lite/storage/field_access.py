@@ -215,8 +215,7 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
         name
         for name, field in own.items()
         if name not in field_map.fields
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        and field.default is field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise DatasetFormatError(
