@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1019,
     "sources": 1282,
     "stages": 4521,
-    "storage": 2773,
+    "storage": 2768,
     "task_encoder": 745,
     "testing": 358,
     "": 390,
