@@ -202,7 +202,7 @@ def test_samples_held_by_group_count_when_they_are_drawn(sets) -> None:
     held: Counter[str] = Counter()
     for stream in run.save()[0]["streams"].values():
         (lists,) = stream["inner"]
-        held.update(key[0] for keys in lists["held"] for key in keys)
+        held.update(key[0] for key in lists["keys"])
     assert held
     for name, s in run.loaders[0].stats().items():
         assert s.samples == s.draws == found[name]["samples"] + held[name]
