@@ -450,7 +450,9 @@ class EpochBatchSampler(BatchSampler):
                     yield lists.indices[numbers].tolist()
                     continue
                 batch = [lists[i].tolist() for i in numbers.tolist()]
-                yield batch if self._is_nested else list(chain.from_iterable(batch))
+                if not self._is_nested:
+                    batch = batch[0] if len(batch) == 1 else list(chain.from_iterable(batch))
+                yield batch
 
     @cached_property
     def _config(self) -> dict[str, Any]:
