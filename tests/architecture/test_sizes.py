@@ -25,7 +25,7 @@ BUDGET = {
     "names": 232,
     "order": 720,
     "prepare": 1017,
-    "samplers": 1019,
+    "samplers": 1021,
     "sources": 1282,
     "stages": 4521,
     "storage": 2768,
