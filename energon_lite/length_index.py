@@ -241,8 +241,7 @@ def _first(dataset: MeasureDataset[Any], num_tasks: int, root: Path) -> _Measure
         if found.resources:
             return found
     raise DatasetFormatError(
-        f"{root}: no sample has a length: all were skipped, or gave errors. Correct what the log "
-        "names"
+        f"{root}: no sample has a length: all were skipped, or failed. Correct what the log names"
     )
 
 

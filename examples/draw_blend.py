@@ -125,18 +125,18 @@ def schedules() -> list[str]:
     names, weights = read("curriculum.yaml")
     panel = Panel(530, (0, NUM_STEPS), (0, 0.8))
     parts = panel.axes(
-        "share of a step's 512 samples: asked (line), given (dots)",
+        "share of a step's 512 samples: target (line), actual (dots)",
         {float(x): f"{x:,}" for x in range(0, NUM_STEPS + 1, 500)},
         {y / 10: f"{10 * y} %" if y else "0" for y in range(0, 9, 2)},
     )
     drawn = draws_of_run(weights, "exact", NUM_STEPS * SAMPLES_PER_STEP)
     steps = np.arange(0, NUM_STEPS + 1, 5)
     asked = weights.at(steps * SAMPLES_PER_STEP)
-    given = [np.bincount(step, minlength=len(names)) for step in drawn.reshape(NUM_STEPS, -1)]
+    actual = [np.bincount(step, minlength=len(names)) for step in drawn.reshape(NUM_STEPS, -1)]
     for source, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         curve = zip(steps.tolist(), asked[:, source].tolist(), strict=True)
         parts.append(panel.curve(curve, colour, 1.4))
-        dots = ((n + 0.5, given[n][source] / SAMPLES_PER_STEP) for n in range(0, NUM_STEPS, 50))
+        dots = ((n + 0.5, actual[n][source] / SAMPLES_PER_STEP) for n in range(0, NUM_STEPS, 50))
         parts.append(panel.dots(dots, colour))
         x, y = panel.place(NUM_STEPS, float(asked[-1, source]))
         parts.append(text(x + 8, y + 4, name, colour=colour))

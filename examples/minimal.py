@@ -16,7 +16,9 @@ def main(path: Path) -> None:
     loader = get_savable_loader(dataset)
     for _, batch in zip(range(5), loader, strict=False):
         print(batch.image.shape, batch.caption)
-    state = loader.save_state_rank()  # plain JSON; restore_state_rank(state) goes on from here
+    state = (
+        loader.save_state_rank()
+    )  # JSON-serialisable; restore_state_rank(state) resumes from here
     print(len(str(state)), "bytes of state")
 
 

@@ -2,10 +2,10 @@
 
     python examples/train_resume.py --num-workers 2 --steps 120
 
-What to look at: `metadatasets/demo.yaml` says what is blended, `DemoTaskEncoder` how a sample
+What to look at: `metadatasets/demo.yaml` defines the blend, `DemoTaskEncoder` how a sample
 becomes model input, `make_loader` builds a resumable loader, and `main` saves its state as JSON and
-shows that loaders with 1 and with 0 worker processes go on with exactly the batches that the first
-loader, with 2, would have given.
+shows that loaders with 1 and with 0 worker processes continue with exactly the batches that the first
+loader, with 2, would have returned.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class DemoTaskEncoder(DefaultTaskEncoder):
     def sample_length(self, sample: TextAndPicture) -> int:
         return len(sample.tokens)
 
-    @stateless(restore_seeds=True)  # torch.rand gives the same for this sample in any process
+    @stateless(restore_seeds=True)  # torch.rand returns the same for this sample in any process
     def postencode_sample(self, sample: TextAndPicture) -> EncodedSample:
         images = []
         if sample.picture is not None:
@@ -350,7 +350,7 @@ def main() -> None:
         f"Saved after step {args.steps}, at {epochs}: {state_file.stat().st_size:,} bytes of JSON",
         soft_wrap=True,
     )
-    expected = train(trainer, loader, args.steps, f"Go on, {args.num_workers} workers", fill)
+    expected = train(trainer, loader, args.steps, f"Continue, {args.num_workers} workers", fill)
 
     # As after a crash: nothing but the two files is left.
     trainer = Trainer.new()
@@ -370,7 +370,7 @@ def main() -> None:
         f"be {fill.padded():.2%}",
         soft_wrap=True,
     )
-    console.print(f"What the blend gave in {2 * args.steps} steps, and what the YAML asks:")
+    console.print(f"Actual and target shares of the blend in {2 * args.steps} steps:")
     console.print(str(resumed.stats()), soft_wrap=True)
     num_equal = sum(a == b for a, b in zip(actual, expected, strict=True))
     if num_equal < args.steps:

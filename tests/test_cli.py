@@ -75,7 +75,7 @@ def test_field_maps_are_json_or_pairs(root):
         assert read_dataset_config(root)["field_map"] == {"text": "txt,md"}
 
 
-def test_split_parts_are_given_by_pattern(root):
+def test_split_parts_are_chosen_by_pattern(root):
     parts = ["--split-parts", "train:shard-000[0-2]", "--split-parts", "dev:shard-0003"]
     assert run("prepare", root, *parts, "--skip-dataset-yaml").exit_code == 0
     splits = json.loads(run("info", root, "--json").stdout)["splits"]
@@ -207,7 +207,7 @@ def blend(root):
     return path
 
 
-def test_plan_says_what_a_run_will_give(root, blend):
+def test_plan_predicts_what_a_run_will_read(root, blend):
     options = ["--steps", 10, "--batch-size", 4, "--world-size", 2, "--num-streams", 4]
     result = run("plan", blend, *options)
     assert result.exit_code == 0
@@ -339,7 +339,7 @@ def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ra
     assert not list(root.rglob("*.idx"))
 
 
-def test_a_script_that_gives_no_answer_is_not_waited_for(monkeypatch):
+def test_a_script_without_an_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("energon_lite.cli.wizard.LIMIT_SEC", 0.05)
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:

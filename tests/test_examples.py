@@ -37,7 +37,7 @@ def test_demo_resumes_with_identical_batches(start_method: str, tmp_path: Path) 
     arguments = ["--num-samples", "80", "--steps", "8", "--start-method", start_method]
     output = run_example("train_resume.py", *arguments, cwd=tmp_path)
     assert "The remaining 8 batches are identical" in output
-    # 16 steps of 4 packs: what was asked of pictures and texts, and given.
+    # 16 steps of 4 packs: target and actual shares of pictures and texts.
     shares = {row[0]: row[1:4] for row in map(str.split, output.splitlines()) if len(row) == 6}
     asked = {name: float(row[0].rstrip("%")) for name, row in shares.items() if name != "source"}
     given = {name: float(shares[name][1].rstrip("%")) for name in asked}

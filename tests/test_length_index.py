@@ -277,7 +277,7 @@ def test_killed_run_goes_on_where_it_was(root, monkeypatch) -> None:
     assert stored(root) == EXPECTED
 
 
-def test_damaged_rest_of_a_killed_run_is_measured_again(root, monkeypatch) -> None:
+def test_corrupt_rest_of_a_killed_run_is_measured_again(root, monkeypatch) -> None:
     partial = lengths_path(root, "train", "default").with_suffix(".npy.partial")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"nothing")

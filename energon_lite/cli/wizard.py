@@ -1,7 +1,7 @@
 """The questions of `prepare`, in Energon's order and with its numbers.
 
 A script that pipes its answers to `energon prepare` can pipe them here. All questions come before a
-tar is indexed, and what an option says already is not asked.
+tar is indexed, and questions that an option answers are not asked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from energon_lite.prepare.indexing import first_parts
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META, is_prepared
 
-# A script that gives no answer within this time gives none at all.
+# A script that has not answered within this time never answers.
 LIMIT_SEC = 60
 _ABSTRACT = "Sample"
 _IN_ENERGON = (
@@ -42,7 +42,7 @@ _IN_ENERGON = (
 
 
 class NoAnswerError(Exception):
-    """Nobody answers: stdin has ended, or asking is forbidden."""
+    """There is no answer: stdin has ended, or asking is forbidden."""
 
 
 class Answers:
@@ -61,7 +61,7 @@ class Answers:
 
     @property
     def are_typed(self) -> bool:
-        """Whether somebody sits at a terminal, and can be asked again."""
+        """Whether a person at a terminal answers, who can be asked again."""
         return self._is_open and sys.stdin.isatty()
 
     def say(self, text: str) -> None:
@@ -73,7 +73,7 @@ class Answers:
         """Asks, and returns the answer; "" for Enter alone.
 
         Raises:
-            NoAnswerError: Nobody answers.
+            NoAnswerError: There is no answer.
         """
         if not self._is_open:
             raise NoAnswerError
@@ -95,7 +95,7 @@ class Answers:
         """Asks for a yes or a no, until one of them comes.
 
         Raises:
-            NoAnswerError: Nobody answers.
+            NoAnswerError: There is no answer.
         """
         while True:
             answer = self.text(f"{question} [{'Y/n' if default else 'y/N'}]: ").lower()
@@ -127,19 +127,19 @@ def complete(
 
     Args:
         root: the dataset's folder.
-        request: what the options say.
+        request: the options.
         answers: who is asked.
         needs_config: whether a `dataset.yaml` is to be written.
-        non_interactive: whether Energon would go on without a sample type, or without a field map.
+        non_interactive: whether Energon would continue without a sample type, or without a field map.
 
     Returns:
         The request with nothing left open.
 
     Raises:
-        typer.BadParameter: Nobody answers; names the option that does.
+        typer.BadParameter: There is no answer; names the option that does.
         typer.Abort: The folder is prepared, and is to stay so.
-        ValueError: What the options say cannot work.
-        FileExistsError: The folder is prepared, and nobody answers whether to go on.
+        ValueError: The options cannot work.
+        FileExistsError: The folder is prepared, and there is no answer whether to continue.
     """
     shards = find_shards(root, request.exclude, request.paths)
     names = [shard.name for shard in shards]

@@ -138,7 +138,7 @@ _BAR = 32
 
 
 def balance_text(report: BalanceReport) -> str:
-    """Writes what `balance_report` foresees, with a bar of the ranks' busy time for each order."""
+    """Writes what `balance_report` predicts, with a bar of the ranks' busy time for each order."""
     lines = [
         f"{report.path}: {counted(report.ranks, 'rank')}, {counted(report.steps, 'step')}, "
         f"{counted(report.samples, 'sample')}, packs of {counted(report.capacity, 'token')}"
@@ -149,7 +149,7 @@ def balance_text(report: BalanceReport) -> str:
         lines.append(f"{samples} {are} longer than a pack, and {count} as long as one")
     if report.skipped:
         have, are = ("has", "is") if report.skipped == 1 else ("have", "are")
-        lines.append(f"{counted(report.skipped, 'sample')} {have} length 0, and {are} left out")
+        lines.append(f"{counted(report.skipped, 'sample')} {have} length 0, and {are} skipped")
     width = max(len(row.name) for row in report.rows)
     lines.append(f"{'':{width}}  padding  imbalance    idle  busy")
     for row in report.rows:

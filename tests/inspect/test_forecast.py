@@ -157,7 +157,7 @@ def assert_predicted(found: Plan, real: list[Counter[str]]) -> None:
 
 @pytest.mark.parametrize(("world_size", "num_streams"), TOPOLOGIES)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_plan_of_an_endless_run_is_what_the_run_gives(root, name, world_size, num_streams):
+def test_a_plan_of_an_endless_run_is_what_the_run_has(root, name, world_size, num_streams):
     path = written(root, ENDLESS[name])
     run = {"batch_size": 3, "shuffle_buffer_size": 8, "max_samples_per_sequence": 5}
     real = real_steps(path, 37, world_size, num_streams, **run)

@@ -48,7 +48,7 @@ def test_crude_sets_sets_without_dataset_yaml_and_empty_parts_are_described_too(
     assert (report["dataset"], report["parts"], report["size_bytes"]) == (None, None, None)
 
 
-def test_a_part_that_cannot_be_read_is_told_and_the_others_described(root):
+def test_a_part_that_cannot_be_read_is_reported_and_the_others_described(root):
     prepare_dataset(root, split_ratio="1,0,0")
     (root / ".nv-meta/split.yaml").write_text(
         "split_parts:\n  train: [shard-0000.tar]\n  val: [none.tar]\n"
