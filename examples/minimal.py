@@ -18,7 +18,7 @@ def main(path: Path) -> None:
         print(batch.image.shape, batch.caption)
     state = (
         loader.save_state_rank()
-    )  # JSON-serialisable; restore_state_rank(state) resumes from here
+    )  # for restore_state_rank(state)
     print(len(str(state)), "bytes of state")
 
 

@@ -4,8 +4,8 @@
 
 What to look at: `metadatasets/demo.yaml` defines the blend, `DemoTaskEncoder` how a sample
 becomes model input, `make_loader` builds a resumable loader, and `main` saves its state as JSON and
-shows that loaders with 1 and with 0 worker processes continue with exactly the batches that the first
-loader, with 2, would have returned.
+shows that loaders with 1 and with 0 worker processes continue with exactly the batches that the
+first loader, with 2, would have returned.
 """
 
 from __future__ import annotations

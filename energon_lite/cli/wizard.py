@@ -130,7 +130,7 @@ def complete(
         request: the options.
         answers: who is asked.
         needs_config: whether a `dataset.yaml` is to be written.
-        non_interactive: whether Energon would continue without a sample type, or without a field map.
+        non_interactive: whether Energon would continue without a sample type or a field map.
 
     Returns:
         The request with nothing left open.
