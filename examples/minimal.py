@@ -16,9 +16,7 @@ def main(path: Path) -> None:
     loader = get_savable_loader(dataset)
     for _, batch in zip(range(5), loader, strict=False):
         print(batch.image.shape, batch.caption)
-    state = (
-        loader.save_state_rank()
-    )  # for restore_state_rank(state)
+    state = loader.save_state_rank()  # for restore_state_rank(state)
     print(len(str(state)), "bytes of state")
 
 
