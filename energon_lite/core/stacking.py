@@ -232,18 +232,21 @@ def _combine(
         return join_tensors(values)
     if layout is Layout.OWN_METHOD and name == "generic_batch":
         return kind.from_samples(values)
+    columns: Iterable[tuple[Any, list[Any]]]
     if layout is Layout.DICT:
-        return _combine_dicts(values, join_tensors, name)
-    columns: dict[str, Any] = {}
-    try:
-        found = _columns(values, names)
-    except AttributeError as error:
-        raise TypeError(_odd_one_out(name, values)) from error
-    for field, column in zip(names, found, strict=True):
-        columns[field] = (
-            column if field in SERVICE_FIELDS else _combine_field(field, column, join_tensors, name)
-        )
-    return kind(**columns)
+        columns = _dict_columns(values, name)
+    else:
+        try:
+            columns = zip(names, _columns(values, names), strict=True)
+        except AttributeError as error:
+            raise TypeError(_odd_one_out(name, values)) from error
+    fields = {
+        field: column
+        if field in SERVICE_FIELDS
+        else _combine_field(field, column, join_tensors, name)
+        for field, column in columns
+    }
+    return fields if layout is Layout.DICT else kind(**fields)
 
 
 def _columns(values: list[Any], names: tuple[str, ...]) -> Iterable[list[Any]]:
@@ -257,9 +260,8 @@ def _columns(values: list[Any], names: tuple[str, ...]) -> Iterable[list[Any]]:
     return map(list, zip(*map(attrgetter(*names), values), strict=True))
 
 
-def _combine_dicts(
-    values: list[Any], join_tensors: Callable[[Sequence[torch.Tensor]], torch.Tensor], name: str
-) -> dict[Any, Any]:
+def _dict_columns(values: list[Any], name: str) -> list[tuple[Any, list[Any]]]:
+    """Returns the keys of dicts, each with its values."""
     if not all(isinstance(value, dict) for value in values):
         raise TypeError(_odd_one_out(name, values))
     if any(LOSS_WEIGHT in value for value in values):  # which a dict has only if it is not 1
@@ -273,13 +275,7 @@ def _combine_dicts(
                 f"{name}: dict {index} has other keys than dict 0 (missing: {missing}, extra: "
                 f"{extra}). Give all the same keys, or put this field together in your own `batch`."
             )
-    columns: dict[Any, Any] = {}
-    for key in keys:
-        column = [value[key] for value in values]
-        columns[key] = (
-            column if key in SERVICE_FIELDS else _combine_field(key, column, join_tensors, name)
-        )
-    return columns
+    return [(key, [value[key] for value in values]) for key in keys]
 
 
 def _combine_field(
