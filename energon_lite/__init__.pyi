@@ -94,7 +94,7 @@ from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 from energon_lite.stages.iter_map import IterMapDataset
 from energon_lite.stages.map import FilterDataset, MapDataset
-from energon_lite.stages.modality.batches import SplitModalityBatchDataset
+from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.observers import GcDataset, LogSampleDataset
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.pack_samples import pack_samples

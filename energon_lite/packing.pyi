@@ -7,13 +7,11 @@ from energon_lite.batching.lists import Lists as Packs
 from energon_lite.batching.planned_packs import pack_planned
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
-from energon_lite.batching.windowed import WindowPacker
 
 __all__ = [
     "Packing",
     "Packs",
     "StreamingPacker",
-    "WindowPacker",
     "best_fit_decreasing",
     "compile_all",
     "first_fit",

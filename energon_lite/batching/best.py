@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.bounds import bound_of
-from energon_lite.batching.fit import fit_decreasing, fit_in_order
+from energon_lite.batching.fit import (
+    first_fit,
+    first_fit_decreasing,
+    fit_decreasing,
+    fit_in_order,
+    sequential,
+)
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.batching.stream import pack_sizes
@@ -28,7 +34,7 @@ def pack_best(
     max_steps: int = 5000,
     tolerance: float = 0.0,
 ) -> Lists:
-    """Packs with each of several methods, cheap ones first, and gives the fewest packs.
+    """Packs with each of several methods, cheap ones first, and returns the fewest packs.
 
     First-fit decreasing; then packs opened with the next sample in random order, from buffers of
     several sizes, with a search for what fills them [1]. It stops as soon as `lower_bound` is
@@ -93,3 +99,12 @@ def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
     for window in sorted({max(window, needed) for window in _WINDOWS}):
         packs = pack_sizes(shuffled, window, max_steps)
         yield Lists(samples_N[packs.indices], packs.offsets)
+
+
+ALGORITHMS = {
+    "best": pack_best,
+    "first_fit_decreasing": first_fit_decreasing,
+    "best_fit_decreasing": first_fit_decreasing,
+    "first_fit": first_fit,
+    "sequential": sequential,
+}

@@ -1,4 +1,4 @@
-"""How many packs are needed at least, whoever packs."""
+"""Lower bounds on the number of packs."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ def search_capacities(
         tokens: the same for tokens.
         num_ranks: K.
         model: what a pack costs.
-        step_cost: what a step costs besides, in the unit of `model`: summing gradients, say.
-        window_steps: steps among which packs of like cost are looked for; see `global_window`.
+        step_cost: what a step costs besides, in the unit of `model`: such as summing gradients.
+        window_steps: steps among which packs of similar cost are looked for; see `global_window`.
         seed: of the order of packs.
 
     Returns:
@@ -143,8 +143,8 @@ def search_capacities(
     lengths_NR = stacked(vit_num, token_num)
     if not len(lengths_NR):
         raise ValueError("vit_num and token_num are empty: there are no samples to pack.")
-    all_tokens = _limits("tokens", tokens, lengths_NR[:, 0])
-    all_tiles = _limits("tiles", tiles, lengths_NR[:, 1])
+    all_tokens = _limits_to_try("tokens", tokens, lengths_NR[:, 0])
+    all_tiles = _limits_to_try("tiles", tiles, lengths_NR[:, 1])
     order = (num_ranks, window_steps, operator.index(seed))
     pairs = [
         _tried(lengths_NR, limits, model, step_cost, *order)
@@ -183,7 +183,7 @@ def _tried(
     )
 
 
-def _limits(name: str, limits: int | Sequence[int], needed_N: Int64Array) -> list[int]:
+def _limits_to_try(name: str, limits: int | Sequence[int], needed_N: Int64Array) -> list[int]:
     """The limits to try, all of them enough for every sample."""
     largest = int(needed_N.max())
     if np.ndim(limits) == 0:
@@ -199,7 +199,7 @@ def _limits(name: str, limits: int | Sequence[int], needed_N: Int64Array) -> lis
     if values[0] < largest:
         raise ValueError(
             f"{name} has {values[0]:,}, but sample {int(needed_N.argmax())} needs {largest:,}. "
-            "Truncate, split or leave out such samples, or raise the limit."
+            "Truncate, split or drop such samples, or raise the limit."
         )
     return values
 

@@ -57,10 +57,12 @@ def compile_all() -> None:
         types, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
         try:
             compiled.compile(types)
-        except OSError as error:  # no space left, say; it is compiled all the same
+        except OSError as error:  # no space left, for example; it is compiled all the same
             _warn_not_kept(str(error))
-        except Exception:  # whatever it is that a damaged file made of the cache raises
-            logger.warning("The kept code of %s is damaged; compiling it anew.", compiled.__name__)
+        except Exception:  # a corrupt file of the cache may raise anything
+            logger.warning(
+                "The cached code of %s is corrupt; compiling it again.", compiled.__name__
+            )
             compiled.recompile()
             compiled.compile(types)
 
@@ -101,7 +103,7 @@ def _jit(function: Callable[..., Any], is_kept: bool) -> Any:
 @functools.cache  # once in a process for each reason, not once for each kernel
 def _warn_not_kept(reason: str) -> None:
     logger.warning(
-        "Compiled code cannot be kept (%s), so every process compiles anew, some seconds each. Set "
-        "NUMBA_CACHE_DIR to a folder of yours that can be written to.",
+        "Compiled code cannot be kept (%s), so every process compiles again, some seconds each. "
+        "Set NUMBA_CACHE_DIR to a folder of yours that can be written to.",
         reason,
     )

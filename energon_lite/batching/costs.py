@@ -134,7 +134,7 @@ def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel
 
     Raises:
         ValueError: A number is negative or not finite, a time is 0, there are fewer points than
-            terms, or the points are so much alike that they do not tell the terms apart.
+            terms, or the points are too similar to distinguish the terms.
 
     Example:
         >>> points = [((8192, 8 * 1024**2, 0), 0.5), ((8192, 8192**2, 0), 0.92)]
@@ -170,9 +170,9 @@ def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel
         shares = np.linalg.lstsq(unit[:, others], unit[:, column], rcond=None)[0]
         if others and ((unit[:, others] @ shares - unit[:, column]) ** 2).sum() <= _MIN_OWN_SHARE:
             raise ValueError(
-                f"The points do not tell the {_TERMS[column]} from the {_named(others)}: in all of "
-                "them they are, nearly, in the same ratio. Measure different packs: many short "
-                "samples, one long sample, many tiles; or give 0 for that term in all points."
+                f"The points do not separate the {_TERMS[column]} from the {_named(others)}: in "
+                "all of them they are, nearly, in the same ratio. Measure different packs: many "
+                "short samples, one long sample, many tiles; or give 0 for that term everywhere."
             )
     return CostModel(*best.tolist())
 

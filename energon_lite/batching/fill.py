@@ -130,7 +130,7 @@ def _longest_that_fit(
     capacity: int,
     max_samples: int,
 ) -> int:
-    """Takes the longest sample that fits, over and over; gives how many lengths that makes."""
+    """Takes the longest sample that fits, over and over; returns how many lengths those are."""
     num_classes = len(below) - 1
     size = 0
     room, places = capacity, max_samples
@@ -168,7 +168,7 @@ def _fill(
     capacity: int,
     max_samples: int,
 ) -> int:
-    """Writes `indices` and `offsets`, and gives the number of packs.
+    """Writes `indices` and `offsets`, and returns the number of packs.
 
     Of class c, `left[c]` samples are left, the first of them `samples_N[free[c]]`.
     """

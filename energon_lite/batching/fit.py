@@ -45,7 +45,7 @@ def first_fit_decreasing(
 
     Source: [1] G. Dósa, "The tight bound of first fit decreasing bin-packing algorithm is
     FFD(I) ≤ 11/9 OPT(I) + 6/9", ESCAPE 2007. Building the packs one after the other, and repeating
-    one while samples last, gives the same packs.
+    one while samples last, leads to the same packs.
     """
     return fit_decreasing(check_sizes(lengths, capacity, max_samples=max_samples, align=align))
 
@@ -64,7 +64,7 @@ def first_fit(
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
 ) -> Lists:
-    """Puts each sample, in the order given, into the first pack that still has room.
+    """Puts each sample, in the order of the argument, into the first pack that still has room.
 
     Needs at most 1.7 OPT packs [1]; on lengths of texts in random order, some tenths of a per cent
     more than first-fit decreasing, but with long and short samples mixed. O(N log P) time; with
@@ -119,7 +119,7 @@ def _first_leaf(tree: Int64Array, half: int, lengths: Int64Array, start: int, nu
     """The first pack with room for `lengths[start : start + num]`, or -1.
 
     A node may seem to have room where none of its packs has: one has the tokens, another the
-    tiles. Then the search goes on to the right of it.
+    tiles. Then the search continues to the right of it.
     """
     node = 1
     while True:
@@ -140,7 +140,7 @@ def _first_leaf(tree: Int64Array, half: int, lengths: Int64Array, start: int, nu
 
 @kernel()
 def _lift(tree: Int64Array, node: int, num: int) -> bool:
-    """Sets a node to the larger of the two below it; says whether that changes it."""
+    """Sets a node to the larger of the two below it; returns whether that changes it."""
     is_changed = False
     for r in range(num):
         room = max(tree[2 * node * num + r], tree[(2 * node + 1) * num + r])

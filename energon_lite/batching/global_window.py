@@ -86,7 +86,7 @@ def global_window(
 ) -> StepPlan:
     """Sorts windows of packs by cost, and cuts them into steps of neighbours.
 
-    A window is the next `window_steps * num_ranks` packs in the order given; it keeps its packs.
+    A window is the next `window_steps * num_ranks` packs of the argument; it keeps its packs.
     Steps of a window come in random order. Within `num_ranks` steps of neighbouring cost, each rank
     has each place, from the cheapest to the dearest, in turn. What becomes of a window depends on
     its own packs, the seed, the epoch and its number only. O(P log window) time.
@@ -102,8 +102,8 @@ def global_window(
         seed: the same on all ranks.
         epoch: with the seed, it fixes what is drawn.
         remainder: what becomes of P % K packs. `"pad"`: as many packs as are missing come once
-            more, from the first on. `"drop"`: the last packs, in the order given, are left out; all
-            of them, if they are fewer than ranks. `"ragged"`: the cheapest of the last window make
+            more, from the first on. `"drop"`: the last packs are dropped; all of them, if they are
+            fewer than ranks. `"ragged"`: the cheapest of the last window make
             a step that comes last, in which some ranks have no pack.
 
     Raises:
@@ -138,7 +138,7 @@ def global_window(
 def _whole_steps(
     num_packs: int, num_ranks: int, remainder: Remainder
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Packs for whole steps, with `NO_PACK` among the last; those repeated, and left out."""
+    """Packs for whole steps, with `NO_PACK` among the last; those repeated, and those dropped."""
     packs = np.arange(num_packs)
     num_missing = -num_packs % num_ranks
     if remainder == "drop":

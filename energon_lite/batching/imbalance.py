@@ -36,7 +36,7 @@ def imbalance(costs_SK: npt.ArrayLike) -> float:
 
     Source: Y. Yao et al., "OmniBal", ICML 2025.
     """
-    costs_SK, largest_S = _checked(costs_SK)
+    costs_SK, largest_S = _with_largest(costs_SK)
     used_S = largest_S > 0
     if not used_S.any():
         return 0.0
@@ -61,7 +61,7 @@ def idle_share(costs_SK: npt.ArrayLike) -> float:
         >>> idle_share([[4, 4], [1, 3]])  # 2 of 14
         0.1428571428571429
     """
-    costs_SK, largest_S = _checked(costs_SK)
+    costs_SK, largest_S = _with_largest(costs_SK)
     available = float(largest_S.sum()) * costs_SK.shape[1]
     return 1 - float(costs_SK.sum()) / available if available else 0.0
 
@@ -85,7 +85,7 @@ def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
         >>> efficiency([[4, 4], [1, 3]], capacity=4)
         0.75
     """
-    costs_SK, largest_S = _checked(costs_SK)
+    costs_SK, largest_S = _with_largest(costs_SK)
     if not capacity > 0:
         raise ValueError(f"capacity is {capacity}; it must be above 0.")
     if largest_S.size and largest_S.max() > capacity:
@@ -131,7 +131,7 @@ def pad_ratio(batches: Lists, lengths: npt.ArrayLike) -> float:
     return float(np.where(padded_P > 0, 1 - shares_P, 0.0).mean())
 
 
-def _checked(costs: npt.ArrayLike) -> tuple[Float64Array, Float64Array]:
+def _with_largest(costs: npt.ArrayLike) -> tuple[Float64Array, Float64Array]:
     """The costs, and the largest of each step."""
     costs_SK = as_costs(costs, "step", "rank")
     if costs_SK.shape[1] == 0:

@@ -1,4 +1,4 @@
-"""Batches of samples of like lengths, from a window of lengths: pure functions on arrays.
+"""Batches of samples of similar lengths, from a window of lengths: pure functions on arrays.
 
 Axes: N samples, B batches, S steps, R ranks.
 """
@@ -54,7 +54,7 @@ def limits_of_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
     """Asks a function how many samples a batch can have, once for each length there is.
 
     Raises:
-        TypeError: It gives something else than an integer.
+        TypeError: It returns something else than an integer.
     """
     distinct, places_N = np.unique(lengths_N, return_inverse=True)
     limits = np.empty(len(distinct), np.int64)
@@ -65,8 +65,8 @@ def limits_of_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
             limits[place] = min(max(operator.index(size), 0), _ANY_NUMBER)
         except TypeError:
             raise TypeError(
-                f"batch_size_fn({length}) gives {size!r}; it must give an integer: the number of "
-                "samples in a batch whose longest has this length."
+                f"batch_size_fn({length}) returned {size!r}; it must return an integer: the number "
+                "of samples in a batch whose longest has this length."
             ) from None
     return limits[places_N]
 
@@ -116,7 +116,7 @@ def cut_window(
 
     A batch is of one group, and has at most as many samples as the limit of its longest one.
     Samples that are carried over are the shortest of their group, or the longest if the longest do
-    not come first: give windows the two in turn, and what one window carries over is the first
+    not come first: let windows alternate, and what one window carries over is the first
     that the next one cuts, so that nothing waits for long.
 
     O(N log N) time.
@@ -160,7 +160,7 @@ def cut_window(
 
 
 def _cut_falling(limits_N: Int64Array) -> tuple[list[int], int]:
-    """Cuts from long to short; gives the ends of the full batches, and the last of them."""
+    """Cuts from long to short; returns the ends of the full batches, and the last of them."""
     ends, start, num = [], 0, len(limits_N)
     while start < num and (end := start + int(limits_N[start])) <= num:
         ends.append(end)

@@ -1,4 +1,4 @@
-"""What a packer gives: which samples are in which pack, in compressed rows."""
+"""Lists of samples as compressed rows: what packers and batchers return."""
 
 from __future__ import annotations
 

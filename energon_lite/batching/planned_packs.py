@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.best import ALGORITHMS
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import pack_stream
-from energon_lite.batching.windowed import ALGORITHMS
 from energon_lite.core.arrays import BoolArray, Int64Array
 
 # Packs less full than this may wait for the next window, but no more than one in so many.
@@ -24,7 +24,7 @@ class PackedWindow:
     Attributes:
         packs: of sample indices, by the oldest sample in each.
         groups: shape (P,); the group of each pack.
-        carried: shape (C,); samples that wait, or are left out in the last window, ascending.
+        carried: shape (C,); samples that wait, or are dropped in the last window, ascending.
     """
 
     packs: Lists
@@ -53,8 +53,8 @@ def pack_planned(
         was_carried_N: shape (N,); whether a sample waited already.
         packing: how samples are packed.
         multiple: what the number of packs of each group is to be a multiple of.
-        is_last: whether no window follows: then packs are given that are not full, and `multiple`
-            counts only if the last ones are to be left out.
+        is_last: whether no window follows: then packs that are not full are returned, too, and
+            `multiple` counts only if the last ones are to be dropped.
     """
     packs, groups, left = [], [], []
     for group in np.unique(groups_N).tolist():
@@ -65,7 +65,7 @@ def pack_planned(
         packs.append(Lists(own[given.indices], given.offsets))
         groups.append(np.full(len(given), group))
         left.append(own[found.reordered(np.flatnonzero(waits)).indices])
-    return _joined(packs, groups, left)
+    return _by_oldest(packs, groups, left)
 
 
 def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
@@ -98,7 +98,7 @@ def _waiting(
     multiple: int,
     is_last: bool,
 ) -> BoolArray:
-    """Returns which packs are not given; shape (P,)."""
+    """Returns which packs wait; shape (P,)."""
     num = len(packs)
     aligns = np.array(packing.alignments)
     sizes = packs.sizes(-(-lengths_NR // aligns) * aligns)
@@ -119,7 +119,9 @@ def _waiting(
     return waits
 
 
-def _joined(packs: list[Lists], groups: list[Int64Array], left: list[Int64Array]) -> PackedWindow:
+def _by_oldest(
+    packs: list[Lists], groups: list[Int64Array], left: list[Int64Array]
+) -> PackedWindow:
     """Puts the packs of all groups into one order: by the oldest sample in each."""
     none = np.empty(0, dtype=np.int64)
     indices = np.concatenate([none, *(p.indices for p in packs)])

@@ -1,4 +1,4 @@
-"""An epoch of samples with images: packs with two limits, in steps that load all ranks alike.
+"""An epoch of samples with images: packs with two limits, in balanced steps.
 
 Axes: N samples, P packs, S steps, K ranks.
 """
@@ -26,7 +26,7 @@ from energon_lite.order.permutation import Permutation
 Oversize = Literal["error", "drop"]
 Packer = Callable[[Int64Array, tuple[int, int]], Lists]
 
-# Cheap ones first. More held samples are not better: those that fit badly pile up. Where one
+# Cheap ones first. More buffered samples are not better: those that fit badly pile up. Where one
 # resource is filled by few large samples, longest first is best.
 _PACKERS: dict[str, Packer] = {
     "first-fit decreasing": lambda lengths, limits: first_fit_decreasing(lengths, limits),
@@ -44,12 +44,12 @@ class BalancedEpoch:
     """Packs and steps of an epoch.
 
     Every sample is in one pack or in `oversize`; every pack is in the plan's steps, or named there
-    as left out.
+    as dropped.
 
     Attributes:
         packs: P packs, in random order.
         plan: which pack each rank has in each step.
-        oversize: samples that are left out, as they fit no pack, ascending.
+        oversize: samples that are dropped, as they fit no pack, ascending.
         packer: the packer that the dry run chose.
         tiles: shape (P,), of each pack; what OmniBal calls `vit_num`.
         tokens: shape (P,), of each pack.
@@ -77,7 +77,7 @@ def balance_epoch(
     oversize: Oversize = "error",
     remainder: Remainder = "pad",
 ) -> BalancedEpoch:
-    """Does what OmniBal's iterative sampling and filtering (ISF) does: packs alike in every step.
+    """Does what OmniBal's iterative sampling and filtering (ISF) does: similar packs in every step.
 
     Samples are shuffled, packed by the packer that needs the fewest packs in a dry run on some of
     them, the packs shuffled, and ordered by `global_window`. About 30 ms for 70,000 samples.
@@ -88,8 +88,8 @@ def balance_epoch(
         max_tiles: OmniBal's Q_v; tiles of a pack at most.
         max_tokens: OmniBal's Q_t; tokens of a pack at most.
         num_ranks: K; data-parallel ranks.
-        window_steps: steps among which packs of like cost are looked for.
-        model: what makes packs alike; None for the tiles, then the tokens.
+        window_steps: steps among which packs of similar cost are looked for.
+        model: what makes packs similar; None for the tiles, then the tokens.
         seed: the same on all ranks.
         epoch: with the seed, it fixes what is shuffled.
         oversize: what becomes of samples that fit no pack: `"error"`, or `"drop"` and name them.
@@ -183,7 +183,7 @@ def _pack(
 
 
 def _choose_packer(shuffled_NR: Int64Array, limits: tuple[int, int]) -> str:
-    """Tries the packers on the first samples; gives the cheapest that is as good as the best."""
+    """Names the cheapest packer that is as good as the best on the first samples."""
     some = shuffled_NR[:_DRY_RUN_SAMPLES]
     needed = {name: len(pack(some, limits)) for name, pack in _PACKERS.items()}
     enough = min(needed.values()) * (1 + _DRY_RUN_TOLERANCE)

@@ -1,6 +1,6 @@
 """Ranks that cannot talk take turns in the same rhythm: heavy packs together, light ones together.
 
-Every rank sorts W packs of its own by cost, and gives them in a random order of places that is the
+Every rank sorts W packs of its own by cost, and emits them in a random order of places that is the
 same on all ranks. If the ranks draw from the same mix, the packs that meet in a step are of the
 same quantile of cost. A rank with another mix stays as it is.
 """
@@ -25,7 +25,7 @@ _FIELDS = ("window", "seed", "window_number", "first", "order", "costs")
 
 
 def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number: int) -> Int64Array:
-    """Returns the order in which a rank gives the packs of one window of its own.
+    """Returns the order in which a rank emits the packs of one window of its own.
 
     Sorted by cost, equal ones by index, then permuted by what depends on `seed` and `window_number`
     only: pack t of all ranks has the same rank in cost. A rank whose last window has fewer packs
@@ -38,7 +38,7 @@ def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number:
         window_number: windows before this one.
 
     Returns:
-        Shape (n,); indices into `costs_W`, in the order to give.
+        Shape (n,); indices into `costs_W`, in the order of emission.
 
     Raises:
         TypeError: Not numbers.
@@ -68,12 +68,12 @@ def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number:
 
 
 class QuantileSync:
-    """Takes the costs of packs as they come, and says which pack to give next.
+    """Takes the costs of packs as they come, and returns which pack to emit next.
 
-    Gives what `quantile_sync` does, window after window. It holds W packs when `is_full`: while one
-    window is given, the next is taken in, so that a pack comes for each that goes.
+    Does what `quantile_sync` does, window after window. It buffers W packs when `is_full`: while
+    one window is emitted, the next one is read, a pack for each pack.
 
-    What it gives depends on the arguments and on the costs only, in the order of the calls.
+    What it returns depends on the arguments and on the costs only, in the order of the calls.
 
     Args:
         window: W; packs in a window, the same on all ranks. 64 make the imbalance of long documents
@@ -96,7 +96,7 @@ class QuantileSync:
         self._seed = operator.index(seed)
         self._window_number = 0
         self._first = 0  # number of the first pack that is in no window yet
-        self._order: list[int] = []  # packs to give, the last one first
+        self._order: list[int] = []  # packs to emit, the last one first
         self._costs: list[float] = []
 
     def add(self, cost: float) -> None:
@@ -119,12 +119,12 @@ class QuantileSync:
 
     @property
     def num_held(self) -> int:
-        """Packs that are yet to be given."""
+        """Packs that are yet to be emitted."""
         return len(self._order) + len(self._costs)
 
     @property
     def is_full(self) -> bool:
-        """Whether a window of packs is held, so that the next may be given."""
+        """Whether a window of packs is buffered, so that the next pack may be emitted."""
         return self.num_held >= self._window
 
     def next_pack(self) -> int:
@@ -133,11 +133,13 @@ class QuantileSync:
         Before it `is_full`, only at the end of the packs: it may make a window that is shorter.
 
         Raises:
-            IndexError: No pack is held.
+            IndexError: No pack is buffered.
         """
         if not self._order:
             if not self._costs:
-                raise IndexError("No pack is held: all that were added are given. Check num_held.")
+                raise IndexError(
+                    "No pack is buffered: all packs that were added were returned. Check num_held."
+                )
             costs = self._costs[: self._window]
             order = quantile_sync(costs, self._window, self._seed, self._window_number)
             self._order = (order[::-1] + self._first).tolist()
@@ -147,16 +149,16 @@ class QuantileSync:
         return self._order.pop()
 
     def held(self) -> list[int]:
-        """Returns the numbers of the packs held, ascending."""
+        """Returns the numbers of the buffered packs, ascending."""
         return sorted(self._order) + list(range(self._first, self.num_added))
 
     def state(self) -> dict[str, Any]:
-        """Returns all that `restore` needs to go on in the same way, in integers.
+        """Returns all that `restore` needs to resume exactly, in integers.
 
         Returns:
             `window` and `seed`; `window_number`: windows begun; `first`: packs in them; `order`:
-            numbers of the packs of the last one that are yet to be given, in order; `costs`: those
-            of the packs after it, as the 64 bits of each number.
+            numbers of the packs of the last one yet to be emitted, in order; `costs`: those of the
+            packs after it, as the 64 bits of each number.
         """
         return {
             "window": self._window,
@@ -168,14 +170,14 @@ class QuantileSync:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back, or on, to where `state` was taken, by one with the same arguments.
+        """Goes to where `state` was taken, by one with the same arguments.
 
         Raises:
-            StateError: It is damaged, or of one with another window or seed; nothing has changed
+            StateError: It is corrupt, or of one with another window or seed; nothing has changed
                 then.
         """
         if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
-            raise _damaged(f"is no dict with {', '.join(_FIELDS)}")
+            raise _corrupt(f"is no dict with {', '.join(_FIELDS)}")
         for name, own in (("window", self._window), ("seed", self._seed)):
             if state[name] != own:
                 raise StateError(
@@ -188,15 +190,15 @@ class QuantileSync:
             bits = np.array([operator.index(cost) for cost in state["costs"]], np.int64)
             costs = as_costs(bits.view(np.float64), "pack").tolist()
         except (TypeError, ValueError, OverflowError) as error:
-            raise _damaged(f"has something else than its integers: {error}") from error
+            raise _corrupt(f"has something else than its integers: {error}") from error
         if not 0 <= window_number <= first <= window_number * self._window:
-            raise _damaged(f"has {first} packs in {window_number} windows of {self._window}")
+            raise _corrupt(f"has {first} packs in {window_number} windows of {self._window}")
         earliest = max(first - self._window, 0)
         if len(set(order)) != len(order) or any(not earliest <= n < first for n in order):
-            raise _damaged(f"gives packs that are not among the last {self._window} before {first}")
+            raise _corrupt(f"has packs that are not among the last {self._window} before {first}")
         self._window_number, self._first = window_number, first
         self._order, self._costs = order[::-1], costs
 
 
-def _damaged(what: str) -> StateError:
-    return StateError(f"The state of a quantile sync {what}: it is damaged. Take an older one.")
+def _corrupt(what: str) -> StateError:
+    return StateError(f"The state of a quantile sync {what}: it is corrupt. Use an older one.")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -40,7 +40,7 @@ _CHANCE = 256
 
 
 class OverlongError(ValueError):
-    """A sample is too long for a list, and the rules do not say what to do with it.
+    """A sample is too long for a list, and the rules do not allow that.
 
     Attributes:
         sample: its index.
@@ -79,19 +79,21 @@ class LengthRules:
         overlong: what becomes of samples that are too long for any list.
         group_by: what must be equal in a list.
         lengths: name of the length index by which lists are planned.
+        shortest: tokens that a sample must have.
     """
 
     resources: tuple[str, ...] = (TOKENS,)
     overlong: Overlong = "alone"
     group_by: Any = None
     lengths: str | None = None
+    shortest: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.lengths is not None and callable(self.group_by):
             raise ValueError(
                 "group_by is a function of a sample, and lists that are planned by a length index "
-                'are chosen before samples are read; use "source" or "modality", or leave out '
+                'are chosen before samples are read; use "source" or "modality", or no '
                 "`lengths`"
             )
 
@@ -214,42 +216,43 @@ class Packing(LengthRules):
 
     Args:
         capacity: tokens a pack can hold; or a dict of what it can hold of each resource that
-            `sample_length` tells, with an entry "tokens".
-        algorithm: "streaming" opens each pack with the oldest sample held and searches for those
-            that fill it. The others pack all that is held, then all that is held anew.
-        buffer_size: samples held at least; it grows to four packs' worth of samples.
+            `sample_length` returns, with an entry "tokens".
+        algorithm: "streaming" opens each pack with the oldest buffered sample and searches for the
+            samples that fill it. The others pack a whole buffer at once.
+        buffer_size: samples buffered at least; the buffer grows to four packs' worth of samples.
         max_samples: samples in one pack at most.
         group_by: what must be equal in a pack: "source", "modality" (whether a sample has `images`,
-            `image` or `pixel_values` when it is chosen), or a function of the sample that gives a
-            text, number, bool, None or tuple of these. Each group has a buffer of its own.
-        overlong: what becomes of a sample longer than a pack. "error" stops; "drop" leaves it out,
-            counted as skipped; "truncate" cuts its end off; "split" makes several samples of it;
-            "alone" gives it a pack of its own, above the capacity. `loader.stats()` counts them.
+            `image` or `pixel_values` when it is chosen), or a function of the sample that returns a
+            text, number, bool, None or a tuple of these. Each group has a buffer of its own.
+        overlong: what becomes of a sample that is longer than a pack. "error" stops; "drop" drops
+            it, counted as skipped; "truncate" cuts its end off; "split" makes several samples of
+            it; "alone" puts it into a pack of its own, above the capacity. `loader.stats()` counts
+            overlong samples.
         align: every sample's tokens are padded to a multiple of this inside the pack, for context
             parallelism or FP8; a number, or one for each resource.
-        balance: "quantile_sync" gives ranks packs of like cost at the same step, without their
-            talking: the packs of each stream are sorted by cost, window by window, and come in an
-            order of places that is the same in all streams. "global_window", with `lengths`: every
-            stream plans for all of them, and packs of like cost, and of one group, are dealt to the
-            streams of a step. None for not.
-        balance_window: packs of a stream in a window; with "quantile_sync" they are held.
+        balance: "quantile_sync" lets ranks process packs of similar cost at the same step, without
+            communication: the packs of each stream are sorted by cost, window by window, and come
+            in an order of places that is the same in all streams. "global_window", with `lengths`:
+            every stream plans for all of them, and packs of similar cost, and of one group, are
+            assigned to the streams of a step. None: no balance.
+        balance_window: packs of a stream in a window; with "quantile_sync" they are buffered.
         lengths: name of a stored length index (`energon-lite lengths`). Packs are then planned
-            before anything is read: no sample is held, and a checkpoint stays small.
-        plan_window: with `lengths`, samples of each stream that are packed together; what fills no
-            pack well waits for the next window. By default as many as 64 packs take (with a shared
-            plan, `balance_window`), and at least 4,096.
+            before anything is read: no sample is buffered, and a checkpoint stays small.
+        plan_window: with `lengths`, samples of each stream that are packed together; samples that
+            fill no pack well wait for the next window. By default as many as 64 packs take (with a
+            shared plan, `balance_window`), and at least 4,096.
         cost: with `balance`, an `energon_lite.balance.CostModel`; tiles are the second resource.
-        drop_last: whether the last pack of a pass, of each stream and group, is left out, since it
+        drop_last: whether the last pack of a pass, of each stream and group, is dropped, since it
             has what was left over.
-        end_of_data: what becomes of the samples held at the end of a pass: "pack", or "drop".
+        end_of_data: what becomes of the samples buffered at the end of a pass: "pack", or "drop".
         loss: what counts the same in the loss: "token" each token, "sample" each sample, "sqrt"
-            between the two (a sample of n tokens counts as the root of n); or a function that gives
-            the weight of each token of a sample with n of them.
+            between the two (a sample of n tokens counts as the root of n); or a function that
+            returns the weight of each token of a sample with n of them.
         layout: how packs become a batch: "padded", a row for each, or "thd", one row of all.
-        pad_to_capacity: whether batches have the same size each time: packs times capacity. By
-            default for "padded".
+        pad_to_capacity: whether all batches have the same size: packs times capacity. By default
+            for "padded".
         labels_are_shifted: whether `labels[t]` is what position t predicts. Else it is the token at
-            t, and the model shifts; the first label of each sample is then left out, so that no
+            t, and the model shifts; the first label of each sample is then ignored, so that no
             sample predicts the next one.
         pad_id: token id of padding.
         ignore_index: label of tokens that have no loss.
@@ -350,30 +353,30 @@ def _by_resource(value: int | Mapping[str, int]) -> dict[str, int]:
 class Buckets(LengthRules):
     """How a task encoder's samples share batches, by their `sample_length`.
 
-    Each stream reads a window of samples, sorts it by length, and cuts it into batches. Give
+    Each stream reads a window of samples, sorts it by length, and cuts it into batches. Set
     `max_tokens` or `batch_size_fn`; with neither, batches have the pipeline's `batch_size`, which
-    is a limit besides where it is given.
+    otherwise is an additional limit.
 
     Args:
         max_tokens: tokens of a padded batch at most: its samples times its longest.
-        batch_size_fn: gives the number of samples of a batch whose longest has the length that it
+        batch_size_fn: returns the number of samples of a batch whose longest has the length that it
             is called with, rounded up to `align`; below 1 if there can be no such sample. It is
-            called in worker processes, and must give the same in all.
-        window: samples that a stream reads for each window, and holds. More give less padding:
-            64 batches in a window leave about 3 %.
+            called in worker processes, and must return the same in all.
+        window: samples that a stream reads for each window, and buffers. More samples lead to less
+            padding: 64 batches in a window leave about 3 %.
         group_by: what must be equal in a batch: "source", "modality" (whether a sample has
-            `images`, `image` or `pixel_values`), or a function of the sample that gives a text,
-            number, bool, None or tuple of these. Samples that make no full batch of their group
+            `images`, `image` or `pixel_values`), or a function of the sample that returns a text,
+            number, bool, None or a tuple of these. Samples that make no full batch of their group
             wait for the next window.
         align: the longest sample of a batch is padded to a multiple of this.
         overlong: what becomes of a sample that is too long for any batch: "error" stops; "drop"
-            leaves it out, counted as skipped; "alone" gives it a batch of its own, which is too
-            large. `loader.stats()` counts them.
+            drops it, counted as skipped; "alone" puts it into a batch of its own, which is too
+            large. `loader.stats()` counts overlong samples.
         longest_first: whether a stream begins with the largest batch of its first window, to find
             out early if memory is enough.
 
     Raises:
-        TypeError: Both limits are given, or a value is of another type.
+        TypeError: Both limits are set, or a value is of another type.
         ValueError: A value is out of range; names it.
     """
 
@@ -452,35 +455,35 @@ class Buckets(LengthRules):
 class ModalitySplit(LengthRules):
     """How samples become batches of one group, the same group on all ranks at the same step.
 
-    Which group a step has depends on the shares and the seed only. So the shares must be those of
-    the data: of a blend's weights they are taken as they are; else they are to be given.
+    The group of a step depends on the shares and the seed only. So the shares must be those of the
+    data: by default they are the weights of a blend.
 
     Args:
         group_by: what must be equal in a batch: "modality" (`"images"` if the encoded sample has
             `images`, `image` or `pixel_values`, else `"text"`), "source", a dict of source names
-            and the group of each, or a function of the sample that gives a text, number, bool,
-            None or tuple of these.
+            and the group of each, or a function of the sample that returns a text, number, bool,
+            None or a tuple of these.
         shares: the part of the batches that each group has; they need not sum to 1. None takes
             the weights of the blend, where the group follows from the source.
-        window: batches of the commonest group that each stream sorts together by length; of the
-            others as many as its share has of that. They are held: `window * batch_size` samples
-            over the commonest group's share, of all groups together. More leave less padding.
-        end: what becomes of the rest at the end of finite data. "keep" gives smaller batches, and
-            other groups than the schedule's where that one has no sample left; "pad" does too, but
-            fills batches up with samples of the group that were given before. "drop" ends a stream
-            with the first step whose group has no full batch, so that ranks never differ; the
-            rest is counted as skipped.
+        window: batches of the commonest group that each stream sorts together by length; windows of
+            the other groups are smaller by their shares. All are buffered: `window * batch_size`
+            samples over the commonest group's share. Larger windows leave less padding.
+        end: what becomes of the rest at the end of finite data. "keep" makes smaller batches, and
+            batches of other groups than the schedule's where a group has no sample left; "pad" does
+            too, but fills batches up with repeated samples of the group. "drop" ends a stream with
+            the first step whose group has no full batch, so that ranks never differ; the rest is
+            counted as skipped.
         lengths: name of a stored length index (`energon-lite lengths`). Batches are then planned
             before anything is read, by every stream for all of them: samples of all streams are
-            sorted together, and dealt to the streams of a step. No shares are needed, no sample is
-            held or left out as surplus. `window` is then of steps of each group. "modality" is
-            whether the index has more than tokens of a sample; a function of it is not possible.
-        longest_first: whether the first window of each group is given from long to short, to find
-            out early if memory is enough.
-        max_surplus: what part of a group's samples may be left out, counted as skipped, since its
+            sorted together, and assigned to the streams of a step. No shares are needed, no sample
+            is buffered or dropped as surplus. `window` is then of steps of each group. "modality"
+            is whether the index has more than tokens of a sample; a function of it is not possible.
+        longest_first: whether the first window of each group is returned from long to short, to
+            find out early if memory is enough.
+        max_surplus: what part of a group's samples may be dropped, counted as skipped, since its
             share takes fewer than come: as samples fail, or by chance, shares are never quite those
-            of the data. It begins once far more than a window is held; more than this part stops
-            the stream. It may change between a checkpoint and its resume.
+            of the data. Dropping begins once far more than a window is buffered; more than this
+            part stops the stream. It may change between a checkpoint and its resume.
 
     Raises:
         ValueError: A value is out of range, or shares are missing; names it.
@@ -499,6 +502,7 @@ class ModalitySplit(LengthRules):
     longest_first: bool = False
     lengths: str | None = None
     max_surplus: float = 0.05
+    shortest: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -516,7 +520,7 @@ class ModalitySplit(LengthRules):
         elif self.lengths is None and not self.follows_from_source:
             raise ValueError(
                 "shares=None takes the shares from the weights of a blend, but group_by="
-                f"{self._group_name!r} does not follow from the source. Give the part of each "
+                f"{self._group_name!r} does not follow from the source. Set the part of each "
                 'group in the data, as shares={"images": 0.94, "text": 0.06}'
             )
 

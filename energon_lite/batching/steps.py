@@ -1,4 +1,4 @@
-"""Steps of one group and of like lengths, for all ranks together: pure functions on arrays.
+"""Steps of one group and of similar lengths, for all ranks together: pure functions on arrays.
 
 Axes: N samples, K groups, S steps, G samples of a step.
 """
@@ -19,8 +19,8 @@ class GroupSteps:
 
     Attributes:
         indices: shape (S, G); sample indices, in each step the longest first.
-        is_repeat: shape (S, G); whether the sample is given elsewhere, too.
-        num_dropped: samples that are left out because they fill no step.
+        is_repeat: shape (S, G); whether the sample is in another step, too.
+        num_dropped: samples that are dropped because they fill no step.
     """
 
     indices: Int64Array
@@ -55,7 +55,7 @@ def step_groups(
         window: steps of a window, at most.
         least_windows: of each group, if it has as many steps. Of a whole epoch there should be
             some: in one window of all of a group its samples would meet the same others each time.
-        end: of the samples of each group that fill no step, "drop" leaves out those that are read
+        end: of the samples of each group that fill no step, "drop" drops those that are read
             last; to "pad" repeats those that are read first, in turn if there are too few.
 
     Returns:
@@ -96,7 +96,7 @@ def _windows_of_steps(
     A group's windows differ by one step at most, and its last half stays alone.
     """
     counts_K = np.maximum(-(-steps_K // window), np.minimum(steps_K, least_windows))
-    # A window number is left out after each group, so that halves of two groups never meet.
+    # A window number is skipped after each group, so that halves of two groups never meet.
     firsts_K = np.cumsum(counts_K + 1) - counts_K
     steps_S, counts_S = steps_K[groups_S], counts_K[groups_S]
     windows_S = places_S * counts_S // np.maximum(steps_S, 1)
@@ -110,7 +110,7 @@ def _windows_of_steps(
 def deal(indices_SG: Int64Array, rank: int, world_size: int) -> Int64Array:
     """Returns a rank's samples of steps: of each, every `world_size`-th from its own place on.
 
-    Since steps are sorted, all ranks get samples of like lengths.
+    Since steps are sorted, all ranks get samples of similar lengths.
 
     Args:
         indices_SG: shape (..., G), with the longest first; G is a multiple of `world_size`.

@@ -22,22 +22,23 @@ _MIN_PLACES, _MAX_PLACES = 64, 1 << 14  # to begin with
 
 
 class StreamingPacker:
-    """Holds samples, by their lengths, and gives packs of them, one after the other.
+    """Buffers samples, by their lengths, and returns packs of them, one after the other.
 
-    Each pack is opened with the oldest sample held. More of the oldest follow while there is room
-    for many; the rest is the best fill that a search finds among all that are held, depth first,
-    longest first, as soon as nothing is left free. Oldest first uses up all lengths at the rate at
-    which they come: packers that take the longest first are left with those that fit nothing, and
-    their packs come in an order of lengths. A sample leaves within `target_size` packs.
+    Each pack is opened with the oldest buffered sample. More of the oldest follow while there is
+    room for many; the rest is the best fill that a search finds among all buffered samples, depth
+    first, longest first, as soon as nothing is left free. Oldest first uses up all lengths at the
+    rate at which they come: packers that take the longest first are left with those that fit
+    nothing, and their packs come in an order of lengths. A sample leaves within `target_size`
+    packs.
 
-    What it gives depends only on the arguments, the lengths and the order of the calls. There are R
-    resources, such as tokens and tiles; one if `capacity` is a number. The search fills the one
+    What it returns depends only on the arguments, the lengths and the order of the calls. There are
+    R resources, such as tokens and tiles; one if `capacity` is a number. The search fills the one
     that needs the most packs, as far as the others allow.
 
     Args:
         capacity: what a pack can hold: a number, or R of them.
-        buffer_size: samples held at least when `is_full`. Some hundred are enough: the time grows
-            with it, and among more, those that fit badly pile up.
+        buffer_size: samples buffered at least when `is_full`. Some hundred are enough: the time
+            grows with it, and among more, those that fit badly pile up.
         max_samples: samples in one pack at most; None for any number.
         align: lengths are rounded up to a multiple of this: a number, or R of them.
         max_steps: how many samples a search may put into one pack, and take out again.
@@ -119,14 +120,14 @@ class StreamingPacker:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds `target_size` samples, so that the next pack is worth taking."""
+        """Whether it buffers `target_size` samples, so that the next pack is worth taking."""
         if self._tail - self._num_gone < self._buffer_size:
             return False
         return bool(search.take_in(self._table, self._tail))
 
     @property
     def target_size(self) -> int:
-        """Samples held when it is full: `buffer_size`, or four packs of mean length, if more.
+        """Samples buffered when it is full: `buffer_size`, or four packs of mean length, if more.
 
         With fewer, the last places in a pack find too little to choose from. The mean is that of
         all samples added so far.
@@ -143,32 +144,32 @@ class StreamingPacker:
         return max(self._buffer_size, min(*per_pack, most))
 
     def next_pack(self) -> list[int]:
-        """Chooses the samples of the next pack among those held, and lets go of them.
+        """Chooses the samples of the next pack among those buffered, and forgets them.
 
         Returns:
             Their numbers, ascending.
 
         Raises:
-            IndexError: No sample is held.
+            IndexError: No sample is buffered.
         """
         if self._tail == self._num_gone:
-            raise IndexError("No sample is held: all that were added are in packs.")
+            raise IndexError("No sample is buffered: all that were added are in packs.")
         size = int(search.choose_next(self._table, self._tail))
         self._num_gone += size
         pack: list[int] = self._chosen[:size].tolist()
         return pack
 
     def held(self) -> list[int]:
-        """Returns the numbers of the samples held, ascending."""
+        """Returns the numbers of the buffered samples, ascending."""
         return list(map(int, self._held()[0]))
 
     def state(self) -> dict[str, Any]:
-        """Returns all that `restore` needs to go on in the same way, as copies.
+        """Returns all that `restore` needs to resume exactly, as copies.
 
         Returns:
-            `numbers`, shape (n,), of the samples held, ascending; `lengths`, shape (n, R), as they
-            were added; `added`, the samples added in all; `totals`, R sums of all their lengths,
-            aligned.
+            `numbers`, shape (n,), of the buffered samples, ascending; `lengths`, shape (n, R), as
+            they were added; `added`, the samples added in all; `totals`, R sums of all their
+            lengths, aligned.
         """
         numbers, lengths = self._held()
         return {
@@ -179,13 +180,13 @@ class StreamingPacker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back, or on, to where `state` was taken, by a packer with the same arguments.
+        """Goes to where `state` was taken, by a packer with the same arguments.
 
         Args:
             state: from `state`, with lists in place of arrays if it went through JSON.
 
         Raises:
-            ValueError: It is damaged, or from a packer with other arguments; this packer is then as
+            ValueError: It is corrupt, or from a packer with other arguments; this packer is then as
                 it was.
         """
         numbers, lengths, added, totals = self._checked(state)
@@ -271,23 +272,23 @@ class StreamingPacker:
     def _checked(self, state: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int, list[int]]:
         """Takes a state apart, if it is one that this packer could have."""
         if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
-            raise _damaged(f"is no dict with {', '.join(_FIELDS)}")
-        numbers = _integers(state, "numbers", (-1,))
-        lengths = _integers(state, "lengths", (len(numbers), len(self._limits)))
-        totals: list[int] = _integers(state, "totals", (len(self._limits),)).tolist()
-        added = int(_integers(state, "added", ()))
+            raise _corrupt(f"is no dict with {', '.join(_FIELDS)}")
+        numbers = _saved_integers(state, "numbers", (-1,))
+        lengths = _saved_integers(state, "lengths", (len(numbers), len(self._limits)))
+        totals: list[int] = _saved_integers(state, "totals", (len(self._limits),)).tolist()
+        added = int(_saved_integers(state, "added", ()))
         if added < 0 or (len(numbers) and (np.diff(numbers, prepend=-1, append=added) < 1).any()):
-            raise _damaged(f"has numbers that do not rise from 0 to below {added}, those added")
+            raise _corrupt(f"has numbers that do not rise from 0 to below {added}, those added")
         try:
             sizes = check_sizes(lengths, self._capacities, align=self._aligns)
         except ValueError as error:
-            raise _damaged(f"has lengths that this one would not take: {error}") from error
+            raise _corrupt(f"has lengths that this one would not take: {error}") from error
         # What those that have left must have had.
         left = [a - b for a, b in zip(totals, sizes.lengths.sum(axis=0).tolist(), strict=True)]
         num_left = added - len(numbers)
         most = [num_left * limit for limit in self._limits]
         if min(left) < 0 or any(map(operator.gt, left, most)) or sum(left) < num_left:
-            raise _damaged(f"has totals of {totals}, which {added} such samples cannot have")
+            raise _corrupt(f"has totals of {totals}, which {added} such samples cannot have")
         return numbers, lengths, added, totals
 
 
@@ -306,7 +307,7 @@ def pack_stream(
         lengths: shape (N,), each in 1..capacity; or (N, R) for several resources, each in
             0..capacity, in at least one above 0.
         capacity: what a pack can hold: a number, or shape (R,).
-        buffer_size: samples held at least, while there are any.
+        buffer_size: samples buffered at least, while there are any.
         max_samples: samples in one pack at most; None for any number.
         align: lengths are rounded up to a multiple of this: a number, or shape (R,).
         max_steps: how many samples a search may put into one pack, and take out again.
@@ -330,7 +331,8 @@ def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int) -> Lists:
     """Packs as `pack_stream` does, lengths that are checked and aligned."""
     num_samples, num = sizes.lengths.shape
     align_R = np.ones(num, np.int64)  # the lengths are aligned already
-    table = _new_table(sizes.capacities, align_R, buffer_size, sizes.max_samples, max_steps)
+    max_samples = sizes.max_samples if sizes.max_samples < num_samples else None
+    table = _new_table(sizes.capacities, align_R, buffer_size, max_samples, max_steps)
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
     progress = np.zeros(3, np.int64)
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
@@ -346,7 +348,7 @@ def _new_table(
     max_steps: int,
     num_places: int = 0,
 ) -> Int64Array:
-    """Makes the table of a packer that holds nothing, for that many slots at least."""
+    """Makes the table of an empty packer, for that many slots at least."""
     num = np.size(capacities)
     num_places = max(num_places, min(4 * buffer_size, _MAX_PLACES), _MIN_PLACES + 4 * num)
     # Rows a power of two apart would compete for the same places in the processor's cache.
@@ -374,24 +376,24 @@ def _totals_of(table: Int64Array) -> Int64Array:
     return table[search.HEADER, search.CAPACITY + 2 * num : search.CAPACITY + 3 * num]
 
 
-def _damaged(what: str) -> ValueError:
+def _corrupt(what: str) -> ValueError:
     return ValueError(
-        f"The state of a packer {what}. It is damaged, or was saved by a packer with other "
+        f"The state of a packer {what}. It is corrupt, or was saved by a packer with other "
         "arguments: give this one the same."
     )
 
 
-def _integers(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Int64Array:
+def _saved_integers(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Int64Array:
     """Returns an entry of a state as an array of that shape; -1 stands for any number."""
     try:
         array = np.asarray(state[name])
         if array.size == 0:
             array = array.astype(np.int64).reshape(shape)
-    except (ValueError, TypeError, OverflowError):  # lists of different lengths, say
+    except (ValueError, TypeError, OverflowError):  # lists of different lengths, for example
         array = np.zeros((), np.bool_)
     is_shaped = array.ndim == len(shape) and all(
         wanted in (-1, size) for size, wanted in zip(array.shape, shape, strict=True)
     )
     if array.dtype.kind not in "iu" or not is_shaped or (array > _MAX_TOTAL).any():
-        raise _damaged(f"has no integers of shape {shape} as {name!r}")
+        raise _corrupt(f"has no integers of shape {shape} as {name!r}")
     return array.astype(np.int64)

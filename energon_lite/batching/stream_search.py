@@ -1,11 +1,11 @@
-"""Kernels of the streaming packer: what is held, and the search for what fills a pack.
+"""Kernels of the streaming packer: what is buffered, and the search for what fills a pack.
 
 All they know is in one table of int64, since each array makes a call from Python 0.2 µs longer. It
 has P columns; R is the number of resources. Its first rows are:
 
 - `HEADER`: single numbers, at the places named below, and blocks of R numbers from `CAPACITY` on.
-- `KEYS`, `SLOTS`: the samples held, shortest first, of equal ones the newest first: the length in
-  the resource `SORTED_BY`, and the slot.
+- `KEYS`, `SLOTS`: the buffered samples, shortest first, of equal ones the newest first: the length
+  in the resource `SORTED_BY`, and the slot.
 - `PATH`, `BEST`: places in these two rows that the search has taken, and the best ones so far.
 - `CHOSEN`: numbers of the samples of the last pack.
 - `NUMBERS`: the number of the sample in each slot, or -1 where it has left.
@@ -30,7 +30,7 @@ CAPACITY = 8  # R capacities, then R alignments, then R totals
 BLOCKS = 3
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
-# fills the rest is searched for. A pack that is a large part of all that is held would otherwise
+# fills the rest is searched for. A pack that is a large part of the buffer would otherwise
 # have the long samples, and the next one those left behind.
 _SEARCHED = 8
 # Where `max_samples` is less than twice what a pack has in the mean, the search must leave as many
@@ -173,7 +173,7 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 def _search(table: Int64Array, places_left: int) -> int:
     """Looks for what leaves least of the scarcest resource, depth first, longest first.
 
-    Gives how many samples that are; their places are in the row `BEST`, descending. The other
+    Returns how many samples those are; their places are in the row `BEST`, descending. The other
     resources only have to suffice. Samples that need none of the scarcest are left for later.
     """
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
@@ -260,7 +260,7 @@ def _searched_room(table: Int64Array) -> int:
 
 @kernel()
 def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
-    """Puts a sample into the pack; gives how many it then has."""
+    """Puts a sample into the pack; returns how many it then has."""
     table[CHOSEN, num_chosen] = table[SLOTS, place]
     _take(table, table[SLOTS, place], 0, 0)
     _remove(table, place)
@@ -269,7 +269,7 @@ def _choose_place(table: Int64Array, place: int, num_chosen: int) -> int:
 
 @kernel()
 def _choose_oldest(table: Int64Array) -> int:
-    """Takes the oldest sample, and the next ones while there is much room; gives how many."""
+    """Takes the oldest sample, and the next ones while there is much room; returns how many."""
     while table[NUMBERS, table[HEADER, OLDEST]] < 0:
         table[HEADER, OLDEST] += 1
     searched = _searched_room(table)
@@ -287,7 +287,7 @@ def _choose_oldest(table: Int64Array) -> int:
 
 @kernel()
 def _choose(table: Int64Array) -> int:
-    """Takes the samples of the next pack out, writes slots to `CHOSEN`; gives how many."""
+    """Takes the samples of the next pack out, writes slots to `CHOSEN`; returns how many."""
     header, num = table[HEADER], _num_resources(table)
     for r in range(num):
         table[LENGTHS + 2 * num + r, 0] = header[CAPACITY + r]
@@ -323,7 +323,7 @@ def _name_chosen(table: Int64Array, num_chosen: int) -> None:
 
 @kernel("(int64[:, ::1], int64)")
 def choose_next(table: Int64Array, tail: int) -> int:
-    """Takes in the samples up to slot `tail`, writes the next pack to `CHOSEN`; gives its size."""
+    """Takes in samples up to slot `tail`, writes the next pack to `CHOSEN`; returns its size."""
     _take_in(table, tail)
     num_chosen = _choose(table)
     _name_chosen(table, num_chosen)
@@ -349,7 +349,7 @@ def _is_full(table: Int64Array) -> bool:
 
 @kernel("(int64[:, ::1], int64)")
 def take_in(table: Int64Array, tail: int) -> bool:
-    """Takes in the samples up to slot `tail`; gives whether enough are held."""
+    """Takes in the samples up to slot `tail`; returns whether enough are buffered."""
     _take_in(table, tail)
     return _is_full(table)
 
@@ -365,7 +365,7 @@ def choose_all(
     """Packs a whole stream; false where it stops because the table is too small.
 
     Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, and the
-    packs. It goes on from there with a larger copy of the table.
+    packs. It resumes from there with a larger copy of the table.
     """
     num_samples, num = lengths_NR.shape
     num_read, num_packed, num_packs = progress

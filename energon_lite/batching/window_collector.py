@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from energon_lite.batching.collector import Collector, CollectorState, Samples, saved_count
+from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import BoolArray, Int64Array
+
+# In place of the number of a list.
+_WAITS, _LEFT_OVER = -1, -2
 
 
 class WindowCollector(Collector):
     """Reads a window of samples, cuts it into lists, and returns them one by one.
 
-    Columns: the number of a sample's list among those to come, and its place there; for samples
-    that wait for the next window -1, and whether they waited before; for those left over -2.
+    Columns: the number of a sample's list among those to come, and its place there. In place of
+    that number: `_WAITS` for the next window, and whether it waited before; or `_LEFT_OVER`.
 
     Args:
         window: samples that are read for a window, besides those that wait for it.
@@ -28,9 +31,10 @@ class WindowCollector(Collector):
     def __init__(self, window: int) -> None:
         self._window = window
         self._num_read = self._num_windows = 0
-        self._lists: deque[list[int]] = deque()
-        self._leftover: list[int] = []
-        self._blocks: list[tuple[Samples, BoolArray]] = []
+        self._lists = Lists(np.empty(0, np.int64), np.zeros(1, np.int64))  # of the last window
+        self._num_returned = 0  # of its lists
+        self._leftover: Int64Array = self._lists.indices
+        self._blocks: list[tuple[Samples, BoolArray]] = []  # of the next window
 
     @abstractmethod
     def _cut(
@@ -49,14 +53,23 @@ class WindowCollector(Collector):
         """
 
     @property
+    def _has_lists(self) -> bool:
+        return self._num_returned < len(self._lists)
+
+    @property
+    def num_due(self) -> int:
+        """Samples of the next window that must be read before the next list is returned."""
+        return 0 if self._has_lists else self._window
+
+    @property
     def num_wanted(self) -> int:
-        """Samples that the window still lacks."""
-        return max(1, self._window - self._num_read)
+        """Samples that are still to be read before the next list."""
+        return max(1, self.num_due - self._num_read)
 
     @property
     def is_between_windows(self) -> bool:
         """Whether no list is left and nothing of the next window was read."""
-        return not self._lists and not self._num_read
+        return not self._has_lists and not self._num_read
 
     def add(self, samples: Samples) -> Sequence[int]:
         """Puts samples into the window."""
@@ -65,44 +78,63 @@ class WindowCollector(Collector):
         return ()
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
-        """Returns the next list of the window, once all of the window was read."""
-        if not self._lists and self._blocks and (self._num_read >= self._window or has_ended):
-            samples, waited = self._joined()
-            lists, rest = self._cut(samples, waited, has_ended)
-            self._num_windows += 1
-            self._num_read = 0
-            for places in lists:
-                numbers = samples.numbers[np.where(places < 0, ~places, places)]
-                self._lists.append(np.where(places < 0, ~numbers, numbers).tolist())
-            if has_ended:
-                self._leftover = samples.numbers[rest].tolist()
-            self._blocks = []
-            if len(rest) and not has_ended:
-                own = Samples(*(column[rest] for column in samples))
-                self._blocks.append((own, np.ones(len(rest), np.bool_)))
-        return self._lists.popleft() if self._lists else None
+        """Returns the next list of the window, once as much as is due was read."""
+        while has_ended or self._num_read >= self.num_due:
+            if self._has_lists:
+                self._num_returned += 1
+                found: list[int] = self._lists[self._num_returned - 1].tolist()
+                return found
+            if not self._blocks:
+                return None
+            self._begin(is_last=has_ended)
+        return None
+
+    def _begin(self, is_last: bool) -> None:
+        """Cuts the window that was read into lists."""
+        samples, waited = self._joined()
+        lists, rest = self._cut(samples, waited, is_last)
+        places = np.concatenate([rest[:0], *lists])
+        numbers = samples.numbers[np.where(places < 0, ~places, places)]
+        numbers = np.where(places < 0, ~numbers, numbers)
+        offsets = np.cumsum([0, *map(len, lists)])
+        self._lists, self._num_returned = Lists(numbers, offsets), 0
+        self._num_windows += 1
+        self._num_read = 0
+        self._blocks = []
+        if is_last:
+            self._leftover = samples.numbers[rest]
+        elif len(rest):
+            own = Samples(*(column[rest] for column in samples))
+            self._blocks = [(own, np.ones(len(rest), np.bool_))]
 
     def _joined(self) -> tuple[Samples, BoolArray]:
+        """Returns the samples of the next window, and whether they waited before."""
         blocks, waited = zip(*self._blocks, strict=True)
         samples = Samples(*map(np.concatenate, zip(*blocks, strict=True)))
-        return samples, np.concatenate(waited)
+        self._blocks = [(samples, np.concatenate(waited))]
+        return self._blocks[0]
 
     def leftover(self) -> Sequence[int]:
         """Returns the samples that are in no list at the end of the data."""
-        rest, self._leftover = self._leftover, []
+        rest: list[int] = self._leftover.tolist()
+        self._leftover = self._leftover[:0]
         return rest
 
     def state(self) -> CollectorState:
         """Returns the samples with their lists and places."""
-        rows = [(n, i, place) for i, own in enumerate(self._lists) for place, n in enumerate(own)]
-        rows_N3: list[Int64Array] = [np.array(rows, np.int64).reshape(-1, 3)]
-        for samples, waited in self._blocks:
-            lists = np.full(len(waited), -1)
-            rows_N3.append(np.column_stack([samples.numbers, lists, waited]))
-        rows_N3.append(np.array([(n, -2, 0) for n in self._leftover], np.int64).reshape(-1, 3))
-        numbers, *columns = np.concatenate(rows_N3).T
+        offsets = self._lists.offsets[self._num_returned :]
+        sizes = np.diff(offsets)
+        numbers = self._lists.indices[offsets[0] :]
+        places = np.arange(len(numbers)) - np.repeat(offsets[:-1] - offsets[0], sizes)
+        rows = [np.column_stack([numbers, np.repeat(np.arange(len(sizes)), sizes), places])]
+        if self._blocks:
+            samples, waited = self._joined()
+            rows.append(np.column_stack([samples.numbers, np.full(len(waited), _WAITS), waited]))
+        left = np.full(len(self._leftover), _LEFT_OVER)
+        rows.append(np.column_stack([self._leftover, left, left]))
+        rows_N3 = np.concatenate(rows)
         counts = {"windows": self._num_windows, "window_read": self._num_read}
-        return CollectorState(counts, numbers, np.column_stack(columns))
+        return CollectorState(counts, rows_N3[:, 0], rows_N3[:, 1:])
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -112,13 +144,13 @@ class WindowCollector(Collector):
         """
         self._num_windows = saved_count(counts, "windows")
         self._num_read = saved_count(counts, "window_read")
-        is_waiting = columns_NC[:, 0] == -1
-        self._leftover = samples.numbers[columns_NC[:, 0] == -2].tolist()
+        lists_N, places_N = columns_NC.T
+        is_waiting = lists_N == _WAITS
         if is_waiting.any():
             own = Samples(*(column[is_waiting] for column in samples))
-            self._blocks = [(own, columns_NC[is_waiting, 1] > 0)]
-        lists: dict[int, list[int]] = {}
-        for i in np.lexsort(columns_NC.T[::-1]).tolist():
-            if columns_NC[i, 0] >= 0:
-                lists.setdefault(int(columns_NC[i, 0]), []).append(int(samples.numbers[i]))
-        self._lists = deque(lists.values())
+            self._blocks = [(own, places_N[is_waiting] > 0)]
+        self._leftover = samples.numbers[lists_N == _LEFT_OVER]
+        order = np.lexsort((places_N, lists_N))
+        order = order[lists_N[order] >= 0]
+        ends = np.flatnonzero(np.diff(lists_N[order], append=-1)) + 1
+        self._lists = Lists(samples.numbers[order], np.append(0, ends))

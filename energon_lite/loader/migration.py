@@ -7,7 +7,6 @@ at their beginning, and what is left of removed ones is dropped. Everything else
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 from typing import Any
 
 from energon_lite.core.errors import StateError
@@ -355,30 +354,9 @@ def without_sources(snapshot: Snapshot, fresh: Snapshot, names: set[str]) -> dic
             return fields
         if fields.get("input") and not _is_there(fields["input"], names):
             return fresh.fields  # its source was removed, and what a hook makes of it, too
-        if isinstance(fields.get("held"), tuple):
-            fields["held"] = _kept(fields["held"], names)
-        if snapshot.kind == "bucket_batch":
-            groups = snapshot.field("groups")
-            fields["groups"] = tuple(_kept_group(*group, names=names) for group in groups)
-        if snapshot.kind == "modality_batch":
-            fields["groups"] = tuple(
-                (*_kept_group(counts, keys, rows, names=names), _kept(given, names))
-                for counts, keys, rows, given in snapshot.field("groups")
-            )
     except (TypeError, ValueError, IndexError) as error:
         raise StateError(f"The checkpoint's stage {snapshot.kind!r} is corrupt: {error}") from error
     return fields
-
-
-def _kept(held: tuple[Any, ...], names: set[str]) -> tuple[Any, ...]:
-    """Returns the entries that stay; each is a restore key, or a list of such."""
-    entries = [_kept(e, names) if e and isinstance(e[0], tuple) else e for e in held]
-    return tuple(compress(entries, [_is_there(entry, names) for entry in entries]))
-
-
-def _kept_group(name: Any, keys: Any, rows: Any, *totals: Any, names: set[str]) -> tuple[Any, ...]:
-    is_there = [_is_there(key, names) for key in keys]
-    return (name, tuple(compress(keys, is_there)), tuple(compress(rows, is_there)), *totals)
 
 
 def _left_of(key: Any, names: set[str]) -> Any:

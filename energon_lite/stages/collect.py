@@ -99,6 +99,7 @@ class CollectDataset(ListDataset[T]):
     Attributes:
         samples_per_list: samples of a list; 1 where this depends on their lengths.
         num_lengths: R, the resources of a sample.
+        groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
 
     Raises:
         ValueError: Samples below cannot be re-created.
@@ -106,6 +107,7 @@ class CollectDataset(ListDataset[T]):
 
     samples_per_list: int = 1
     num_lengths: int = 1
+    groups_from_start: Sequence[Any] = ()
 
     def __init__(
         self, dataset: SavableDataset[Any], name: str, settings: Mapping[str, JSON], what: str
@@ -160,7 +162,7 @@ class CollectCursor(Cursor[Any]):
         self._units = spec.units(self._inner)
         self._collector = spec.collector(stream, self)
         self._buffer = _Buffer(spec.num_lengths)
-        self._groups: dict[Any, int] = {}
+        self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
         self._has_ended = False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
-from energon_lite.batching.rules import TOKENS, Packing
+import numpy as np
+
+from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import leaves, name_of_key
 from energon_lite.core.state import RestoreKey
@@ -17,88 +20,58 @@ Piece = tuple[RestoreKey, tuple[int, ...]]
 
 
 class Measure:
-    """Turns what `sample_length` told into lengths that a packer takes.
+    """Turns results of `sample_length` into lengths under rules.
 
     Args:
-        packing: names resources and their limits, and says what becomes of what is above them.
+        rules: name resources and their limits, and say what becomes of samples above them.
+        stage: which counts the samples that it drops.
     """
 
-    def __init__(self, packing: Packing) -> None:
-        self._policy = packing.overlong
-        self._resources = packing.resources
-        self._limits = packing.limits
+    def __init__(self, rules: LengthRules, stage: str = "pack") -> None:
+        self._rules = rules
+        self._stage = stage
         # Of samples with one resource, those that need no second look; none if there are several.
-        self.longest = packing.limits[0] if len(packing.resources) == 1 else 0
+        self.longest = rules.limits[0] if len(rules.resources) == 1 else 0
 
     def pieces(self, key: RestoreKey, sample: Any, length: Any) -> Iterator[Piece]:
-        """Yields the parts of a sample that are to be packed; none if it is dropped.
+        """Yields the parts of a sample that are to be put into lists; none if it is dropped.
 
         Raises:
-            FatalSampleError: It has no length that can be packed.
+            FatalSampleError: It has no length, or one that the rules do not allow.
         """
-        lengths = self._lengths(key, sample, length)
-        if not self.is_overlong(lengths):
+        rules, lengths = self._rules, self._lengths(key, sample, length)
+        if all(map(operator.le, lengths, rules.limits)):
             yield key, lengths
-        elif self._policy == "drop":
-            why = f"too long for a pack: {self._why(lengths)}"
-            left_out(key, sample, why)
-        else:
-            self._check(key, sample, lengths)
+            return
+        try:
+            parts = rules.parts(np.array([lengths]))
+        except OverlongError as error:
+            raise FatalSampleError.from_sample_key(name_of(key, sample), str(error)) from None
+        if parts.is_overlong[0] and not len(parts.samples):
+            left_out(key, sample, f"too long: {rules.excess(lengths)}", self._stage)
+        elif parts.is_overlong[0]:
             current_context().cost(next(leaves(key))[0]).overlong += 1
-            longest = self._limits[0]
-            if self._policy == "alone":
-                yield key, lengths
-                return
-            stop = longest if self._policy == "truncate" else lengths[0]
-            for start in range(0, stop, longest):
-                step = min(longest, stop - start)
-                yield ("piece", start, start + step, key), (step, *lengths[1:])
-
-    def is_overlong(self, lengths: tuple[int, ...]) -> bool:
-        """Whether a sample fits no pack."""
-        return any(n > limit for n, limit in zip(lengths, self._limits, strict=True))
+        columns = (parts.starts.tolist(), parts.stops.tolist(), parts.lengths.tolist())
+        for start, stop, own in zip(*columns, strict=True):
+            yield key if start == WHOLE else ("piece", start, stop, key), tuple(own)
 
     def _lengths(self, key: RestoreKey, sample: Any, length: Any) -> tuple[int, ...]:
-        given = length if isinstance(length, dict) else {TOKENS: length}
-        try:
-            found = tuple(int(given[name]) for name in self._resources)
-        except KeyError as error:
-            raise FatalSampleError.from_sample_key(
-                name_of(key, sample),
-                f"sample_length gave {length!r:.80} without {error}, which the packing's capacity "
-                "has; return an entry for each resource",
-            ) from None
-        if found[0] < 1 or min(found) < 0:
-            raise FatalSampleError.from_sample_key(
-                name_of(key, sample),
-                f"sample_length gave {length!r:.80}; a sample in a pack has at least 1 token and "
-                "0 of the rest. Raise SkipSample in encode_sample for empty samples",
-            )
-        return found
-
-    def _why(self, lengths: tuple[int, ...]) -> str:
-        sizes = dict(zip(self._resources, lengths, strict=True))
-        limits = dict(zip(self._resources, self._limits, strict=True))
-        return f"its length is {sizes}, and a pack takes {limits}"
-
-    def _check(self, key: RestoreKey, sample: Any, lengths: tuple[int, ...]) -> None:
-        """Refuses what the policy cannot mend."""
+        by_name = length if isinstance(length, dict) else {TOKENS: length}
         what = ""
-        if self._policy == "error":
-            what = (
-                "Shorten it in encode_sample, raise the capacity, or set Packing(overlong="
-                '"drop", "truncate" or "split" (tokens only), or "alone")'
-            )
-        elif self._policy in ("truncate", "split"):
-            if self.is_overlong((0, *lengths[1:])):
-                what = f"{self._policy} cuts tokens only"
-            elif self._policy == "split" and any(lengths[1:]):
-                what = "split cannot divide what is not tokens"
-            what += what and '. Use overlong="drop" or "alone", or raise the capacity'
+        try:
+            found = tuple(operator.index(by_name[name]) for name in self._rules.resources)
+            if found[0] < self._rules.shortest or min(found) < 0:
+                what = f"a sample in a list has at least {self._rules.shortest} tokens, and 0 of "
+                what += "other resources. Raise SkipSample in encode_sample for empty samples"
+        except KeyError as error:
+            what = f"it lacks {error}; return an entry for each resource of the limits"
+        except TypeError:
+            what = "return the sample's tokens as an integer, or a dict of integers"
         if what:
             raise FatalSampleError.from_sample_key(
-                name_of(key, sample), f"{self._why(lengths)}. {what}"
+                name_of(key, sample), f"sample_length returned {length!r:.80}; {what}"
             )
+        return found
 
 
 def name_of(key: RestoreKey, sample: Any) -> str:

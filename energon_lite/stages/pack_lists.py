@@ -25,7 +25,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
 from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
-from energon_lite.stages.grouping import Grouping
+from energon_lite.stages.measured_lists import MeasuredLists
 from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.overlong import Measure
 from energon_lite.stages.planned import WHOLE, PlannedDataset
@@ -53,7 +53,7 @@ def _cost_settings(packing: Packing) -> list[JSON]:
     return [packing.cost.token, packing.cost.token_squared, packing.cost.tile]
 
 
-class PackLists(CollectDataset[list[Any]]):
+class PackLists(MeasuredLists):
     """Lists of samples that fill packs; of one group each.
 
     State: that of `CollectDataset`.
@@ -70,12 +70,8 @@ class PackLists(CollectDataset[list[Any]]):
     kind = "pack"
 
     def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
-        super().__init__(dataset, "pack", pack_settings(packing), "Packs")
+        super().__init__(dataset, "pack", packing, pack_settings(packing), "Packs", seed)
         self.packing = packing
-        self.seed = seed
-        self.num_lengths = len(packing.resources)
-        self.grouping = Grouping(packing.group_by, seed, self.worker_config)
-        self.group_function = self.grouping.function
         packers.compile_all()  # before there are worker processes
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
@@ -83,21 +79,6 @@ class PackLists(CollectDataset[list[Any]]):
         if self.packing.algorithm == "streaming":
             return StreamPacks(self.packing)
         return WindowPacks(self.packing, self.packing.buffer_size, grows=True)
-
-    def units(self, inner: Any) -> UnitsOf:
-        """Returns what turns measured samples into whole ones or parts."""
-        measure, group_of = Measure(self.packing), self.grouping.run()
-        longest, has_one_group = measure.longest, self.packing.group_by is None
-
-        def units(key: RestoreKey, sample: Any) -> Iterable[Unit]:
-            length = inner.length
-            if has_one_group and type(length) is int and 0 < length <= longest:
-                return ((key, None, (length,)),)
-            pieces = list(measure.pieces(key, sample, length))
-            group = None if has_one_group or not pieces else group_of(key, sample)
-            return () if group is SKIPPED else [(part, group, own) for part, own in pieces]
-
-        return units
 
 
 class PlannedPacks(PlannedDataset):

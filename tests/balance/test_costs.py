@@ -113,7 +113,7 @@ def test_a_coefficient_that_would_be_negative_is_0() -> None:
         ([((1, 1, 0), 1.0)], r"1 points for 2 terms \(tokens and the sum of squares\)"),
         ([((1, 1, 1), 1.0), ((2, 1, 1), 2.0)], "2 points for 3 terms"),
         ([((0, 0, 0), 1.0)] * 2, "nothing costs time"),
-        ([((1, 1, 0), 1.0)] * 3, "do not tell the tokens from the sum of squares"),
+        ([((1, 1, 0), 1.0)] * 3, "do not separate the tokens from the sum of squares"),
         ([((10, 5, 0), 1.0), ((1000, 501, 0), 99.0)], "nearly, in the same ratio"),
         ([((1, 1, 0), 0.0)], "Point 0: time is 0.0; it must be above 0"),
         ([((1, 1, -1), 1.0)], "Point 0: tiles is -1; it must be at least 0"),

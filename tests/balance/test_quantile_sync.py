@@ -62,7 +62,7 @@ def test_a_pack_comes_for_each_that_goes() -> None:
 
 
 def test_without_packs_there_is_none_to_give() -> None:
-    with pytest.raises(IndexError, match="No pack is held"):
+    with pytest.raises(IndexError, match="No pack is buffered"):
         QuantileSync(4, 0).next_pack()
 
 
@@ -98,8 +98,8 @@ def in_the_middle() -> QuantileSync:
     [
         ({"window": 5}, "Checkpoint has window=5 where this quantile sync has 4"),
         ({"seed": 8}, "Checkpoint has seed=8 where this quantile sync has 9"),
-        ({"order": [0, 0]}, "gives packs that are not among the last 4 before 4"),
-        ({"order": [4]}, "gives packs that are not among the last 4 before 4"),
+        ({"order": [0, 0]}, "has packs that are not among the last 4 before 4"),
+        ({"order": [4]}, "has packs that are not among the last 4 before 4"),
         ({"first": 5}, "has 5 packs in 1 windows of 4"),
         ({"first": -1}, "has -1 packs"),
         ({"costs": [-1]}, "something else than its integers"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import ModalitySplit
-from energon_lite.batching.group_schedule import GroupSchedule
+from energon_lite.batching.modality import GroupSchedule
 from energon_lite.order.schedules import Schedule
 
 BOTH = {"images": 15, "text": 1}
@@ -93,7 +93,7 @@ def test_config_is_plain_json_and_says_what_decides_the_content() -> None:
         ({"group_by": "images"}, ValueError, "group_by='images' is not one of modality, source"),
         ({"group_by": None}, ValueError, "group_by=None is not one of"),
         ({"group_by": {}}, ValueError, "names no source"),
-        ({"shares": None}, ValueError, "Give the part of each group in the data"),
+        ({"shares": None}, ValueError, "Set the part of each group in the data"),
         ({"group_by": len, "shares": None}, ValueError, "group_by='function' does not follow"),
         ({"shares": {}}, ValueError, "no group with a share above 0"),
         ({"shares": {"text": 0}}, ValueError, "no group with a share above 0"),

@@ -127,7 +127,7 @@ print(first_fit_decreasing([4, 3, 3, 2], 6).tolist())
 
 
 @pytest.mark.parametrize("damage", [b"nothing", None])
-def test_damaged_cache_is_compiled_anew(cache: Path, damage: bytes | None) -> None:
+def test_corrupt_cache_is_compiled_again(cache: Path, damage: bytes | None) -> None:
     # Those of one module, since each takes its time to compile.
     kept = list(cache.rglob("fit*.nbc"))
     assert kept
@@ -136,6 +136,6 @@ def test_damaged_cache_is_compiled_anew(cache: Path, damage: bytes | None) -> No
         path.write_bytes(b"cnowhere\nThing\n." if damage is None else damage)
     done = run(DAMAGED, NUMBA_CACHE_DIR=str(cache))
     assert done.stdout == "[[0, 3], [1, 2]]\n"
-    assert "is damaged; compiling it anew" in done.stderr
+    assert "is corrupt; compiling it again" in done.stderr
     again = run(DAMAGED, NUMBA_CACHE_DIR=str(cache))
     assert (again.stdout, again.stderr) == (done.stdout, "")

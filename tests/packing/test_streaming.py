@@ -419,11 +419,11 @@ def test_what_is_held_can_be_packed_before_it_is_full() -> None:
 
 def test_nothing_held_gives_no_pack() -> None:
     packer = StreamingPacker(10)
-    with pytest.raises(IndexError, match="No sample is held"):
+    with pytest.raises(IndexError, match="No sample is buffered"):
         packer.next_pack()
     packer.add(3)
     packer.next_pack()
-    with pytest.raises(IndexError, match="No sample is held"):
+    with pytest.raises(IndexError, match="No sample is buffered"):
         packer.next_pack()
 
 

@@ -33,7 +33,7 @@ from energon_lite import (
     sample_rng,
     stateless,
 )
-from energon_lite.batching.group_schedule import GroupSchedule
+from energon_lite.batching.modality import GroupSchedule
 from energon_lite.core.dataset import Cursor, StreamRun, Traits
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
@@ -358,13 +358,12 @@ def test_reading_is_even_from_the_first_batch_on() -> None:
     assert read[-1] - 300 * 4 <= 2 * 33 * 4
 
 
-def test_held_samples_stay_near_the_window() -> None:
+def test_buffered_samples_stay_near_the_window() -> None:
     dataset = batches_of(mixed(997, every=5), 4, window=16, endless=True)
     run = StreamRun(dataset, Stream(0, 1))
     for _ in range(400):
         next(run)
-        groups = run.snapshot().inner[0].field("groups")
-        assert sum(len(keys) for _, keys, _, _ in groups) <= 2.5 * 16 * 4
+        assert len(run.snapshot().inner[0].field("keys")) <= 2.5 * 16 * 4
 
 
 # ------------------------------------------------------------- shares that the data do not have
@@ -376,14 +375,14 @@ def test_shares_far_from_those_of_the_data_stop_the_run_and_say_what_they_are() 
     with pytest.raises(FatalSampleError) as caught:
         run.skip(10_000)
     text = str(caught.value)
-    assert "stream 0 holds" in text
+    assert "stream 0 buffers" in text
     assert "of group 'images' that its share does not take" in text
     assert "'images': 0.5, 'text': 0.5" in text
     assert "'images': 0.75" in text
     assert "max_surplus above 0.05" in text
 
 
-def test_state_before_that_goes_on_with_a_higher_max_surplus() -> None:
+def test_state_before_that_resumes_with_a_higher_max_surplus() -> None:
     shares = {"images": 1, "text": 1}
     strict = batches_of(mixed(997), endless=True, shares=shares, max_surplus=0)
     loose = batches_of(mixed(997), endless=True, shares=shares, max_surplus=1)
@@ -404,7 +403,7 @@ def test_state_before_that_goes_on_with_a_higher_max_surplus() -> None:
     records = resumed.context.take_records()
     assert len(records) > 50
     assert {(r.stage, r.on_purpose) for r in records} == {("modality_batch", True)}
-    assert "more of group 'images' than its share takes" in records[0].error
+    assert "more of its group than the share of the group takes" in records[0].error
 
 
 def test_group_of_share_0_is_held_until_it_is_too_many() -> None:

@@ -1,1 +1,0 @@
-"""Batches of one group of samples, the same in all streams at each cycle."""

@@ -1,0 +1,136 @@
+"""Batches by length and by group, chosen without data."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import Buckets, ModalitySplit
+from energon_lite.batching.buckets import BucketCollector
+from energon_lite.batching.modality import Groups, GroupSchedule, ModalityCollector
+from energon_lite.core.topology import Stream
+
+from .collecting import Make, Run, check_resume
+
+RNG = np.random.default_rng(0)
+LENGTHS = RNG.integers(1, 30, 400).tolist()
+GROUPS = RNG.choice(2, 400, p=[0.75, 0.25]).tolist()
+BOTH = Groups(("images", "text"), (3, 1))
+
+
+def bucket_collector(
+    drops_last: bool = False, batch_size: int | None = None, **settings: Any
+) -> Make:
+    buckets = Buckets(**{"max_tokens": 64, "window": 50, **settings})
+    return lambda: BucketCollector(buckets, batch_size, drops_last, key=7)
+
+
+def modality_collector(
+    index: int = 0, is_endless: bool = False, batch_size: int = 4, **settings: Any
+) -> Make:
+    arguments = {"shares": {"images": 3, "text": 1}, "window": 5, "max_surplus": 1, **settings}
+    split = ModalitySplit("modality", **arguments)
+    stream = Stream(index, 2)
+    return lambda: ModalityCollector(split, BOTH, batch_size, 3, stream, is_endless)
+
+
+@pytest.mark.parametrize("drops_last", [False, True])
+@pytest.mark.parametrize("groups", [[0] * 400, GROUPS])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"window": 3}, {"window": 1}, {"align": 8}, {"longest_first": True},
+     {"max_tokens": None, "batch_size": 6}, {"batch_size": 3}],
+)  # fmt: skip
+def test_buckets(settings: dict[str, Any], groups: list[int], drops_last: bool) -> None:
+    run = check_resume(bucket_collector(drops_last, **settings), groups, LENGTHS)
+    for batch in run.lists:
+        assert len({groups[n] for n in batch}) == 1
+        longest = -(-max(LENGTHS[n] for n in batch) // settings.get("align", 1))
+        if settings.get("max_tokens", 64):
+            assert longest * settings.get("align", 1) * len(batch) <= 64
+    assert len(run.dropped) < 64 * len(set(groups)) if drops_last else not run.dropped
+
+
+def test_the_next_window_is_read_at_the_pace_of_this_one() -> None:
+    run = Run(bucket_collector(max_tokens=None, batch_size=5), [0] * 400, LENGTHS)
+    reads = []
+    while run.step():
+        reads.append(run.num_read)
+    assert reads[0] == 55
+    assert {b - a for a, b in pairwise(reads[:-11])} == {5}
+
+
+def test_a_sample_that_is_too_long_is_alone() -> None:
+    lengths = [100 if n % 50 == 3 else length for n, length in enumerate(LENGTHS)]
+    run = check_resume(bucket_collector(overlong="alone"), [0] * 400, lengths)
+    assert [batch for batch in run.lists if 3 in batch] == [[3]]
+
+
+@pytest.mark.parametrize("groups", [[0] * 400, [1] * 400, GROUPS, [1, 0, 0, 0] * 100])
+@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("settings", [{}, {"window": 1}, {"longest_first": True}, {"window": 64}])
+def test_modality(end: Any, groups: list[int], settings: dict[str, Any]) -> None:
+    run = check_resume(modality_collector(end=end, **settings), groups, LENGTHS)
+    schedule = GroupSchedule(BOTH.shares, 3)
+    for cycle, batch in enumerate(run.lists):
+        members = {groups[n if n >= 0 else ~n] for n in batch}
+        assert len(members) == 1
+        if cycle < len(run.lists) // 2 and len(set(groups)) == 2:
+            assert members == {schedule.group(cycle)}
+        assert len(batch) == 4 or end == "keep"
+    assert bool(run.dropped) <= (end == "drop")
+
+
+def test_padding_repeats_samples_of_the_last_batch_of_the_group() -> None:
+    run = Run(modality_collector(end="pad"), [0] * 15 + [1] * 2, LENGTHS).all()
+    by_group = {group: [b for b in run.lists if (b[0] < 15) == (group == 0)] for group in (0, 1)}
+    assert [~n for n in by_group[0][-1] if n < 0] == by_group[0][-2][:1]
+    (only,) = by_group[1]
+    assert [~n for n in only[2:]] == only[:2] == [15, 16]
+
+
+def test_all_streams_have_batches_of_similar_length_at_the_same_step() -> None:
+    def means(index: int) -> list[float]:
+        rng = np.random.default_rng(index)
+        lengths = rng.integers(1, 1000, 4000)
+        groups = [0] * 4000
+        run = Run(
+            modality_collector(index, shares={"images": 3, "text": 0}, window=16), groups, lengths
+        )
+        run.collector = ModalityCollector(
+            ModalitySplit("modality", shares={"images": 1, "text": 0}, window=16),
+            Groups(("images", "text"), (1, 0)), 4, 3, Stream(index, 2),
+        )  # fmt: skip
+        for _ in range(500):
+            run.step()
+        return [float(np.mean(lengths[batch])) for batch in run.lists]
+
+    assert np.corrcoef(means(0), means(1))[0, 1] > 0.9
+
+
+def test_a_surplus_is_dropped_up_to_a_limit() -> None:
+    groups = [0] + [1] * 3000
+    run = Run(modality_collector(), groups, [1] * 3001)
+    while not run.dropped:
+        assert run.step() or run.dropped
+    strict = Run(modality_collector(max_surplus=0.05), groups, [1] * 3001)
+    with pytest.raises(
+        ValueError, match=r"group 'text' that its share does not take.*max_surplus above 0\.05"
+    ):
+        strict.all()
+
+
+@pytest.mark.parametrize("make", [bucket_collector(), modality_collector()])
+def test_lists_of_a_removed_source_have_what_is_left(make: Make) -> None:
+    run = Run(make, GROUPS, LENGTHS)
+    for _ in range(9):
+        run.step()
+    run.resume(removed=lambda n: n % 3 == 0)
+    num, left = len(run.lists), run.buffered
+    assert left
+    assert all(n % 3 for n in left)
+    run.all()
+    assert left <= {n for batch in run.lists[num:] for n in batch}
