@@ -66,6 +66,10 @@ def test_import_leaves_heavy_packages_alone() -> None:
     assert added.intersection(HEAVY) == set()
 
 
+# Stages that choose nothing by themselves.
+BASES = ("ListDataset", "CollectDataset", "MeasuredLists")
+
+
 def dataset_classes() -> set[type]:
     """All concrete dataset classes of the package, wherever they are defined."""
     for module in pkgutil.walk_packages(energon_lite.__path__, "energon_lite."):
@@ -80,11 +84,7 @@ def dataset_classes() -> set[type]:
     ours = {c for c in found if c.__module__.startswith("energon_lite.")}
     # A private class with subclasses is a base only, and so are the classes of core.
     bases = {c for c in ours if c.__name__.startswith("_") and c.__subclasses__()}
-    bases |= {
-        c
-        for c in ours
-        if ".core." in c.__module__ or c.__name__ in ("ListDataset", "CollectDataset")
-    }
+    bases |= {c for c in ours if ".core." in c.__module__ or c.__name__ in BASES}
     return {c for c in ours - bases if not inspect.isabstract(c)}
 
 
