@@ -177,7 +177,7 @@ class QuantileSync:
                 then.
         """
         if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
-            raise _corrupt(f"is no dict with {', '.join(_FIELDS)}")
+            raise _corrupt_sync(f"is no dict with {', '.join(_FIELDS)}")
         for name, own in (("window", self._window), ("seed", self._seed)):
             if state[name] != own:
                 raise StateError(
@@ -190,15 +190,17 @@ class QuantileSync:
             bits = np.array([operator.index(cost) for cost in state["costs"]], np.int64)
             costs = as_costs(bits.view(np.float64), "pack").tolist()
         except (TypeError, ValueError, OverflowError) as error:
-            raise _corrupt(f"has something else than its integers: {error}") from error
+            raise _corrupt_sync(f"has something else than its integers: {error}") from error
         if not 0 <= window_number <= first <= window_number * self._window:
-            raise _corrupt(f"has {first} packs in {window_number} windows of {self._window}")
+            raise _corrupt_sync(f"has {first} packs in {window_number} windows of {self._window}")
         earliest = max(first - self._window, 0)
         if len(set(order)) != len(order) or any(not earliest <= n < first for n in order):
-            raise _corrupt(f"has packs that are not among the last {self._window} before {first}")
+            raise _corrupt_sync(
+                f"has packs that are not among the last {self._window} before {first}"
+            )
         self._window_number, self._first = window_number, first
         self._order, self._costs = order[::-1], costs
 
 
-def _corrupt(what: str) -> StateError:
+def _corrupt_sync(what: str) -> StateError:
     return StateError(f"The state of a quantile sync {what}: it is corrupt. Use an older one.")
