@@ -30,9 +30,8 @@ T = TypeVar("T")
 
 
 _NO_LENGTHS = (1,)
-# A unit whose group has a number, and the same with its sample.
+# A unit whose group has a number.
 _Numbered = tuple[RestoreKey, int, Sequence[int]]
-_Entry = tuple[RestoreKey, int, Sequence[int], Any]
 # Up to so many samples a snapshot copies the units.
 _SMALL = 512
 
@@ -149,11 +148,7 @@ class CollectDataset(ListDataset[T]):
 
 
 class CollectCursor(Cursor[Any]):
-    """A position among lists; it buffers the samples of those to come.
-
-    Attributes:
-        lengths: of the samples of the list that `next` returned last, of each resource.
-    """
+    """A position among lists; it buffers the samples of those to come."""
 
     def __init__(self, spec: CollectDataset[Any], stream: Stream) -> None:
         self._spec = spec
@@ -167,7 +162,9 @@ class CollectCursor(Cursor[Any]):
         self._num_read = self._num_repeated = 0
         self._has_ended = False
         self._again = Again(spec.restore_member)
-        self.lengths: list[Sequence[int]] = []
+        self._emitted: list[_Numbered] = []
+        # Whether samples of the buffer may have to be re-created.
+        self._may_be_skipped = False
 
     def __next__(self) -> Any:
         """Returns the next list."""
@@ -182,15 +179,21 @@ class CollectCursor(Cursor[Any]):
             else:
                 self._read(collector.num_wanted)
         if collector.kept or self._kept:
-            entries = self._taken_or_kept(numbers)
+            units, samples = self._taken_or_kept(numbers)
         else:
-            entries = list(map(self._buffer.take, numbers))
-        keys = [entry[0] for entry in entries]
-        self.lengths = [entry[2] for entry in entries]
-        again = self._again
-        samples = [again(e[0]) if e[3] is SKIPPED else e[3] for e in entries]
+            units, samples = self._buffer.taken(numbers)
+        self._emitted = units
+        keys = [key for key, _, _ in units]
+        if self._may_be_skipped:
+            again = self._again
+            samples = [again(k) if s is SKIPPED else s for k, s in zip(keys, samples, strict=True)]
         self.key, item = self._spec.made(keys, samples)
         return item
+
+    @property
+    def lengths(self) -> list[Sequence[int]]:
+        """The lengths of the samples of the list that `next` returned last, of each resource."""
+        return [lengths for _, _, lengths in self._emitted]
 
     def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
         """Reads samples until a list is complete or the data end."""
@@ -203,12 +206,14 @@ class CollectCursor(Cursor[Any]):
                 self._has_ended = True
                 return
             for key, group, lengths in units(inner.key, sample):
-                number = groups.get(group)
-                if number is None:
-                    number = groups[group] = len(groups)
-                buffer.add(self._num_read, (key, number, lengths), sample)
+                number = self._num_read
                 self._num_read += 1
-                has_list |= add(self._num_read - 1, number, lengths)
+                of_group = groups.get(group)
+                if of_group is None:
+                    of_group = groups[group] = len(groups)
+                buffer.units[number] = (key, of_group, lengths)
+                buffer.samples[number] = sample
+                has_list |= add(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
         """Reads so many samples, fewer at the end of the data, and adds them to the collector."""
@@ -236,36 +241,35 @@ class CollectCursor(Cursor[Any]):
         try:
             refused = self._collector.add(samples)
         except ValueError as error:
-            key, _, _, sample = self._buffer.entry(numbers[-1])
-            raise FatalSampleError.from_sample_key(name_of(key, sample), str(error)) from None
+            name = name_of(units[-1][0], self._buffer.samples[numbers[-1]])
+            raise FatalSampleError.from_sample_key(name, str(error)) from None
         if refused:
             self.drop(refused, "more of its group than the share of the group takes")
 
-    def _taken_or_kept(self, numbers: Sequence[int]) -> list[_Entry]:
+    def _taken_or_kept(self, numbers: Sequence[int]) -> tuple[list[_Numbered], list[Any]]:
         """Takes samples of a list out of the buffer, but for those that may be repeated."""
-        kept = frozenset(self._collector.kept)
-        entries = []
-        for number in numbers:
+        buffer, kept = self._buffer, frozenset(self._collector.kept)
+        units = [buffer.units[number if number >= 0 else ~number] for number in numbers]
+        samples = [SKIPPED if number < 0 else buffer.samples[number] for number in numbers]
+        for i, number in enumerate(numbers):
             if number < 0:
-                key, group, lengths, _ = self._buffer.entry(~number)
-                entries.append(((GIVEN_AGAIN, self._num_repeated, key), group, lengths, SKIPPED))
+                key, group, lengths = units[i]
+                units[i] = ((GIVEN_AGAIN, self._num_repeated, key), group, lengths)
                 self._num_repeated += 1
             elif number in kept:
-                entries.append(self._buffer.entry(number))
-                self._buffer.samples[number] = SKIPPED
-            else:
-                entries.append(self._buffer.take(number))
-        for number in self._kept - kept:
-            self._buffer.take(number)
+                buffer.samples[number] = SKIPPED
+        self._may_be_skipped = True
+        buffer.taken([n for n in (*numbers, *self._kept) if n >= 0 and n not in kept])
         self._kept = kept
-        return entries
+        return units, samples
 
     def buffered(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Returns keys and samples of the buffer, re-created where necessary."""
-        entries = list(map(self._buffer.entry, numbers))
+        keys = [self._buffer.units[number][0] for number in numbers]
+        samples = [self._buffer.samples[number] for number in numbers]
         again = self._again
-        samples = [again(e[0]) if e[3] is SKIPPED else e[3] for e in entries]
-        return [entry[0] for entry in entries], samples
+        pairs = zip(keys, samples, strict=True)
+        return keys, [again(key) if sample is SKIPPED else sample for key, sample in pairs]
 
     def replace(self, number: int, sample: Any) -> None:
         """Puts another sample in the place of one in the buffer."""
@@ -273,13 +277,11 @@ class CollectCursor(Cursor[Any]):
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Takes samples out of the buffer that were counted elsewhere."""
-        for number in numbers:
-            self._buffer.take(number)
+        self._buffer.taken(numbers)
 
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
-        for number in numbers:
-            key, _, _, sample = self._buffer.take(number)
+        for (key, _, _), sample in zip(*self._buffer.taken(numbers), strict=True):
             left_out(key, sample, why, self._spec.stage)
 
     def snapshot(self) -> Snapshot:
@@ -325,7 +327,7 @@ class CollectCursor(Cursor[Any]):
         self._inner.restore(snapshot.inner[0])
         self._collector, self._buffer = collector, buffer
         self._num_read, self._num_repeated, self._has_ended = num_read, num_repeated, has_ended
-        self._kept = frozenset(collector.kept)
+        self._kept, self._may_be_skipped = frozenset(collector.kept), True
         self._again = Again(spec.restore_member, keys)
         first = dict(zip(in_group.tolist()[::-1], numbers.tolist()[::-1], strict=True))
         self._groups = {self._asked(entry, first.get(entry[0])): int(entry[0]) for entry in groups}
@@ -368,15 +370,14 @@ class _Buffer:
         self.units[number] = unit
         self.samples[number] = sample
 
-    def entry(self, number: int) -> _Entry:
-        """Returns the unit and the sample."""
-        return (*self.units[number], self.samples[number])
-
-    def take(self, number: int) -> _Entry:
-        """Returns the unit and the sample, and forgets both."""
-        if number in self._places:
-            self._remove_row(number)
-        return (*self.units.pop(number), self.samples.pop(number))
+    def taken(self, numbers: Iterable[int]) -> tuple[list[_Numbered], list[Any]]:
+        """Returns units and samples, and forgets both."""
+        numbers = list(numbers)
+        if self._places:
+            for number in numbers:
+                if number in self._places:
+                    self._remove_row(number)
+        return list(map(self.units.pop, numbers)), list(map(self.samples.pop, numbers))
 
     def _remove_row(self, number: int) -> None:
         place, last = self._places.pop(number), self._numbers.pop()
