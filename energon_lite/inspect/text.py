@@ -139,10 +139,9 @@ _BAR = 32
 
 def balance_text(report: BalanceReport) -> str:
     """Writes what `balance_report` predicts, with a bar of the ranks' busy time for each order."""
-    lines = [
-        f"{report.path}: {counted(report.ranks, 'rank')}, {counted(report.steps, 'step')}, "
-        f"{counted(report.samples, 'sample')}, packs of {counted(report.capacity, 'token')}"
-    ]
+    sizes = {"rank": report.ranks, "step": report.steps, "sample": report.samples}
+    counts = ", ".join(counted(size, what) for what, size in sizes.items())
+    lines = [f"{report.path}: {counts}, packs of {counted(report.capacity, 'token')}"]
     if report.overlong:
         are, count = ("is", "counts") if report.overlong == 1 else ("are", "count")
         samples = counted(report.overlong, "sample")
