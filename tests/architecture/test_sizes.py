@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 3320,
     "cli": 692,
     "core": 2315,
-    "inspect": 1186,
+    "inspect": 1185,
     "loader": 3296,
     "loss": 210,
     "metadataset": 1330,
