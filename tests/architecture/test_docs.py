@@ -49,6 +49,15 @@ def test_every_folder_is_on_the_page_of_the_architecture() -> None:
     assert missing <= {"packing", "balance"}
 
 
+def test_files_that_pages_name_exist() -> None:
+    missing = []
+    for page in PAGES:
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8")):
+            if not any((REPO / folder / name).exists() for folder in ("", "energon_lite")):
+                missing.append(f"{page.relative_to(REPO)}: {name}")
+    assert missing == []
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     found = []
     files = list(repository_files())

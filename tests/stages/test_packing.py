@@ -185,10 +185,6 @@ def test_sample_with_images_is_not_cut_without_the_users_word(root) -> None:
 # -------------------------------------------------------------------------------------- groups
 
 
-def by_last_digit(sample: dict[str, Any]) -> tuple[str, int]:
-    return ("digit", int(sample["__key__"]) % 3)
-
-
 def test_sources_do_not_share_packs_if_asked(root, tmp_path) -> None:
     other = text_set(tmp_path / "other", 20)
     blend = {
