@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 692,
     "core": 2315,
     "inspect": 1185,
-    "loader": 3296,
+    "loader": 3279,
     "loss": 210,
     "metadataset": 1330,
     "names": 232,

@@ -158,7 +158,7 @@ class Chain:
             self.ended[rank] = True
             self.leave(rank)
             return False
-        place = self.ranks.loaders[rank]._run.place  # a state takes longer
+        place = self.ranks.loaders[rank]._run.position  # a state takes longer
         slots, number = place.start.slots, self._numbers[rank]
         slot = slots.slot(place.count - 1 - slots.first)
         where = f"slot {slot} of pass {number}"
