@@ -456,21 +456,22 @@ class ShardReader:
         """
         is_far = rows.starts[1:] - rows.stops[:-1] > max_gap
         runs = _groups((rows.shards[1:] != rows.shards[:-1]) | is_far)
-        shards, starts, stops = (x.tolist() for x in (rows.shards, rows.starts, rows.stops))
-        sizes = [stops[last - 1] - starts[first] for first, last in runs]
+        firsts = [first for first, _ in runs]
+        numbers, bases = rows.shards[firsts].tolist(), rows.starts[firsts].tolist()
+        sizes = (rows.stops[[last - 1 for _, last in runs]] - rows.starts[firsts]).tolist()
         data = np.empty(sum(sizes), dtype=np.uint8)
         target = data.data
-        shifts = np.zeros(len(starts), dtype=np.int64)
+        shifts = np.zeros(len(rows.starts), dtype=np.int64)
         at = 0
-        for (first, last), size in zip(runs, sizes, strict=True):
+        for (first, last), number, base, size in zip(runs, numbers, bases, sizes, strict=True):
             if not size:  # all of these are lost
                 continue
-            number, base, end = shards[first], starts[first], at + size
-            failed = self._files.read(number, target[at:end], base, rows, first, last)
+            own = target[at : at + size]
+            failed = self._files.read(number, own, base, rows, first, last)
             for row, error in failed.items():
                 lost[int(rows.order[row])] = error
             shifts[first:last] = at - base
-            at = end
+            at += size
         return data, shifts
 
 
