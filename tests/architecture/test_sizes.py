@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1021,
     "sources": 1282,
     "stages": 3740,
-    "storage": 2768,
+    "storage": 2769,
     "task_encoder": 745,
     "testing": 358,
     "": 390,
