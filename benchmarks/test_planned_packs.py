@@ -1,4 +1,4 @@
-"""Packs planned by a length index: full, alike on all ranks, and nothing held."""
+"""Packs planned by a length index: full, similar on all ranks, and nothing buffered."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from energon_lite import (
 )
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.dataset import StreamRun
-from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
+from energon_lite.inspect.draws import PackDraws
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths
 
@@ -88,13 +88,12 @@ def test_shared_plan(documents: Path, entries: list[Entry]) -> None:
             dataset = dataset.dataset
         costs, tokens, packs = [], 0, 0
         for index in range(STREAMS):
-            stream = Stream(index, STREAMS)
-            with context_of(StreamContext(stream)):
-                windows = list(islice(dataset.windows(stream), 5))
-            costs.append(np.concatenate([window.costs for window in windows]))
-            for window in windows:
-                tokens += int(window.units.lengths[window.packs.indices, 0].sum())
-                packs += len(window.packs)
+            names = [facts.name for facts in dataset.sources()]
+            drawn = PackDraws(dataset, Stream(index, STREAMS), names)
+            drawn.draw_up_to(1000)
+            costs.append(drawn.costs())
+            tokens += int(drawn.draws().tokens.sum())
+            packs += drawn.num_items
         steps = min(map(len, costs))
         found = float(imbalance(np.stack([own[:steps] for own in costs], axis=1)))
         filled = tokens / packs / CAPACITY
@@ -124,7 +123,7 @@ def test_time_and_state(documents: Path, benchmark: Any, entries: list[Entry]) -
 
     found = in_turn(benchmark, {name: partial(give, name) for name in runs}, rounds=5)
     per_sample = {
-        name: [t / n for t, n in zip(times, counts[name][-5:], strict=True)]
+        name: [t / n for t, n in zip(times, counts[name][-len(times) :], strict=True)]
         for name, times in found.items()
     }
     streaming = "packs as samples come, per sample"
