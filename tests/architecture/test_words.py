@@ -45,7 +45,7 @@ BETTER = {
     "of its own": "its",
 }
 # How many of these remain: lower the numbers, never raise them.
-REMAINING = {PACKAGE: 210, "docs": 6}
+REMAINING = {PACKAGE: 85, "docs": 5}
 
 MODULES = package_modules()
 _PHRASES = re.compile(rf"\b(?:{'|'.join(BETTER)})\b".replace(" ", r"\s+(?:#\s*)?"), re.IGNORECASE)
