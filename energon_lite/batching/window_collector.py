@@ -92,7 +92,10 @@ class WindowCollector(Collector):
     def _begin(self, is_last: bool) -> None:
         """Cuts the window that was read into lists."""
         samples, waited = self._joined()
-        lists, rest = self._cut(samples, waited, is_last)
+        # Groups are numbered as they come, so that it does not matter who numbered them before.
+        _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
+        groups = np.argsort(np.argsort(firsts))[of_N]
+        lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)
         places = np.concatenate([rest[:0], *lists])
         numbers = samples.numbers[np.where(places < 0, ~places, places)]
         numbers = np.where(places < 0, ~numbers, numbers)

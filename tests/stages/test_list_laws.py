@@ -19,6 +19,10 @@ from energon_lite import (
     get_savable_loader,
 )
 from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.stages.collect import CollectCursor, CollectDataset
+from energon_lite.stages.overlong import Measure
+from energon_lite.stages.planned import PlannedDataset
 
 from ..helpers import Ranks, assert_same
 from .list_laws import (
@@ -389,3 +393,51 @@ def test_hooks_that_no_list_can_be_made_over_are_refused_when_built(root, case: 
 def test_index_that_is_missing_is_refused(root, case: Case) -> None:
     with pytest.raises(FileNotFoundError, match="no length index 'none'"):
         case.dataset(root, case.made(lengths="none"))
+
+
+class Streamed(CollectDataset[list[Any]]):
+    """The collector of a planned dataset, over the samples themselves."""
+
+    def __init__(self, planned: Any) -> None:
+        super().__init__(planned.dataset, "streamed", {}, "Streamed")
+        self.planned, self.kind = planned, planned.kind
+        self.num_lengths = len(planned.resources)
+
+    def collector(self, stream: Stream, cursor: CollectCursor) -> Any:
+        return self.planned.collector(stream)
+
+    def units(self, inner: Any) -> Any:
+        rules = self.planned.packing if self.kind == "pack" else self.planned.split
+        measure = Measure(rules, self.kind)
+
+        def units(key: Any, sample: Any) -> Any:
+            length = inner.length
+            sizes = length if isinstance(length, dict) else {"tokens": length}
+            whole = [(key, (sizes["tokens"],))]
+            pieces = measure.pieces(key, sample, length) if self.kind == "pack" else whole
+            # An index tells modalities by the other lengths.
+            has_images = any(sizes[name] for name in sizes if name != "tokens")
+            group = has_images if self.planned.group_by == "modality" else None
+            return [(part, group, own) for part, own in pieces]
+
+        return units
+
+
+def planned_in(dataset: SavableDataset[Any]) -> Any:
+    found = dataset
+    while not isinstance(found, PlannedDataset):
+        (found,) = found.children
+    return found
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_planned_lists_are_those_of_the_same_collector_over_the_samples(case: Case, root) -> None:
+    planned = planned_in(case.dataset(root))
+    of_plan, of_samples = stream_run(planned), stream_run(Streamed(planned))
+    keys = []
+    for _ in range(60):
+        next(of_plan)
+        next(of_samples)
+        assert of_plan.key == of_samples.key
+        keys.append(of_plan.key)
+    assert len({key for found in keys for key in found[2:]}) > NUM_SAMPLES
