@@ -90,10 +90,6 @@ class ModalityLists(MeasuredLists):
         rounds_down = self.split.end == "drop"
         return num_samples // self.batch_size if rounds_down else super().num_items(stream)
 
-    def expected(self, num_items: float) -> dict[str, float]:
-        """Counts the samples of so many lists; what is read ahead is not among them."""
-        return self.dataset.expected(num_items * self.batch_size)
-
     def group_number(self, key: RestoreKey, sample: Any, group: Any) -> int:
         """Returns the number of a group, of those that have a share."""
         number = self._numbers.get(group)

@@ -27,8 +27,7 @@ from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, 
 from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
 from energon_lite.stages.measured_lists import MeasuredLists
 from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.overlong import Measure
-from energon_lite.stages.planned import WHOLE, PlannedDataset
+from energon_lite.stages.planned import PlannedDataset
 
 _LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
 
@@ -114,10 +113,7 @@ class PlannedPacks(PlannedDataset):
         self.packing = packing
         self.seed = seed
         is_shared = packing.balance == "global_window"
-        index = str(packing.lengths)
-        super().__init__(
-            dataset, "plan_packs", index, packing.resources, packing.group_by, is_shared
-        )
+        super().__init__(dataset, "plan_packs", packing, is_shared)
         # Nothing else depends on it.
         self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
         packers.compile_all()
@@ -138,21 +134,6 @@ class PlannedPacks(PlannedDataset):
             self.packing, self.window * num_streams, stream.index, num_streams, key,
             self.packs_per_batch,
         )  # fmt: skip
-
-    @property
-    def limits(self) -> Sequence[int]:
-        """Lengths above which a sample is too long for a pack."""
-        return self.packing.limits
-
-    def parts(self, key: RestoreKey, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns first and last token of the parts of a sample that is too long."""
-        sizes = dict(zip(self.packing.resources, lengths, strict=False))
-        found = Measure(self.packing).pieces(key, SKIPPED, sizes)
-        return [(WHOLE, WHOLE) if part == key else (part[1], part[2]) for part, _ in found]
-
-    def kept_tokens(self, length: Any) -> int:
-        """Returns how many tokens of a sample come into packs."""
-        return self.packing.kept_tokens(length)
 
     @cached_property
     def samples_per_list(self) -> float:

@@ -98,7 +98,7 @@ class PlanReader:
             length = branch.cursor.length
             self._check(branch.cursor.key, sample, length, planned)
             if was_read:
-                cost.tokens -= self._spec.kept_tokens(length)
+                cost.tokens -= self._spec.rules.kept_tokens(length)
         return sample
 
     def _open(self, source: int) -> _Branch:
@@ -115,7 +115,7 @@ class PlanReader:
         if type(length) is int and length == planned[0]:
             return
         measured = length if isinstance(length, Mapping) else {TOKENS: length}
-        sizes = dict(zip(self._spec.resources, planned, strict=False))
+        sizes = dict(zip(self._spec.rules.resources, planned, strict=False))
         if any(measured.get(name) != size for name, size in sizes.items()):
             raise FatalSampleError.from_sample_key(
                 name_of(key, sample),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ import numpy as np
 from energon_lite.batching.collector import Collector, CollectorState, Samples
 from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import TOKENS
+from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
-from energon_lite.core.errors import StateError
-from energon_lite.core.keys import whole
+from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.keys import name_of_key, whole
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
@@ -36,8 +36,6 @@ from energon_lite.stages.plan_reader import PlanReader
 
 # Counts of streams and passes that are kept, as a plan takes seconds.
 _MOST_COUNTED = 4096
-# In place of the first token of a part: the unit is a whole sample.
-WHOLE = -1
 
 
 class Units(NamedTuple):
@@ -121,9 +119,7 @@ class PlannedDataset(ListDataset[list[Any]]):
     Args:
         dataset: the samples, measured; each stage works on single samples, or on their order.
         name: of the stage, in configurations.
-        index: name of the length index.
-        resources: names of the lengths that a collector gets, tokens first.
-        group_by: "source", "modality", a dict of sources, or None.
+        rules: for lengths and groups; they name the length index.
         is_shared: whether each stream plans for all of them, and has its part of the plan.
 
     Attributes:
@@ -140,14 +136,12 @@ class PlannedDataset(ListDataset[list[Any]]):
         self,
         dataset: MeasureDataset[Any],
         name: str,
-        index: str,
-        resources: tuple[str, ...],
-        group_by: Any,
+        rules: LengthRules,
         is_shared: bool,
     ) -> None:
         super().__init__(dataset.nested())
-        self.stage, self.index, self.resources = name, index, resources
-        self.group_by, self.is_shared = group_by, is_shared
+        self.stage, self.rules, self.is_shared = name, rules, is_shared
+        self.index = str(rules.lengths)
         self.plannable = PlannableDataset(self.dataset)
         self.digest, self.mean_tokens = self._totals()
         self._counted: dict[tuple[int, int, int], int] = {}
@@ -164,19 +158,6 @@ class PlannedDataset(ListDataset[list[Any]]):
     @abstractmethod
     def samples_per_list(self) -> float:
         """About how many samples a list has."""
-
-    def parts(self, key: RestoreKey, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns first and last token of the parts of a sample that is too long; see `Measure`."""
-        return [(WHOLE, WHOLE)]
-
-    @property
-    def limits(self) -> Sequence[int] | None:
-        """Lengths above which a sample is too long, of each resource."""
-        return None
-
-    def kept_tokens(self, length: Any) -> int:
-        """Returns how many tokens of a sample come into lists."""
-        return int(length[TOKENS] if isinstance(length, Mapping) else length)
 
     def cursor(self, stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
@@ -196,8 +177,8 @@ class PlannedDataset(ListDataset[list[Any]]):
 
     def _stored(self, source: WebdatasetSource[Any]) -> tuple[str, ...]:
         """Names the lengths to look up: those that limit a list, and those that tell modalities."""
-        if self.group_by != "modality" or len(self.resources) > 1:
-            return self.resources
+        if self.rules.group_by != "modality" or len(self.rules.resources) > 1:
+            return self.rules.resources
         stored = source.stored_facts(self.index).get("resources", ())
         others = tuple(name for name in stored if name != TOKENS)
         if not others:
@@ -207,7 +188,7 @@ class PlannedDataset(ListDataset[list[Any]]):
                 "tokens only. Let sample_length return a dict with what an image takes, too, as in "
                 '{"tokens": n, "images": m}, and write the index again'
             )
-        return self.resources + others
+        return self.rules.resources + others
 
     def _totals(self) -> tuple[str, dict[str, float]]:
         """Returns a hash of all lengths, and the mean tokens of a sample by source."""
@@ -251,10 +232,6 @@ class PlannedDataset(ListDataset[list[Any]]):
     def planned_by(self) -> list[tuple[Any, str]]:
         """Lists all sources, with the name of the index."""
         return [(source, self.index) for source in self.plannable.sources.values()]
-
-    def expected(self, num_items: float) -> dict[str, float]:
-        """Counts the samples of so many lists of the mean size."""
-        return self.dataset.expected(num_items * self.samples_per_list)
 
 
 class PlanCursor(Cursor[list[Any]]):
@@ -363,7 +340,9 @@ class PlanCursor(Cursor[list[Any]]):
                 blocks.append(units)
         self._units = units = _joined_units(blocks)
         if has_ended:
-            self._drop(units.chosen(np.searchsorted(units.numbers, collector.leftover())), dropped)
+            rest = units.chosen(np.searchsorted(units.numbers, collector.leftover()))
+            why = "left over at the end of the data"
+            self._drop(((key, why) for key in rest.keys(self._names)), dropped)
         if self._emitted > len(lists):
             raise StateError(
                 f"The checkpoint's stage 'plan' has {self._emitted} lists of a window that has "
@@ -380,31 +359,34 @@ class PlanCursor(Cursor[list[Any]]):
         return self._window
 
     def _samples(self, units: Units) -> Samples:
-        return Samples(units.numbers, units.groups, units.lengths[:, : len(self._spec.resources)])
+        return Samples(
+            units.numbers, units.groups, units.lengths[:, : len(self._spec.rules.resources)]
+        )
 
     def _new_units(self, refs: Refs, dropped: Dropped) -> Units:
-        """Returns the units of samples that were drawn; those without a length are dropped."""
-        spec = self._spec
-        lengths = self._lengths_of(refs)
-        is_special = lengths[:, 0] < 1
-        if spec.limits is not None:
-            is_special |= (lengths[:, : len(spec.limits)] > np.array(spec.limits)).any(axis=1)
-        rows = [
-            (i, start, stop)
-            for i in np.flatnonzero(is_special).tolist()
-            for start, stop in self._parts(
-                refs.chosen(slice(i, i + 1)), lengths[i].tolist(), dropped
-            )
-        ]
-        plain = np.flatnonzero(~is_special)
-        added = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        numbers = np.concatenate([plain, added[:, 0]])
-        order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order]
-        nothing = np.full(len(plain), WHOLE)
-        starts = np.concatenate([nothing, added[:, 1]])[order]
-        stops = np.concatenate([nothing, added[:, 2]])[order]
-        return self._numbered(refs.chosen(numbers), starts, stops, lengths[numbers])
+        """Returns the units of samples that were drawn; drops those without a length."""
+        rules, lengths = self._spec.rules, self._lengths_of(refs)
+        has_length = lengths[:, 0] >= rules.shortest
+        why = f"has length 0 in index {self._spec.index!r}: it was skipped when measured"
+        self._drop(((key, why) for key in self._keys(refs.chosen(~has_length))), dropped)
+        refs, lengths = refs.chosen(has_length), lengths[has_length]
+        try:
+            parts = rules.parts(lengths[:, : len(rules.resources)])
+        except OverlongError as error:
+            (key,) = self._keys(refs.chosen(slice(error.sample, error.sample + 1)))
+            raise FatalSampleError.from_sample_key(name_of_key(key), str(error)) from None
+        is_dropped = parts.is_overlong.copy()
+        is_dropped[parts.samples] = False
+        rows = lengths[is_dropped, : len(rules.resources)].tolist()
+        keys = zip(self._keys(refs.chosen(is_dropped)), rows, strict=True)
+        self._drop(((key, f"too long: {rules.excess(row)}") for key, row in keys), dropped)
+        for key in filter(self._is_own, self._keys(refs.chosen(parts.is_overlong & ~is_dropped))):
+            dropped.overlong[key[0]] += 1
+        own = parts.samples
+        return self._numbered(refs.chosen(own), parts.starts, parts.stops, lengths[own])
+
+    def _keys(self, refs: Refs) -> list[RestoreKey]:
+        return keys_of(refs, self._names)
 
     def _numbered(
         self, refs: Refs, starts: Int64Array, stops: Int64Array, lengths: Int64Array
@@ -416,7 +398,7 @@ class PlanCursor(Cursor[list[Any]]):
         return Units(numbers, refs, starts, stops, self._groups(refs, lengths), lengths, planned)
 
     def _groups(self, refs: Refs, lengths: Int64Array) -> Int64Array:
-        group_by = self._spec.group_by
+        group_by = self._spec.rules.group_by
         if group_by is None:
             return np.zeros(len(refs), np.int64)
         if group_by == "modality":
@@ -428,32 +410,14 @@ class PlanCursor(Cursor[list[Any]]):
             return of_sources
         return refs.sources
 
-    def _parts(self, refs: Refs, lengths: list[int], dropped: Dropped) -> list[tuple[int, int]]:
-        """Returns first token and the one after the last of the parts of a special sample."""
-        key = keys_of(refs, self._names)[0]
+    def _drop(self, keys: Iterable[tuple[RestoreKey, str]], dropped: Dropped) -> None:
+        """Adds those samples that this stream drew, each with the reason."""
         scratch = StreamContext(self._stream, max_skip_rate=1.0)
         with context_of(scratch):
-            if lengths[0] < 1:
-                index = self._spec.index
-                left_out(
-                    key, SKIPPED, f"has length 0 in index {index!r}: it was skipped when measured"
-                )
-                parts = []
-            else:
-                parts = self._spec.parts(key, lengths)
-        if self._is_own(key):
-            records = scratch.take_records()
-            dropped.records += records
-            dropped.draws[key[0]] += len(records)
-            dropped.overlong[key[0]] += scratch.cost(key[0]).overlong
-        return parts
-
-    def _drop(self, units: Units, dropped: Dropped) -> None:
-        scratch = StreamContext(self._stream, max_skip_rate=1.0)
-        with context_of(scratch):
-            for key in filter(self._is_own, units.keys(self._names)):
-                left_out(key, SKIPPED, "left over at the end of the data")
-                dropped.draws[whole(key)[0]] += 1
+            for key, why in keys:
+                if self._is_own(key):
+                    left_out(key, SKIPPED, why)
+                    dropped.draws[whole(key)[0]] += 1
         dropped.records += scratch.take_records()
 
     def _is_own(self, key: RestoreKey) -> bool:

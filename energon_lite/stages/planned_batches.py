@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_lite.batching.modality_steps import ModalitySteps
-from energon_lite.batching.rules import TOKENS, ModalitySplit, plain
+from energon_lite.batching.rules import ModalitySplit, plain
 from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON
@@ -49,9 +49,7 @@ class PlannedBatches(PlannedDataset):
         self.split = split
         self.batch_size = check_batch_size(batch_size)
         self.seed = seed
-        super().__init__(
-            dataset, "plan_batches", str(split.lengths), (TOKENS,), split.group_by, is_shared=True
-        )
+        super().__init__(dataset, "plan_batches", split, is_shared=True)
         self.source_groups = [
             group_of_source(split, name) if split.follows_from_source else None
             for name in self.plannable.sources

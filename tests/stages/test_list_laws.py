@@ -401,23 +401,21 @@ class Streamed(CollectDataset[list[Any]]):
     def __init__(self, planned: Any) -> None:
         super().__init__(planned.dataset, "streamed", {}, "Streamed")
         self.planned, self.kind = planned, planned.kind
-        self.num_lengths = len(planned.resources)
+        self.num_lengths = len(planned.rules.resources)
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Any:
         return self.planned.collector(stream)
 
     def units(self, inner: Any) -> Any:
-        rules = self.planned.packing if self.kind == "pack" else self.planned.split
-        measure = Measure(rules, self.kind)
+        measure = Measure(self.planned.rules, self.kind)
 
         def units(key: Any, sample: Any) -> Any:
             length = inner.length
             sizes = length if isinstance(length, dict) else {"tokens": length}
-            whole = [(key, (sizes["tokens"],))]
-            pieces = measure.pieces(key, sample, length) if self.kind == "pack" else whole
+            pieces = measure.pieces(key, sample, length)
             # An index tells modalities by the other lengths.
             has_images = any(sizes[name] for name in sizes if name != "tokens")
-            group = has_images if self.planned.group_by == "modality" else None
+            group = has_images if self.planned.rules.group_by == "modality" else None
             return [(part, group, own) for part, own in pieces]
 
         return units
