@@ -118,7 +118,9 @@ class FiniteRun(RuleBasedStateMachine):
         running = [rank for rank, ended in enumerate(self.ended) if not ended]
         if not running:
             return
-        rank = data.draw(st.sampled_from(running))
+        self._steps(data.draw(st.sampled_from(running)), steps)
+
+    def _steps(self, rank: int, steps: int) -> None:
         for _ in range(steps):
             item = next(self.run.iterators[rank], None)
             if item is None:
@@ -140,6 +142,10 @@ class FiniteRun(RuleBasedStateMachine):
         if self.given == set(self.model):  # nobody saw the end: the next `for` is the next pass
             self.given = set()
             self.number += 1
+            # A rank that has not stepped yet cannot know that this pass is over: its state would be
+            # refused together with those of ranks that do.
+            for rank in range(world_size):
+                self._steps(rank, 1)
 
     @precondition(lambda self: self.number < 10)
     @rule(world_size=world_sizes, resumes=st.booleans())

@@ -143,5 +143,5 @@ def test_further_arguments_of_energon_reach_the_batcher(texts, grouped) -> None:
     assert dataset.worker_config is config
     assert not make(plain_batch).can_restore_sample()
     assert not make(numbers, batcher_stateless=False).can_restore_sample()
-    with pytest.raises(TypeError, match=r"^batcher_config=.* plain JSON"):
+    with pytest.raises(TypeError, match=r"^batcher_config=.* JSON-serialisable"):
         make(plain_batch, batcher_config={"pad": object()})
