@@ -286,6 +286,7 @@ def _check_refusal(ref: ReferenceRun, states: list[str]) -> None:
     for where, broken in _broken_states(middle):
         run = ref.run()
         ref.expect(law, "before", run, 0, start)
+        before = _text(run.snapshot())
         try:
             run.restore(Snapshot.from_json(broken))
         except StateError:
@@ -299,7 +300,10 @@ def _check_refusal(ref: ReferenceRun, states: list[str]) -> None:
                 raise ref.error(law, where, f"is restored: {json.dumps(broken)}")
             ref.expect(law, where, run, len(ref.entries) // 2)
             continue
-        ref.expect(law, f"{where}, refused; afterwards", run, start)
+        if _text(run.snapshot()) != before:
+            raise ref.error(law, where, "is refused, but changes the state")
+        stop = min(start + 2, len(ref.entries))
+        ref.expect(law, f"{where}, refused; afterwards", run, start, stop)
 
 
 def _broken_states(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -151,7 +151,7 @@ HALVES = "unit: tokens\nblend: [{path: short}, {path: long}]"
 # ------------------------------------------------------------------------------------- accuracy
 
 
-@pytest.mark.parametrize("num_streams", [1, 4])
+@pytest.mark.parametrize("num_streams", [pytest.param(1, marks=pytest.mark.soak), 4])
 @pytest.mark.parametrize(
     ("split", "expected", "encoder"),
     [
