@@ -33,6 +33,7 @@ class WindowCollector(Collector):
         self._num_read = self._num_windows = 0
         self._lists = Lists(np.empty(0, np.int64), np.zeros(1, np.int64))  # of the last window
         self._num_returned = 0  # of its lists
+        self._ready: list[list[int]] = []  # the same
         self._leftover: Int64Array = self._lists.indices
         self._blocks: list[tuple[Samples, BoolArray]] = []  # of the next window
 
@@ -54,7 +55,7 @@ class WindowCollector(Collector):
 
     @property
     def _has_lists(self) -> bool:
-        return self._num_returned < len(self._lists)
+        return self._num_returned < len(self._ready)
 
     @property
     def num_due(self) -> int:
@@ -82,8 +83,7 @@ class WindowCollector(Collector):
         while has_ended or self._num_read >= self.num_due:
             if self._has_lists:
                 self._num_returned += 1
-                found: list[int] = self._lists[self._num_returned - 1].tolist()
-                return found
+                return self._ready[self._num_returned - 1]
             if not self._blocks:
                 return None
             self._begin(is_last=has_ended)
@@ -101,6 +101,7 @@ class WindowCollector(Collector):
         numbers = np.where(places < 0, ~numbers, numbers)
         offsets = np.cumsum([0, *map(len, lists)])
         self._lists, self._num_returned = Lists(numbers, offsets), 0
+        self._ready = self._lists.tolist()
         self._num_windows += 1
         self._num_read = 0
         self._blocks = []
@@ -157,3 +158,4 @@ class WindowCollector(Collector):
         order = order[lists_N[order] >= 0]
         ends = np.flatnonzero(np.diff(lists_N[order], append=-1)) + 1
         self._lists = Lists(samples.numbers[order], np.append(0, ends))
+        self._ready = self._lists.tolist()
