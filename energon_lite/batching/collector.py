@@ -53,12 +53,14 @@ class Collector(ABC):
 
     Attributes:
         num_columns: C, the columns of its state.
+        groups: those that the collector knows also when none of their samples is buffered.
         kept: samples that were in a list and may come in a later one again. The caller keeps their
             restore keys; in a list such a repetition of sample n is written as `~n`.
     """
 
     num_columns: int = 0
     kept: Collection[int] = ()
+    groups: Collection[int] = ()
 
     @property
     @abstractmethod

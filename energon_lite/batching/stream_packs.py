@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ class StreamPacks(OneByOne):
         self._alone: list[int] = []
         self._full: set[int] = set()
         self._leftover: list[int] = []
+
+    @property
+    def groups(self) -> Collection[int]:  # type: ignore[override]
+        """The groups that have a packer."""
+        return self._packers.keys()
 
     def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
         """Puts a sample into the buffer of its group."""

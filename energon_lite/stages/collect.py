@@ -34,6 +34,8 @@ _NO_LENGTHS = (1,)
 _Numbered = tuple[RestoreKey, int, Sequence[int]]
 # Up to so many samples a snapshot copies the units.
 _SMALL = 512
+# Above so many groups a snapshot forgets those that are not needed.
+_MANY_GROUPS = 64
 
 
 class ListDataset(Stage[T]):
@@ -210,7 +212,7 @@ class CollectCursor(Cursor[Any]):
                 self._num_read += 1
                 of_group = groups.get(group)
                 if of_group is None:
-                    of_group = groups[group] = len(groups)
+                    of_group = self._new_group(group)
                 buffer.units[number] = (key, of_group, lengths)
                 buffer.samples[number] = sample
                 has_list |= add(number, of_group, lengths)
@@ -222,7 +224,9 @@ class CollectCursor(Cursor[Any]):
             for _ in range(num):
                 sample = next(inner)
                 for key, group, lengths in self._units(inner.key, sample):
-                    number = groups.setdefault(group, len(groups))
+                    number = groups.get(group)
+                    if number is None:
+                        number = self._new_group(group)
                     self._buffer.add(self._num_read, (key, number, lengths), sample)
                     self._num_read += 1
         except StopIteration:
@@ -230,6 +234,18 @@ class CollectCursor(Cursor[Any]):
         finally:
             if self._num_read > first:
                 self._add(range(first, self._num_read))
+
+    def _new_group(self, group: Any) -> int:
+        """Numbers a group; beyond the last one, since groups in between may be forgotten."""
+        number = self._groups[group] = 1 + next(reversed(self._groups.values()), -1)
+        return number
+
+    def _forget_groups(self) -> None:
+        """Forgets groups of which nothing is buffered: of pictures by shape there are many."""
+        used = {group for _, group, _ in self._buffer.units.values()}
+        used.update(self._collector.groups, range(len(self._spec.groups_from_start)))
+        for group in [group for group, number in self._groups.items() if number not in used]:
+            del self._groups[group]
 
     def _add(self, numbers: range) -> None:
         units = [self._buffer.units[number] for number in numbers]
@@ -289,6 +305,8 @@ class CollectCursor(Cursor[Any]):
         counts = {
             "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
         }  # fmt: skip
+        if len(self._groups) > _MANY_GROUPS:
+            self._forget_groups()
         # A group that JSON cannot keep is asked for again.
         groups = tuple(
             (number, group) if _is_plain(group) else (number,)

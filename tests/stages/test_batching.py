@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,17 @@ def test_further_arguments_of_energon_reach_the_batcher(texts, grouped) -> None:
     assert not make(numbers, batcher_stateless=False).can_restore_sample()
     with pytest.raises(TypeError, match=r"^batcher_config=.* JSON-serialisable"):
         make(plain_batch, batcher_config={"pad": object()})
+
+
+def test_state_does_not_grow_with_the_groups_that_were_seen(tmp_path) -> None:
+    many = source(text_set(tmp_path / "many", 240))
+    dataset = GroupBatchDataset(many, None, lambda sample: (number_of(sample), 1), numbers)
+    run = StreamRun(dataset, Stream(0, 1))
+    sizes = []
+    for _ in range(240):
+        next(run)
+        sizes.append(len(json.dumps(run.snapshot().to_json())))
+    assert max(sizes) < 2000
+    again = StreamRun(dataset, Stream(0, 1))
+    again.restore(run.snapshot())
+    assert list(again) == []
