@@ -185,5 +185,5 @@ def _open(
         training=training,
         worker_config=worker_config,
         multiplier=multiplier,
-        is_outdated=hooks.is_outdated,
+        check_index=hooks.check_index,
     )

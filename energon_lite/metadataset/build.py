@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset
@@ -94,12 +95,22 @@ def _indexed(
                 "tokens; remove it to have the lengths measured"
             )
         try:
-            found[member.sources()[0].name] = opener.lengths(node, blend.lengths)
+            with located(node.place):
+                source = _source_below(member)
+                opener.check_index(source, blend.lengths)
+                found[source.name] = source.stored_lengths(blend.lengths)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{error}, or remove `lengths` from the blend to have lengths measured"
             ) from error
     return found
+
+
+def _source_below(dataset: Any) -> Any:
+    """Returns the source of a leaf, without what is above it, as a cooker."""
+    for child in dataset.children:
+        return _source_below(child)
+    return dataset
 
 
 def _blend_epochized(node: BlendEpochized, opener: LeafOpener) -> AnyDataset:

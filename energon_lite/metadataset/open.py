@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
@@ -22,7 +19,6 @@ from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.length_files import read_facts, read_lengths
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_OPEN
 
@@ -30,7 +26,6 @@ Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDatase
 
 # Shards that all leaves together keep open.
 _OPEN_OF_ALL = 256
-logger = logging.getLogger(__name__)
 
 _SETTINGS = frozenset({"subflavors", "parallel_shard_iters", "trust"})
 _OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight", "subset"})
@@ -96,8 +91,7 @@ class LeafOpener:
             for no window.
         block: number of consecutive samples that file order assigns to a stream; None for 1.
         multiplier: `shuffle_over_epochs_multiplier` of the caller.
-        is_outdated: returns, for the fingerprint that a length index has, whether the index must
-            be measured again.
+        check_index: called with a source and the name of a length index before it is used.
         factories: the opened factories, in the order of opening.
     """
 
@@ -110,7 +104,7 @@ class LeafOpener:
     shuffle_buffer_size: int | None = None
     block: int | None = None
     multiplier: int | None = 1
-    is_outdated: Callable[[str], bool] = lambda _measured_by: False
+    check_index: Callable[[Any, str], None] = lambda _source, _index: None
     factories: list[BaseWebdatasetFactory[Any]] = field(default_factory=list)
 
     def __call__(
@@ -154,29 +148,6 @@ class LeafOpener:
     @cached_property
     def _num_leaves(self) -> int:
         return len(leaves(self.node))
-
-    def lengths(self, leaf: Leaf, name: str) -> Int64Array:
-        """Returns the tokens of a leaf's samples from the stored index `name`."""
-        # Two leaves may have the same id, but different folders.
-        place = (leaf.path, leaf.split_part, leaf.source_id)
-        factory = next(f for f in self.factories if (f.path, f.split_part, f.name) == place)
-        facts = read_facts(factory.path, factory.split_part, name) or {}
-        if self.is_outdated(str(facts.get("encoder"))):
-            warn_outdated(factory.path, name)
-        with located(leaf.place):
-            return read_lengths(
-                factory.path, factory.split_part, name, factory.num_samples_of_part, factory.data
-            )
-
-
-def warn_outdated(root: Path, name: str) -> None:
-    """Warns that a length index was measured by an older task encoder."""
-    logger.warning(
-        "%s: the code of the task encoder changed since length index %r was written. Measure it "
-        "again with `energon-lite lengths`, unless lengths are the same.",
-        root,
-        name,
-    )
 
 
 @contextmanager

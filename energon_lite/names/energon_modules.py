@@ -1,23 +1,17 @@
-"""The modules of Megatron-Energon 7.4 and their names, made from the table energon_modules.txt."""
+"""The modules of Megatron-Energon 7.4 and their names, made from the tables of this folder."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from pkgutil import get_data
 from types import ModuleType
 from typing import Any
 
-from energon_lite.names.lazy import ROOT, lazy_names, public_homes
+from energon_lite.names.lazy import ROOT, lazy_names, name_table, public_homes
 
-_TABLE = get_data(__package__ or "", "energon_modules.txt")  # also where the package is a zip file
 # Module of Energon -> the names that code imports from it.
-ENERGON_MODULES: dict[str, list[str]] = {
-    module: names.split()
-    for module, _, names in (line.partition(":") for line in (_TABLE or b"").decode().splitlines())
-    if not module.startswith("#")
-}
+ENERGON_MODULES = name_table("energon_modules.txt")
 
 # The modules that are files here; `__getattr__ = energon_names(__name__)` adds the other names.
 REAL_MODULES = frozenset({
@@ -27,31 +21,9 @@ REAL_MODULES = frozenset({
 
 # The homes of names that are not public here, or have another name.
 _HOMES = {
-    name: f"{ROOT}.{module}"
-    for module, names in {
-        "core.edataclass": "ExtendableDataclassMixin PinMemoryMixin",
-        "core.samples": "add_sample_restore_key add_source_info get_sample_restore_key "
-        "get_source_info set_sample_restore_key",
-        "core.global_generators": "SystemRng SystemRngState",
-        "metadataset.energon_api": "DatasetBlendMode LoadedDataset LoadedDatasetList "
-        "TraversedDatasetReference",
-        "storage.local_paths": "EPath",
-        "transforms": "CustomTransform MergeTransform",
-        "task_encoder.base": "T_batch T_encoded_sample T_raw_batch T_sample",
-    }.items()
-    for name in names.split()
-} | {
-    "FlexState": "builtins:dict",
-    "INDEX_SQLITE_FILENAME": f"{ROOT}.storage.sqlite:INDEX_SQLITE",
-    "INDEX_UUID_FILENAME": f"{ROOT}.storage.nvmeta:INDEX_UUID",
-    "INFO_JSON_FILENAME": f"{ROOT}.storage.nvmeta:INFO_JSON",
-    "INFO_YAML_FILENAME": f"{ROOT}.storage.nvmeta:INFO_YAML",
-    "SPLIT_YAML_FILENAME": f"{ROOT}.storage.nvmeta:DEFAULT_SPLIT",
-    "MAIN_FOLDER_NAME": f"{ROOT}.storage.nvmeta:META",
-    "SYSTEM_EXCEPTIONS": f"{ROOT}.core.errors:FATAL_EXCEPTIONS",
-    "SavableDataLoaderState": "builtins:dict",
-    "State": f"{ROOT}.core.edataclass:ExtendableDataclassMixin",
-    "default_get_batch_keys": f"{ROOT}.stages.observers:default_get_keys",
+    name: f"{module}:{ours}" if ours else module
+    for module, names in name_table("homes.txt").items()
+    for name, _, ours in (text.partition("=") for text in names)
 }
 
 

@@ -29,6 +29,14 @@ def public_homes(file: str = "__init__.pyi") -> Mapping[str, str]:
     }
 
 
+def name_table(file: str) -> dict[str, list[str]]:
+    """Reads a table of this folder: lines `KEY: NAME NAME ...`, continued by indented lines."""
+    data = get_data(__package__ or "", file)  # also where the package is a zip file
+    lines = (data or b"").decode().replace("\n ", " ").splitlines()
+    rows = (line.rpartition(":") for line in lines if not line.startswith("#"))
+    return {key: names.split() for key, _, names in rows}
+
+
 def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns a `__getattr__` for `module`, which imports a name from its home on first use.
 

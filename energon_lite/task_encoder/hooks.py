@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +16,6 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.metadataset.open import warn_outdated
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
@@ -30,7 +30,7 @@ from energon_lite.task_encoder.cooking import Cooker, find_cooker
 if TYPE_CHECKING:
     from energon_lite.task_encoder.base import AnyTaskEncoder
 
-
+logger = logging.getLogger(__name__)
 _NO_LENGTH = (
     "does not say how long a sample is: add a method sample_length(self, sample) -> int (or a "
     "dict of resources)"
@@ -83,20 +83,20 @@ class Hooks:
             failure_tolerance=self.encoder.__default_failure_tolerance__,
         )
 
-    def is_outdated(self, measured_by: str) -> bool:
-        """Returns whether the encoder's code changed since it had the fingerprint `measured_by`.
+    def check_index(self, source: Any, index: str) -> None:
+        """Warns if an older version of the encoder measured the length index of a source.
 
         An index of another encoder counts as valid: several encoders may share a tokenizer.
         """
+        measured_by = str(source.stored_facts(index).get("encoder"))
         now = fingerprint(self.encoder)
-        is_same_name = measured_by.rpartition(":")[0] == now.rpartition(":")[0]
-        return is_same_name and measured_by != now
-
-    def _check_index(self, dataset: SavableDataset[Any]) -> None:
-        """Warns if lists are planned by an index that an older version of the encoder measured."""
-        for source, index in dataset.planned_by():
-            if self.is_outdated(str(source.stored_facts(index).get("encoder"))):
-                warn_outdated(source.reader.root, index)
+        if measured_by.rpartition(":")[0] == now.rpartition(":")[0] and measured_by != now:
+            logger.warning(
+                "%s: the code of the task encoder changed since length index %r was written. "
+                "Measure it again with `energon-lite lengths`, unless lengths are the same.",
+                source.reader.root,
+                index,
+            )
 
     def cooked(
         self, source: SavableDataset[Any], factory: BaseCoreDatasetFactory[Any]
@@ -142,7 +142,8 @@ class Hooks:
             worker_config=self.config,
             **batching._asdict(),
         )
-        self._check_index(built)
+        for source, index in built.planned_by():
+            self.check_index(source, index)
         # The source itself sets the loss weights of its samples.
         return built if built is dataset else LossWeightDataset(built)
 
