@@ -75,7 +75,7 @@ def _martello_toth(lengths_D: Int64Array, counts_D: Int64Array, capacity: int) -
 
     For a threshold k: samples above capacity - k are alone, as nothing of k or more fits beside
     them. The others above one half leave some room; samples of k up to one half go there, and what
-    does not fit needs packs of its own.
+    does not fit needs more packs.
     """
     half = int(np.searchsorted(lengths_D, capacity // 2, side="right"))
     counts = np.concatenate([[0], np.cumsum(counts_D)])

@@ -60,7 +60,7 @@ class CapacityPair:
 
 @dataclass(frozen=True)
 class CapacityTable:
-    """Pairs of limits, those that waste the least first; `str` gives a table.
+    """Pairs of limits, those that waste the least first; `str` returns a table.
 
     Attributes:
         pairs: as ranked.

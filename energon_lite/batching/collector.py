@@ -87,7 +87,7 @@ class Collector(ABC):
             than its share takes.
 
         Raises:
-            ValueError: Samples cannot be batched in this way; says why and what to do.
+            ValueError: Samples cannot be batched in this way; the message has the remedy.
         """
 
     @abstractmethod

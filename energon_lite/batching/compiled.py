@@ -26,7 +26,7 @@ _functions: set[Callable[..., Any]] = set()
 def kernel(*signatures: str) -> Callable[[Function], Function]:
     """Makes a function one that numba compiles, and keeps its types for `compile_all`.
 
-    A kernel may call kernels of its own file only: numba looks at the time stamp of that file
+    A kernel may only call kernels of the same file: numba looks at the time stamp of that file
     alone when it decides whether the kept code is still right.
 
     Args:

@@ -51,7 +51,7 @@ class StepPlan:
         num_steps, num_ranks = self.steps.shape
         return (
             f"StepPlan({num_steps:,} steps of {num_ranks:,} ranks, {len(self.repeated):,} packs "
-            f"repeated, {len(self.left_out):,} left out)"
+            f"repeated, {len(self.left_out):,} omitted)"
         )
 
     def costs(self, costs_P: npt.ArrayLike) -> Float64Array:

@@ -28,7 +28,7 @@ def number_groups(keys: Iterable[Hashable]) -> Int64Array:
     Raises:
         TypeError: A key is not hashable.
     """
-    # Elements of a tensor are tensors, each a key of its own.
+    # Elements of a tensor are tensors, which hash by identity.
     keys = keys.tolist() if hasattr(keys, "tolist") else keys
     numbers: dict[Hashable, int] = {}
     return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64)

@@ -21,8 +21,8 @@ from energon_lite.order.schedules import Weights
 
 # Cycles that are worked out together.
 _BLOCK = 256
-# The first window has so many batches, so that the first one does not wait for many; each further
-# one has twice as many. After so many windows all are of their full size.
+# Batches of the first window, few, so that the first batch does not wait long; each further window
+# has twice as many. After `_NUM_SHORT` windows all have their full size.
 _FIRST_WINDOW, _NUM_SHORT = 8, 62
 # In place of the number of a batch: the sample waits for a window, or was returned and may be
 # repeated.

@@ -13,7 +13,7 @@ from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import BoolArray, Int64Array
 
-# Packs less full than this may wait for the next window, but no more than one in so many.
+# Packs less full than this may wait for the next window, but at most one pack in 50.
 _FULL_ENOUGH, _ONE_IN = 0.97, 50
 
 
@@ -69,7 +69,7 @@ def pack_planned(
 
 
 def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
-    """Packs one group; what is longer than a pack has one of its own."""
+    """Packs one group; a sample that is longer than a pack has a pack for itself."""
     is_long = (lengths_NR > np.array(packing.limits)).any(axis=1)
     if is_long.any():
         alone, rest = np.flatnonzero(is_long), np.flatnonzero(~is_long)

@@ -150,7 +150,7 @@ def stacked(vit_num: npt.ArrayLike, token_num: npt.ArrayLike) -> Int64Array:
         index = int(is_bad.argmax())
         tokens, tiles = lengths_NR[index].tolist()
         raise ValueError(
-            f"Sample {index} has {tokens} tokens and {tiles} tiles. Leave out empty samples: they "
+            f"Sample {index} has {tokens} tokens and {tiles} tiles. Drop empty samples: they "
             "would be in no pack."
         )
     return lengths_NR

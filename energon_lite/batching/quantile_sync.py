@@ -1,6 +1,6 @@
 """Ranks that cannot talk take turns in the same rhythm: heavy packs together, light ones together.
 
-Every rank sorts W packs of its own by cost, and emits them in a random order of places that is the
+Every rank sorts its W packs by cost, and emits them in a random order of positions that is the
 same on all ranks. If the ranks draw from the same mix, the packs that meet in a step are of the
 same quantile of cost. A rank with another mix stays as it is.
 """
@@ -25,7 +25,7 @@ _FIELDS = ("window", "seed", "window_number", "first", "order", "costs")
 
 
 def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number: int) -> Int64Array:
-    """Returns the order in which a rank emits the packs of one window of its own.
+    """Returns the order in which a rank emits the packs of one of its windows.
 
     Sorted by cost, equal ones by index, then permuted by what depends on `seed` and `window_number`
     only: pack t of all ranks has the same rank in cost. A rank whose last window has fewer packs

@@ -223,10 +223,10 @@ class Packing(LengthRules):
         max_samples: samples in one pack at most.
         group_by: what must be equal in a pack: "source", "modality" (whether a sample has `images`,
             `image` or `pixel_values` when it is chosen), or a function of the sample that returns a
-            text, number, bool, None or a tuple of these. Each group has a buffer of its own.
+            text, number, bool, None or a tuple of these. Each group has its own buffer.
         overlong: what becomes of a sample that is longer than a pack. "error" stops; "drop" drops
             it, counted as skipped; "truncate" cuts its end off; "split" makes several samples of
-            it; "alone" puts it into a pack of its own, above the capacity. `loader.stats()` counts
+            it; "alone" puts it into a separate pack, above the capacity. `loader.stats()` counts
             overlong samples.
         align: every sample's tokens are padded to a multiple of this inside the pack, for context
             parallelism or FP8; a number, or one for each resource.
@@ -370,7 +370,7 @@ class Buckets(LengthRules):
             wait for the next window.
         align: the longest sample of a batch is padded to a multiple of this.
         overlong: what becomes of a sample that is too long for any batch: "error" stops; "drop"
-            drops it, counted as skipped; "alone" puts it into a batch of its own, which is too
+            drops it, counted as skipped; "alone" puts it into a separate batch, which is too
             large. `loader.stats()` counts overlong samples.
         longest_first: whether a stream begins with the largest batch of its first window, to find
             out early if memory is enough.
@@ -415,8 +415,8 @@ class Buckets(LengthRules):
             Shape (N,); 0 or less where the sample is too long for any batch.
 
         Raises:
-            TypeError: `batch_size_fn` returns something else than an integer; or nothing says how
-                large a batch is.
+            TypeError: `batch_size_fn` returns something else than an integer; or nothing limits
+                the size of a batch.
         """
         if self.max_tokens is not None:
             sizes_N = limits_of_budget(aligned(lengths_N, self.align), self.max_tokens)
@@ -425,7 +425,7 @@ class Buckets(LengthRules):
         elif batch_size is not None:
             return np.full(len(lengths_N), batch_size, np.int64)
         else:
-            raise TypeError("nothing says how large a batch is: no max_tokens, no batch_size")
+            raise TypeError("nothing limits the size of a batch: no max_tokens, no batch_size")
         return sizes_N if batch_size is None else np.minimum(sizes_N, batch_size)
 
     def too_long(self, lengths_NR: Int64Array) -> BoolArray:

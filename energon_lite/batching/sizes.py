@@ -111,7 +111,7 @@ def _checked(
         elif len(row) > 1 and (row < 0).any():
             what = "negative"
         raise ValueError(f"Sample {index} has length {_shown(row)}, {what}. {remedy}")
-    # A copy of a memory map, which to numba is a type of its own.
+    # A copy of a memory map, which numba would compile for separately.
     lengths_NR = np.require(array, np.int64, ["C", "W"])
     if (align_R == 1).all():
         return lengths_NR

@@ -17,7 +17,7 @@ from energon_lite.core.arrays import Int64Array
 class StreamPacks(OneByOne):
     """Returns a pack of a group as soon as the buffer of the group is full.
 
-    A sample that is longer than a pack, which the rules let pass, has a pack of its own.
+    A sample that is longer than a pack, which the rules let pass, gets a separate pack.
 
     Column: the number of the sample in its group's packer; -1 if it is to be alone, -2 if it is
     left over.

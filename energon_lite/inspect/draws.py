@@ -87,7 +87,7 @@ class StreamDraws:
         self._size = _FIRST_BLOCK
 
     def draw_up_to(self, num_items: int) -> None:
-        """Draws until there are at least so many items, or the stream ends."""
+        """Draws until there are at least `num_items` items, or the stream ends."""
         while self.num_items < num_items and not self.has_ended:
             refs = self._reader.take(self._size)
             self.has_ended = len(refs) < self._size
@@ -115,7 +115,7 @@ class PackDraws(StreamDraws):
     """What one stream draws. An item is a pack, in the order in which the run emits packs.
 
     Args:
-        packs: plans the packs, which are balanced as its `packing` says.
+        packs: plans the packs, which are balanced by the settings of its `packing`.
         stream: the stream.
         names: of the sources, whose numbers are their positions here.
         all_streams: of a shared plan, whether the packs of all streams are drawn, step by step:
@@ -140,7 +140,7 @@ class PackDraws(StreamDraws):
         self._emitted: list[int] = []
 
     def draw_up_to(self, num_items: int) -> None:
-        """Plans windows until at least so many packs are emitted, or the stream ends."""
+        """Plans windows until at least `num_items` packs are emitted, or the stream ends."""
         while self.num_items < num_items and not self.has_ended:
             with context_of(self._context):
                 window = next(self._windows, None)

@@ -244,7 +244,7 @@ def _check_shard(
     rows, end = scan_shard(path)
     starts = [start for _, _, start, _ in rows.samples]
     if len(starts) != num_samples:
-        errors.append(f"has {len(starts)} samples, {INFO_JSON} says {num_samples}; {again}")
+        errors.append(f"has {len(starts)} samples, {INFO_JSON} lists {num_samples}; {again}")
     try:
         offsets = read_index(path, num_samples).tolist()
     except (DatasetFormatError, OSError) as error:

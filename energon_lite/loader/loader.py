@@ -390,7 +390,7 @@ class SavableDataLoader(DataLoader[T]):
 
 
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:
-    """Returns what a torch `DataLoader` has as attributes; workers of its own never start."""
+    """Returns what a torch `DataLoader` has as attributes; torch starts no workers."""
     if config.num_workers == 0:
         return {"num_workers": 0}
     return {

@@ -346,7 +346,7 @@ class Exchange:
             elif is_quiet and waited > QUIET_SEC:
                 is_quiet = False
                 logger.warning(
-                    "Rank %d waits in %s for ranks %s to call it, too; it gives up after %g s.",
+                    "Rank %d waits in %s for ranks %s to call it, too; it times out after %g s.",
                     this.rank, this.what, this.missing(), self._timeout_sec,
                 )  # fmt: skip
             else:

@@ -365,7 +365,7 @@ def check_counts(state: Any) -> None:
     """Refuses what `Counter.to_json` did not write.
 
     Raises:
-        StateError: Says so.
+        StateError: The statistics are of another kind.
     """
     is_whole = isinstance(state, dict) and all(
         isinstance(row, dict)

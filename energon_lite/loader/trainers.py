@@ -96,8 +96,8 @@ _HOW_TO_HAND_OVER = (
 class OwnCollate:
     """The `collate_fn` that trainers read from a loader; it knows the loader, and never runs.
 
-    Whoever runs it has made another loader from the attributes of this one, over the same dataset:
-    each rank would get all data, and no state would be kept.
+    Its caller has made another loader from the attributes of this one, over the same dataset: each
+    rank would get all data, and no state would be kept.
     """
 
     def __init__(self, loader: Any) -> None:

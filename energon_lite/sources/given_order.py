@@ -45,8 +45,8 @@ class GivenRows:
 class GivenSource(Generic[T]):
     """The samples of `rows`, in their order, read ahead in blocks: for one cursor, that of a plan.
 
-    A sample that cannot be read is left out and counted, as anywhere. The cursor stops where none
-    is left of those whose turn it is, and goes on as `rows.num_due` grows.
+    A sample that cannot be read is skipped and counted. The cursor stops after `rows.num_due`
+    samples, and resumes when this number grows.
 
     Args:
         source: the samples.

@@ -1,4 +1,4 @@
-"""A source that tells which samples come and reads none of them: for foreseeing a run."""
+"""A source that yields the numbers of its samples without reading them, to predict a run."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def check_batch_size(batch_size: int) -> int:
 class BatchLists(ListDataset[list[Any]]):
     """Lists of `batch_size` samples that follow each other.
 
-    State: none of its own.
+    State: none.
     Length: that below over the batch size, rounded up (down with `drop_last`).
     Keys: `("batch", slot, key, key, ...)`.
     """
@@ -67,7 +67,7 @@ class BatchLists(ListDataset[list[Any]]):
         return whole if self.drop_last else whole + (num_samples % self.batch_size > 0)
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """Counts the samples of so many batches."""
+        """Counts the samples of `num_items` batches, by source."""
         return self.dataset.expected(num_items * self.batch_size)
 
     def config(self) -> dict[str, JSON]:
@@ -180,7 +180,7 @@ class BatchDataset(MapDataset[T]):
         batcher_stateless: whether its result depends on the samples only; None to see whether
             `@stateless` marks it.
         batcher_config: as `map_fn_config` of `MapDataset`.
-        drop_last: whether a last batch that is not full is left out.
+        drop_last: whether a last batch that is not full is dropped.
         failure_tolerance: failures in a row that end the run; 0 for any number.
         worker_config: by default that of the dataset.
     """
@@ -216,12 +216,12 @@ class GroupBatchDataset(MapDataset[T]):
 
     Args:
         dataset: the samples; must be replayable.
-        fixed_batch_size: samples of a batch; None if `sample_group_key` gives them.
-        sample_group_key: gives (group, batch size or None) for a sample.
+        fixed_batch_size: samples of a batch; None if `sample_group_key` returns their number.
+        sample_group_key: returns (group, batch size or None) for a sample.
         batcher: makes a batch of a list of samples; no generator function.
         batcher_stateless: as in `BatchDataset`.
         batcher_config: as `map_fn_config` of `MapDataset`.
-        drop_last: whether groups that are not full at the end are left out.
+        drop_last: whether groups that are not full at the end are dropped.
         failure_tolerance: failures in a row that end the run, of either function; 0 for any number.
         worker_config: by default that of the dataset.
     """

@@ -34,7 +34,7 @@ class BucketLists(MeasuredLists):
         seed: of the run.
 
     Raises:
-        ValueError: Nothing says how large a list is; or samples cannot be re-created.
+        ValueError: Nothing limits the size of a list; or samples cannot be re-created.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BucketBatchDataset(MapDataset[T]):
         worker_config: by default that of the dataset.
 
     Raises:
-        ValueError: Nothing says how large a batch is; or samples cannot be re-created.
+        ValueError: Nothing limits the size of a batch; or samples cannot be re-created.
     """
 
     config_name: ClassVar[str] = "batcher_config"

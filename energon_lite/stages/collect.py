@@ -32,9 +32,9 @@ T = TypeVar("T")
 _NO_LENGTHS = (1,)
 # A unit whose group has a number.
 _Numbered = tuple[RestoreKey, int, Sequence[int]]
-# Up to so many samples a snapshot copies the units.
+# Up to this number of samples a snapshot copies the units.
 _SMALL = 512
-# Above so many groups a snapshot forgets those that are not needed.
+# Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
 
 
@@ -218,7 +218,7 @@ class CollectCursor(Cursor[Any]):
                 has_list |= add(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
-        """Reads so many samples, fewer at the end of the data, and adds them to the collector."""
+        """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
         first, inner, groups = self._num_read, self._inner, self._groups
         try:
             for _ in range(num):

@@ -38,7 +38,7 @@ def shares_of(dataset: SavableDataset[Any], split: ModalitySplit) -> dict[Any, f
 
 
 def group_of_source(split: ModalitySplit, name: str) -> Any:
-    """Returns the group of a source: itself, or what a dict says.
+    """Returns the group of a source: its name, or its entry in a dict `group_by`.
 
     Raises:
         ValueError: The dict has no group for it, or none that a checkpoint can keep.

@@ -16,7 +16,7 @@ GroupKey = Any  # a text, number, bool, None, or a tuple of these
 
 
 class Grouping:
-    """What tells the group of a sample.
+    """Determines the group of a sample.
 
     Args:
         group_by: "source", "modality", a function of the user, or None for one group.
@@ -34,7 +34,7 @@ class Grouping:
 
     @property
     def name(self) -> str | None:
-        """What a configuration says of it."""
+        """Returns its name in a configuration."""
         return "function" if callable(self.group_by) else self.group_by
 
     def run(self) -> Callable[[RestoreKey, Any], GroupKey]:
@@ -56,7 +56,7 @@ class _Checked:
         if not all(part is None or isinstance(part, (str, int, bool)) for part in parts):
             raise FatalSampleError.from_sample(
                 sample,
-                f"group_by gave {group!r:.80}, which a checkpoint cannot keep; return a text, "
+                f"group_by returned {group!r:.80}, which a checkpoint cannot keep; return a text, "
                 "number, bool, None or a tuple of these",
             )
         return (group,)

@@ -21,13 +21,13 @@ T = TypeVar("T")
 class MeasureDataset(PerItemStage[T]):
     """Counts the tokens of each sample that comes by; the samples stay as they are.
 
-    State: none of its own.
+    State: none.
     Length: as below.
     Keys: as below.
 
     Args:
         dataset: the encoded samples.
-        length_fn: gives a sample's tokens, or a dict of lengths with an entry "tokens".
+        length_fn: returns a sample's tokens, or a dict of lengths with an entry "tokens".
         packing: by which samples that are too long for a pack, or a batch, are dropped or cut; what
             does not come into one is not counted.
     """
@@ -62,7 +62,7 @@ class MeasureCursor(Cursor[T]):
     """A place among measured samples.
 
     Attributes:
-        length: what `length_fn` told of the sample that `next` gave last.
+        length: what `length_fn` returned for the sample that `next` returned last.
     """
 
     length: Any
@@ -103,15 +103,15 @@ class MeasureCursor(Cursor[T]):
 
 
 def tokens_of(length: Any, function: UserFunction) -> int:
-    """Returns the tokens that `sample_length` told, alone or among other resources.
+    """Returns the tokens that `sample_length` returned, alone or among other resources.
 
     Raises:
-        FatalSampleError: It told something else.
+        FatalSampleError: It returned something else.
     """
     tokens: Any = length.get("tokens") if isinstance(length, dict) else length
     if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or int(tokens) < 0:
         raise FatalSampleError(
-            f"{function.where} gave {length!r:.80}; return the sample's tokens as an integer of at "
-            'least 0, or a dict of resources with an entry "tokens"'
+            f"{function.where} returned {length!r:.80}; return tokens as an integer of at least 0, "
+            'or a dict of resources with an entry "tokens"'
         )
     return int(tokens)

@@ -41,7 +41,7 @@ class ModalityLists(MeasuredLists):
         seed: of the run.
 
     Raises:
-        ValueError: There are no shares, or they do not fit the sources; says which.
+        ValueError: There are no shares, or they do not fit the sources, which are named.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ModalityLists(MeasuredLists):
         if number is None:
             raise FatalSampleError.from_sample_key(
                 name_of(key, sample),
-                f"group_by gave {group!r:.80}, which shares does not have; it has "
+                f"group_by returned {group!r:.80}, which shares does not have; it has "
                 f"{', '.join(map(repr, self.groups.names))}. Add the group and its part of the "
                 "batches, or raise SkipSample for such samples",
             )
@@ -116,7 +116,7 @@ class SplitModalityBatchDataset(MapDataset[T]):
         split: the groups, their shares and windows.
         batch_size: samples of a batch.
         batcher: makes a batch of a list of samples; no generator function.
-        sample_length: gives a sample's tokens, or a dict with an entry "tokens".
+        sample_length: returns a sample's tokens, or a dict with an entry "tokens".
         batcher_stateless: as in `BatchDataset`.
         batcher_config: as `map_fn_config` of `MapDataset`.
         failure_tolerance: failures in a row that end the run, of either function; 0 for any number.
@@ -152,7 +152,7 @@ class SplitModalityBatchDataset(MapDataset[T]):
             dataset = MeasureDataset(dataset, length)
         elif not isinstance(dataset, MeasureDataset):
             raise TypeError(
-                "windows are sorted by length: give sample_length, a function that gives a "
+                "windows are sorted by length: pass sample_length, a function that returns a "
                 "sample's tokens"
             )
         seed = config.seed_offset if config else 0

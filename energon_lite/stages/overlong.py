@@ -75,12 +75,12 @@ class Measure:
 
 
 def name_of(key: RestoreKey, sample: Any) -> str:
-    """Names a sample, also one that was not made again yet (`SKIPPED`)."""
+    """Names a sample, also one that was not re-created yet (`SKIPPED`)."""
     return (sample is not SKIPPED and describe_input(sample)[0]) or name_of_key(key)
 
 
 def left_out(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> None:
-    """Counts a sample that a stage left out on purpose."""
+    """Counts a sample that a stage skipped on purpose."""
     source = str(next(leaves(key))[0])
     record = SkipRecord(key, name_of(key, sample), source, stage, why, True, 1)
     current_context().count_skip(record)

@@ -17,7 +17,7 @@ from energon_lite.core.errors import FatalSampleError
 from energon_lite.loss.modes import token_weight
 from energon_lite.stages.packed_sample import PackedSample
 
-# The first of these that a sample has gives its images.
+# The first of these that a sample has holds its images.
 IMAGE_FIELDS = ("images", "image", "pixel_values")
 # Fields with one entry per token, which are cut with a sample.
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")

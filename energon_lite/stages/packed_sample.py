@@ -96,7 +96,7 @@ class PackedBatch(Batch):
 
         Args:
             packs: at least one.
-            packing: says how; by default a row for each, as long as the longest.
+            packing: the shape of the rows; by default a row for each, as long as the longest.
 
         Raises:
             ValueError: There is no pack.

@@ -38,24 +38,24 @@ class PackingDataset(MapDataset[T]):
     """Packs: several samples in one item.
 
     State: that of `PackLists`, `PlannedPacks`, or `SelectedLists`.
-    Length: at most that below; how many samples share a pack is not foreseen.
+    Length: at most the number of samples, as it is unknown how many share a pack.
     Keys: `("pack", slot, key, key, ...)` of the samples that are in it.
 
     Args:
-        dataset: the samples; must be replayable, as some are held back.
+        dataset: the samples; must be replayable, as some are buffered.
         buffer_size: samples to choose from; None for that of `pre_packer`, if it is a `Packing`.
         pre_packer: a `Packing`, by whose settings samples are chosen by their length; or a function
-            of a list of samples, which gives lists of them, or a `PackedSamplesOutput`.
+            of a list of samples, which returns lists of them, or a `PackedSamplesOutput`.
         final_packer: makes one item of a list of samples; may be a generator function.
-        sample_length: with a `Packing`: gives a sample's tokens, or a dict of resources.
+        sample_length: with a `Packing`: returns a sample's tokens, or a dict of resources.
         sample_encoder: what is to be done with a sample once it is in a pack; no generator.
-        slicer: with a `Packing` that truncates or splits: gives tokens `start` to `stop` of an
+        slicer: with a `Packing` that truncates or splits: returns tokens `start` to `stop` of an
             encoded sample.
         sample_encoder_stateless: whether its result depends on the sample only; None to see whether
             `@stateless` marks it.
         final_packer_stateless: the same for `final_packer`.
         packer_config: as `map_fn_config` of `MapDataset`.
-        drop_last: with a function: whether what is held at the end of the data is left out.
+        drop_last: with a function: whether what is buffered at the end of the data is dropped.
         pre_packer_failure_tolerance: failures in a row that end the run; 0 for any number.
         sample_encoder_failure_tolerance: the same.
         final_packer_failure_tolerance: the same.
@@ -138,7 +138,7 @@ def _filled(
     packs_per_batch: int,
 ) -> ListDataset[list[Any]]:
     if sample_length is None:
-        raise TypeError("a Packing needs sample_length, a function that gives a sample's tokens")
+        raise TypeError("a Packing needs sample_length, a function that returns a sample's tokens")
     if buffer_size is not None:
         packing = replace(packing, buffer_size=buffer_size)
     length = as_user_function(sample_length, "sample_length", config)
@@ -175,16 +175,16 @@ class _Cut:
 class PackMembers(Stage[list[Any]]):
     """The samples of each pack: encoded, cut where a part is wanted, with their loss weights.
 
-    A sample that fails here is left out of its pack.
+    A sample that fails here is missing in its pack.
 
-    State: none of its own.
+    State: none.
     Length: as below, without packs of which nothing is left.
     Keys: as below, of the samples that are left.
 
     Args:
         dataset: lists of samples.
         encoder: what is to be done with each; None for nothing.
-        slicer: gives tokens `start` to `stop` of an encoded sample.
+        slicer: returns tokens `start` to `stop` of an encoded sample.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def _order_of(dataset: AnyDataset) -> AnyDataset:
             f"packs cannot be planned over {type(dataset).__name__}, whose items are not known "
             "before it is read"
         )
-        raise ValueError(f"{obstacle}. Leave out `lengths` to pack samples as they come")
+        raise ValueError(f"{obstacle}. Omit `lengths` to pack samples as they come")
     return dataset.with_children([_order_of(child) for child in dataset.children])
 
 
@@ -163,7 +163,7 @@ class OrderReader:
         return self._cursor.snapshot()
 
     def restore(self, snapshot: Snapshot, num_draws: int) -> None:
-        """Goes to a place, after so many references of the pass."""
+        """Moves to the position after `num_draws` references of the pass."""
         context = StreamContext(self._stream)
         with context_of(context):
             self._cursor.restore(snapshot)

@@ -113,7 +113,7 @@ class PlannedDataset(ListDataset[list[Any]]):
 
     State: where the order stood when the window began, restore keys of the few samples that were
         carried over to it, and the lists that were emitted since.
-    Length: as the plan of a pass says; of endless data, about that of an epoch.
+    Length: number of lists in the plan of a pass; of endless data, about that of an epoch.
     Keys: as those of `CollectDataset`.
 
     Args:
@@ -128,7 +128,7 @@ class PlannedDataset(ListDataset[list[Any]]):
         mean_tokens: tokens of a sample, by source.
 
     Raises:
-        ValueError: The order is not known before reading; or the index does not tell modalities.
+        ValueError: The order is not known before reading; or the index has no modalities.
         FileNotFoundError: A source has no such index.
     """
 
@@ -176,13 +176,13 @@ class PlannedDataset(ListDataset[list[Any]]):
         return tuple(opened.stored_lengths(self.index, name) for name in self._stored(opened))
 
     def _stored(self, source: WebdatasetSource[Any]) -> tuple[str, ...]:
-        """Names the lengths to look up: those that limit a list, and those that tell modalities."""
+        """Names the lengths to look up: limits of a list, and lengths that determine modalities."""
         if self.rules.group_by != "modality" or len(self.rules.resources) > 1:
             return self.rules.resources
         stored = source.stored_facts(self.index).get("resources", ())
         others = tuple(name for name in stored if name != TOKENS)
         if not others:
-            source.stored_lengths(self.index)  # says if there is none at all
+            source.stored_lengths(self.index)  # raises if there is none at all
             raise ValueError(
                 f'{source.reader.root}: group_by="modality", but length index {self.index!r} has '
                 "tokens only. Let sample_length return a dict with what an image takes, too, as in "

@@ -74,7 +74,7 @@ class ShuffleBufferDataset(CollectDataset[T]):
         return self.restore_sample(key)
 
     def config(self) -> dict[str, JSON]:
-        """Returns size and seed; nothing of its own where it passes everything on."""
+        """Returns size and seed; only the dataset's where it passes everything on."""
         return super().config() if self.size > 1 else self.dataset.config()
 
 

@@ -109,7 +109,7 @@ def npz(raw: bytes, max_bytes: int) -> dict[str, Any]:
 
 
 def json_value(raw: bytes, max_bytes: int) -> Any:
-    """Decodes JSON, which has a limit of depth of its own."""
+    """Decodes JSON, whose decoder limits the depth by itself."""
     if len(raw) * _VALUE_BYTES > max_bytes:
         num_values = sum(map(raw.count, (b",", b"[", b"{")))
         check_size(num_values * _VALUE_BYTES // 2 + len(raw), max_bytes, f"{num_values:,} values")
@@ -117,7 +117,7 @@ def json_value(raw: bytes, max_bytes: int) -> Any:
 
 
 def msgpack(raw: bytes, max_bytes: int) -> Any:
-    """Decodes msgpack, which has a limit of depth of its own."""
+    """Decodes msgpack, whose decoder limits the depth by itself."""
     if len(raw) * _VALUE_BYTES > max_bytes:
         num_heads = len(raw.translate(None, _NOT_HEADS))
         check_size(num_heads * _VALUE_BYTES, max_bytes, f"up to {num_heads:,} lists and maps")

@@ -317,7 +317,7 @@ class OpenShards:
                 os.close(shard.descriptor)
 
     def close_down_to(self, number: int) -> None:
-        """Closes the least recently used shards until so many are open."""
+        """Closes the least recently used shards until `number` are open."""
         while len(self._open) > number:
             self._close(next(iter(self._open)))
 

@@ -364,7 +364,7 @@ def _new_database(path: Path, tables: Mapping[str, str]) -> sqlite3.Connection:
 
 
 class ShardRows(NamedTuple):
-    """The rows of one shard, in a small database of its own.
+    """The rows of one shard, in a separate small database.
 
     Attributes:
         samples: (sample_index, key, byte offset, byte size) per sample.

@@ -99,7 +99,7 @@ def _check_sum(raw: bytes | memoryview, stored: bytes, pos: int) -> None:
 
 
 def _extension(kind: bytes, content: bytes, pos: int) -> dict[str, str]:
-    """Returns what an extension header says about the member after it, by the names of PAX.
+    """Returns the fields of an extension header for the member after it, by the names of PAX.
 
     PAX records have the form `<length> <key>=<value>` with a line feed.
     """

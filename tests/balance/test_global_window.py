@@ -72,7 +72,7 @@ def test_plans_compare_by_their_contents() -> None:
     assert plan == StepPlan(plan.steps.copy(), plan.repeated, plan.left_out)
     assert plan != global_window([3, 2, 1, 5], 2, 2, 0)
     assert plan != 3
-    assert repr(plan) == "StepPlan(2 steps of 2 ranks, 1 packs repeated, 0 left out)"
+    assert repr(plan) == "StepPlan(2 steps of 2 ranks, 1 packs repeated, 0 omitted)"
 
 
 def test_costs_of_another_number_of_packs_are_refused() -> None:

@@ -60,7 +60,7 @@ def test_limits_follow_the_longest_sample(settings, batch_size, expected) -> Non
 
 def test_nothing_says_how_large_a_batch_is() -> None:
     assert not Buckets().has_budget
-    with pytest.raises(TypeError, match="nothing says how large a batch is"):
+    with pytest.raises(TypeError, match="nothing limits the size of a batch"):
         Buckets().list_sizes(np.array([1]))
 
 

@@ -114,7 +114,7 @@ def test_missing_and_truncated_tars_are_errors_and_the_rest_is_checked(root):
 def test_counts_and_database_rows_that_differ_are_errors(root):
     write_tar(root / "shard-0000.tar", [("new.jpg", jpeg(0)), ("new.txt", b"a")])
     errors, _, _ = lint(root, decode=False)
-    assert any("has 1 samples, .info.json says 3" in error for error in errors)
+    assert any("has 1 samples, .info.json lists 3" in error for error in errors)
     assert any("index.sqlite has other samples" in error for error in errors)
 
 

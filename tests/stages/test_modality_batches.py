@@ -414,7 +414,7 @@ def test_group_of_share_0_is_held_until_it_is_too_many() -> None:
 
 def test_group_without_a_share_is_refused_by_the_name_of_its_sample() -> None:
     rows = [*mixed(8), ("video", 3)]
-    with pytest.raises(FatalSampleError, match=r"'pool\[8\]': group_by gave 'video', which shares"):
+    with pytest.raises(FatalSampleError, match=r"'pool\[8\]': group_by returned 'video', which"):
         passes(batches_of(rows, shares={"images": 3, "text": 1}))
 
 
@@ -612,7 +612,7 @@ def test_settings_that_do_not_fit_are_refused(root: Path) -> None:
     by_source = ModalitySplit("source")
     with pytest.raises(TypeError, match="must be a ModalitySplit"):
         split_of(pair, "source")
-    with pytest.raises(TypeError, match="give sample_length"):
+    with pytest.raises(TypeError, match="pass sample_length"):
         split_of(pair, by_source, sample_length=None)
     with pytest.raises(ValueError, match="is a generator; a batch of one group must stay one"):
         split_of(pair, by_source, expanding)
