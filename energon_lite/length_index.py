@@ -32,7 +32,7 @@ from energon_lite.storage.length_files import (
     read_lengths,
 )
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.split_file import split_part_names
+from energon_lite.storage.nvmeta import SplitFile, read_info
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
 from energon_lite.task_encoder.hooks import Hooks, fingerprint
 
@@ -166,7 +166,12 @@ def measure_lengths(
 
 def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:
     """Yields every split part to be measured, whole and once."""
-    names = split_names(path) if is_metadataset(path) else split_part_names(local_path(path))
+    names: Sequence[str]
+    if is_metadataset(path):
+        names = split_names(path)
+    else:
+        root = local_path(path)
+        names = SplitFile(root, read_info(root)).names
     for part in split_parts or ():
         if part not in names:
             raise DatasetFormatError(f"{path}: no split part {part!r}; it has {', '.join(names)}")

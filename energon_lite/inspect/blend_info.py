@@ -9,8 +9,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.metadataset.nodes import Leaf, leaves
 from energon_lite.metadataset.read import read_metadataset, split_names
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import read_info
-from energon_lite.storage.split_file import read_split_part
+from energon_lite.storage.nvmeta import SplitFile, read_info
 
 
 def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -35,7 +34,8 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _source(leaf: Leaf) -> dict[str, Any]:
     found = {"name": leaf.source_id, "path": str(leaf.path), "split_part": leaf.split_part}
     try:
-        part = read_split_part(leaf.path, read_info(leaf.path), leaf.split_part, leaf.split_config)
+        file = SplitFile(leaf.path, read_info(leaf.path), leaf.split_config)
+        part = file.part(leaf.split_part)
     except (OSError, DatasetFormatError) as error:
         return {**found, "error": str(error)}
     return {**found, "shards": len(part.shards), "samples": sum(part.counts)}

@@ -8,12 +8,7 @@ from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import (
-    DatasetInfo,
-    read_dataset_config,
-    read_info,
-)
-from energon_lite.storage.split_file import SplitFile
+from energon_lite.storage.nvmeta import DatasetInfo, SplitFile, read_dataset_config, read_info
 from energon_lite.storage.sqlite import IndexDatabase
 
 

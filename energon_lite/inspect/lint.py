@@ -25,11 +25,12 @@ from energon_lite.storage.nvmeta import (
     INFO_YAML,
     META,
     DatasetInfo,
+    SplitFile,
+    SplitPart,
     index_path,
     read_index,
     read_info,
 )
-from energon_lite.storage.split_file import SplitFile, SplitPart, read_split_part
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import load_yaml
@@ -146,7 +147,7 @@ def lint_dataset(
     if split_parts is not None:
         for name in set(split_parts) - {part.name for part in parts}:
             with contextlib.suppress(EmptyDatasetError):  # there is nothing to decode
-                read_split_part(root, info, name, split_config)  # the error lists what there is
+                SplitFile(root, info, split_config).part(name)  # the error lists what there is
         parts = [part for part in parts if part.name in split_parts]
     if decode:
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,

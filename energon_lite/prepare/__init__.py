@@ -2,8 +2,8 @@
 
 - `choose_shards`: which tars a folder has, and which split part each belongs to.
 - `decisions`: all of that for one run, with `dataset.yaml`, before a tar is read.
-- `indexing`: what is in a tar, found in one pass and kept for a run that resumes.
-- `renaming`: other sample keys for tars that share some.
+- `indexing`: what is in a tar, found in one pass and kept for a run that resumes; other sample
+  keys for tars that share some.
 - `pool`: many tars in parallel processes.
 - `run`: puts it together and writes `.nv-meta`, all or nothing.
 - `energon_prepare`: the same with the signature of Energon's dataset class.

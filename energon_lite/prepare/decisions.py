@@ -15,8 +15,14 @@ from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_
 from energon_lite.storage import nvmeta
 from energon_lite.storage.field_access import FieldMap, check_fields
 from energon_lite.storage.files import is_there, read_file
-from energon_lite.storage.nvmeta import INFO_JSON, META, config_path, is_prepared, read_info
-from energon_lite.storage.split_file import split_text
+from energon_lite.storage.nvmeta import (
+    INFO_JSON,
+    META,
+    config_path,
+    is_prepared,
+    read_info,
+    split_text,
+)
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_yaml
 

@@ -31,9 +31,8 @@ from energon_lite.prepare.decisions import (
     make_plan,
     plan_again,
 )
-from energon_lite.prepare.indexing import ShardResult, index_shard
+from energon_lite.prepare.indexing import ShardResult, index_shard, rename_samples
 from energon_lite.prepare.pool import default_workers, ordered_results
-from energon_lite.prepare.renaming import rename_samples
 from energon_lite.storage import files, nvmeta
 from energon_lite.storage.nvmeta import INDEX_UUID, INFO_JSON, INFO_YAML, META
 from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, new_index, read_shard_rows

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
-from energon_lite.storage.split_file import SplitPart
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, sample_indices
 from energon_lite.storage.tar import iter_tar
 
@@ -16,7 +15,7 @@ logger = logging.getLogger(__name__)
 _LISTED = 20
 
 
-def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: SplitPart) -> list[int]:
+def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart) -> list[int]:
     """Finds where the excluded samples lie in the concatenated shards of a split part."""
     wanted = {key for keys in part.excluded.values() for key in keys}
     if not wanted:

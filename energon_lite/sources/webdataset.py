@@ -34,7 +34,6 @@ from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
-from energon_lite.storage.split_file import read_split_part
 
 T_sample = TypeVar("T_sample")
 
@@ -131,7 +130,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         )
         self.max_samples_per_sequence = max_samples_per_sequence
         info = nvmeta.read_info(self.path)
-        self._part = read_split_part(self.path, info, split_part, split_config)
+        self._part = nvmeta.SplitFile(self.path, info, split_config).part(split_part)
         excluded = excluded_positions(self.path, info, self._part)
         numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
         self._reader = ShardReader(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 _DIGITS = re.compile(r"([0-9]+)")
 _SPECIAL = re.compile(r"([\\{}])")
@@ -19,32 +21,6 @@ MAX_NAMES = 2_000_000
 MAX_CHARACTERS = 256 << 20
 _MAX_DEPTH = 50
 _MAX_DIGITS = 100
-
-
-class _Names:
-    """Names of a pattern as far as it is read: each of `heads`, with `tail` behind it."""
-
-    def __init__(self) -> None:
-        self.heads = [""]
-        self.tail: list[str] = []
-
-    def all(self) -> list[str]:
-        """Returns the names."""
-        tail = "".join(self.tail)
-        return _product(self.heads, [tail]) if tail else self.heads
-
-    def add(self, names: list[str]) -> None:
-        """Puts each of several names behind each of these."""
-        if len(names) == 1:
-            self.tail += names
-        else:
-            self.heads, self.tail = _product(self.all(), names), []
-
-
-def _product(heads: list[str], tails: list[str]) -> list[str]:
-    characters = sum(map(len, heads)) * len(tails) + sum(map(len, tails)) * len(heads)
-    check_num_names(len(heads) * len(tails), characters)
-    return [head + tail for head in heads for tail in tails]
 
 
 def check_num_names(num_names: int, characters: int = 0, what: str = "expands to") -> None:
@@ -77,20 +53,30 @@ def _sequence(
     pattern: str, tokens: Iterator[re.Match[str]], depth: int
 ) -> tuple[list[str], str, int]:
     """Expands up to the comma or brace that ends it; returns the names, and that with its place."""
-    names = _Names()
+    pools: list[list[str]] = []  # alternatives, one after the other
+    num_names = 1
     for token in tokens:
         text = token[0]
         if text == "{":
-            _add_brace(pattern, tokens, depth + 1, token.end(), names)
+            brace = _brace(pattern, tokens, depth + 1, token.end())
+            pools += brace
+            num_names *= math.prod(map(len, brace))
+            check_num_names(num_names)
         elif depth and text in (",", "}"):
-            return names.all(), text, token.start()
+            return _combined_names(pools), text, token.start()
         elif text == "}":
             raise _unbalanced(pattern)
         else:
-            names.tail.append(_ESCAPED.sub(r"\1", text))
+            pools.append([_ESCAPED.sub(r"\1", text)])
     if depth:
         raise _unbalanced(pattern)
-    return names.all(), "", len(pattern)
+    return _combined_names(pools), "", len(pattern)
+
+
+def _combined_names(pools: list[list[str]]) -> list[str]:
+    num_names = math.prod(map(len, pools))
+    check_num_names(num_names, sum(sum(map(len, p)) * num_names // len(p) for p in pools))
+    return ["".join(parts) for parts in product(*pools)]
 
 
 def _unbalanced(pattern: str) -> ValueError:
@@ -98,22 +84,22 @@ def _unbalanced(pattern: str) -> ValueError:
     return ValueError(f"Unbalanced braces: {pattern!r:.80}; {remedy}")
 
 
-def _add_brace(
-    pattern: str, tokens: Iterator[re.Match[str]], depth: int, start: int, names: _Names
-) -> None:
-    """Appends what a brace expands to, whose content begins at `start`, to the names before it."""
+def _brace(
+    pattern: str, tokens: Iterator[re.Match[str]], depth: int, start: int
+) -> list[list[str]]:
+    """Returns the alternatives of a brace whose content begins at `start`."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
-    parts: list[list[str]] = []
-    end, stop = ",", start
+    names: list[str] = []
+    end, stop, is_list = ",", start, False
     while end == ",":
         part, end, stop = _sequence(pattern, tokens, depth)
-        parts.append(part)
-        check_num_names(sum(map(len, parts)))
-    values = _range(pattern[start:stop]) if len(parts) == 1 else [n for part in parts for n in part]
+        names += part
+        check_num_names(len(names))
+        is_list |= end == ","
+    values = names if is_list else _range(pattern[start:stop])
     # Braces around neither a range nor alternatives stay.
-    for added in [["{"], parts[0], ["}"]] if values is None else [values]:
-        names.add(added)
+    return [["{"], names, ["}"]] if values is None else [values]
 
 
 def _range(text: str) -> list[str] | None:

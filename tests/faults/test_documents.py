@@ -26,8 +26,7 @@ from energon_lite.metadataset.energon_api import load_dataset
 from energon_lite.metadataset.read import read_metadataset
 from energon_lite.storage.braces import MAX_NAMES, expand
 from energon_lite.storage.length_files import read_lengths
-from energon_lite.storage.nvmeta import read_dataset_config, read_info
-from energon_lite.storage.split_file import read_split_part
+from energon_lite.storage.nvmeta import SplitFile, read_dataset_config, read_info
 from energon_lite.storage.yaml import dump_yaml, load_yaml, parse_yaml
 
 from ..conftest import examples
@@ -125,8 +124,8 @@ def test_a_pattern_of_a_million_names_is_expanded() -> None:
 PLACES: dict[str, Callable[[Path], Any]] = {
     ".nv-meta/.info.json": read_info,
     ".nv-meta/.info.yaml": read_info,
-    ".nv-meta/split.yaml": lambda root: read_split_part(root, read_info(root), "train"),
-    ".nv-meta/split.json": lambda root: read_split_part(root, read_info(root), "train"),
+    ".nv-meta/split.yaml": lambda root: SplitFile(root, read_info(root)).part("train"),
+    ".nv-meta/split.json": lambda root: SplitFile(root, read_info(root)).part("train"),
     ".nv-meta/dataset.yaml": read_dataset_config,
     ".nv-meta/energon_lite/lengths/x/train.json": lambda root: read_lengths(
         root, "train", "x", 75, "data"
@@ -178,7 +177,7 @@ def test_hostile_documents_are_refused_with_their_file_wherever_they_lie(
 def test_a_split_file_of_too_many_names_is_refused_with_its_entry(split: str, texts: Path) -> None:
     path = put(texts, ".nv-meta/split.yaml", split)
     with pytest.raises(DatasetFormatError, match=r"expands to .* names") as caught:
-        read_split_part(texts, read_info(texts), "train")
+        SplitFile(texts, read_info(texts)).part("train")
     assert str(path) in str(caught.value)
     assert "[" in str(caught.value)
 
@@ -187,7 +186,7 @@ def test_a_hundred_thousand_excluded_samples_are_read_in_no_time(texts: Path) ->
     entries = "\n".join(f"- shard-0000.tar/{i:06d}" for i in range(100_000))
     shards = ", ".join(read_info(texts).shard_counts)
     put(texts, ".nv-meta/split.yaml", f"split_parts: {{train: [{shards}]}}\nexclude:\n{entries}")
-    part = read_split_part(texts, read_info(texts), "train")
+    part = SplitFile(texts, read_info(texts)).part("train")
     assert len(part.excluded["shard-0000.tar"]) == 100_000
 
 

@@ -19,8 +19,7 @@ from energon_lite.inspect.lint import lint_dataset
 from energon_lite.prepare.choose_shards import Shard
 from energon_lite.prepare.indexing import index_shard, rows_path
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.nvmeta import META, read_info
-from energon_lite.storage.split_file import SplitFile
+from energon_lite.storage.nvmeta import META, SplitFile, read_info
 from energon_lite.storage.sqlite import (
     INDEX_SQLITE,
     IndexDatabase,

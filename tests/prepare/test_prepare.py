@@ -21,18 +21,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare import pool, prepare_dataset, renaming
+from energon_lite.prepare import indexing, pool, prepare_dataset
 from energon_lite.prepare.choose_shards import Shard
 from energon_lite.prepare.decisions import sample_type_names
+from energon_lite.prepare.indexing import rename_samples
 from energon_lite.prepare.pool import ordered_results
-from energon_lite.prepare.renaming import rename_samples
 from energon_lite.storage.nvmeta import (
+    SplitFile,
     is_prepared,
     read_dataset_config,
     read_index,
     read_info,
 )
-from energon_lite.storage.split_file import read_split_part, split_part_names
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
 from energon_lite.storage.tar import sample_headers, split_name
 
@@ -221,8 +221,8 @@ def test_split_patterns_exclusion_and_other_config_names(root):
     )
     assert report.shards == 3
     info = read_info(root)
-    assert split_part_names(root, "my.json") == ("train", "dev")
-    assert read_split_part(root, info, "dev", "my.json").shards == ("parts/data-02.tar",)
+    assert SplitFile(root, read_info(root), "my.json").names == ("train", "dev")
+    assert SplitFile(root, info, "my.json").part("dev").shards == ("parts/data-02.tar",)
     assert not (root / ".nv-meta/split.yaml").exists()
 
 
@@ -470,7 +470,7 @@ def test_indexes_only_need_a_prepared_dataset(root):
 KILLED = """
 import sys, time
 from multiprocessing import active_children
-from energon_lite.prepare import pool, prepare_dataset, renaming
+from energon_lite.prepare import indexing, pool, prepare_dataset
 
 def report(progress):
     print(progress.shards, *[child.pid for child in active_children()], flush=True)
@@ -662,7 +662,7 @@ def test_tars_without_shared_keys_are_not_touched(root):
 def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):
     write_equal_keys(tmp_path)
     before = (tmp_path / "a/0.tar").read_bytes()
-    monkeypatch.setattr(renaming, "_copy", lambda path, target, prefix: shutil.copy(path, target))
+    monkeypatch.setattr(indexing, "_copy", lambda path, target, prefix: shutil.copy(path, target))
     with pytest.raises(DatasetFormatError, match="its copy has other samples; it stays as it is"):
         prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
     assert (tmp_path / "a/0.tar").read_bytes() == before

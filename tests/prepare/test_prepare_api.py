@@ -10,8 +10,7 @@ import webdataset
 
 import energon_lite
 from energon_lite import BaseWebdatasetFactory, prepare_dataset
-from energon_lite.storage.nvmeta import is_prepared, read_info
-from energon_lite.storage.split_file import read_split_part, split_part_names
+from energon_lite.storage.nvmeta import SplitFile, is_prepared, read_info
 
 from ..conftest import write_tar
 
@@ -53,12 +52,12 @@ def test_dataset_of_a_brace_pattern_is_read_with_a_dataset_yaml_written_by_hand(
     )
     texts = [batch.text[0] for batch in energon_lite.get_loader(dataset)]
     assert sorted(texts) == sorted(f"text {index}" for index in range(55))
-    assert split_part_names(root) == ("train",)
+    assert SplitFile(root, read_info(root)).names == ("train",)
 
 
 def test_default_arguments_shuffle_the_shards_with_the_seed_42_of_energon(root):
     prepare(str(root), ["parts/data-{0..5}.tar"], split_parts_ratio=[("train", 1.0)])
-    assert read_split_part(root, read_info(root), "train").shards == names(3, 1, 2, 4, 0, 5)
+    assert SplitFile(root, read_info(root)).part("train").shards == names(3, 1, 2, 4, 0, 5)
     assert tuple(read_info(root).shard_counts) == names(0, 1, 2, 3, 4, 5)
 
 
@@ -115,8 +114,8 @@ def test_parts_have_the_names_and_order_of_the_ratio(root):
         workers=1,
     )  # fmt: skip
     info = read_info(root)
-    assert split_part_names(root) == ("dev", "train")
-    assert read_split_part(root, info, "train").shards == names(2, 3, 4, 5)
+    assert SplitFile(root, read_info(root)).names == ("dev", "train")
+    assert SplitFile(root, info).part("train").shards == names(2, 3, 4, 5)
 
 
 def test_parts_by_pattern_may_overlap_or_be_empty_with_a_warning(root, caplog):
@@ -127,8 +126,8 @@ def test_parts_by_pattern_may_overlap_or_be_empty_with_a_warning(root, caplog):
     ]  # fmt: skip
     prepare(root, ["parts/data-{0..5}.tar"], split_parts_patterns=patterns, workers=1)
     info = read_info(root)
-    assert read_split_part(root, info, "train").shards == names(0, 1, 2)
-    assert read_split_part(root, info, "val").shards == names(1, 4)
+    assert SplitFile(root, info).part("train").shards == names(0, 1, 2)
+    assert SplitFile(root, info).part("val").shards == names(1, 4)
     assert "'parts/data-1.tar' matches the patterns of both 'train' and 'val'" in caplog.text
     assert "split part 'test': pattern 'none' matches none" in caplog.text
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.storage import files, nvmeta, split_file
+from energon_lite.storage import files, nvmeta
 from energon_lite.storage.braces import compress, expand
-from energon_lite.storage.nvmeta import DatasetInfo
+from energon_lite.storage.nvmeta import DatasetInfo, SplitFile, read_info
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
 
 INFO = DatasetInfo({f"parts/data-{i:02d}.tar": 5 for i in range(4)}, "7.4.1")
@@ -75,7 +75,7 @@ def test_any_pattern_expands_as_energons_library_expands_it_or_is_refused(text):
 
 
 def test_info_keeps_the_order_of_shards_and_is_written_as_energon_writes_it(root):
-    assert nvmeta.read_info(root) == INFO
+    assert read_info(root) == INFO
     assert (root / ".nv-meta/.info.json").read_text() == json.dumps(
         {"energon_version": "7.4.1", "shard_counts": INFO.shard_counts}, indent=2
     )
@@ -83,11 +83,11 @@ def test_info_keeps_the_order_of_shards_and_is_written_as_energon_writes_it(root
 
 def test_the_json_wins_over_an_old_yaml_which_is_kept_in_sync(root):
     write_meta(root, ".info.yaml", "shard_counts:\n  old.tar: 3\n")
-    assert nvmeta.read_info(root) == INFO
+    assert read_info(root) == INFO
     nvmeta.write_info(root, DatasetInfo({"new.tar": 1}, None))
     (root / ".nv-meta/.info.json").unlink()
     assert nvmeta.is_prepared(root)
-    assert nvmeta.read_info(root) == DatasetInfo({"new.tar": 1}, None)
+    assert read_info(root) == DatasetInfo({"new.tar": 1}, None)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_the_json_wins_over_an_old_yaml_which_is_kept_in_sync(root):
 def test_a_wrong_info_file_is_refused_by_file_and_key(root, text, message):
     write_meta(root, ".info.json", text)
     with pytest.raises(DatasetFormatError, match=message) as caught:
-        nvmeta.read_info(root)
+        read_info(root)
     assert ".info.json" in str(caught.value)
 
 
 def test_an_unprepared_folder_says_how_to_prepare_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):
-        nvmeta.read_info(tmp_path)
+        read_info(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        nvmeta.read_info(tmp_path / "none")
+        read_info(tmp_path / "none")
     assert not nvmeta.is_prepared(tmp_path)
 
 
@@ -121,7 +121,7 @@ def test_an_unprepared_folder_says_how_to_prepare_it(tmp_path):
 
 def split(root, text, part="train", config=None):
     write_meta(root, config or "split.yaml", text)
-    return split_file.read_split_part(root, nvmeta.read_info(root), part, config)
+    return SplitFile(root, read_info(root), config).part(part)
 
 
 def test_a_split_part_is_expanded_in_order_with_its_counts(root):
@@ -165,11 +165,11 @@ def test_a_shard_listed_twice_is_there_twice_as_in_energon(root):
 def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
     text = json.dumps({"split_parts": {"train": ["parts/data-03.tar"]}})
     assert split(root, text, config="split.json").shards == ("parts/data-03.tar",)
-    info = nvmeta.read_info(root)
-    assert split_file.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+    info = read_info(root)
+    assert SplitFile(root, info).part("train").shards == ("parts/data-03.tar",)
     assert split(root, text.replace("3", "2"), config="mine.yaml").shards == ("parts/data-02.tar",)
-    assert split_file.split_part_names(root, "mine.yaml") == ("train",)
-    assert split_file.read_split_part(root, info, "train").shards == ("parts/data-03.tar",)
+    assert SplitFile(root, read_info(root), "mine.yaml").names == ("train",)
+    assert SplitFile(root, info).part("train").shards == ("parts/data-03.tar",)
 
 
 @pytest.mark.parametrize(
@@ -206,21 +206,21 @@ def test_a_split_part_without_shards_is_an_empty_dataset(root, text, reason):
 
 
 def test_a_missing_split_file_and_a_wrong_suffix_are_named(root):
-    info = nvmeta.read_info(root)
+    info = read_info(root)
     with pytest.raises(FileNotFoundError, match=r"split\.yaml is missing; write it"):
-        split_file.read_split_part(root, info, "train")
+        SplitFile(root, info).part("train")
     with pytest.raises(DatasetFormatError, match=r"'split\.txt'.*\.yaml or \.json"):
-        split_file.read_split_part(root, info, "train", "split.txt")
+        SplitFile(root, info, "split.txt").part("train")
 
 
 @pytest.mark.parametrize("config", [None, "other.yaml", "other.json"])
 def test_a_written_split_is_read_back(root, config):
     parts = {"train": list(INFO.shard_counts)[:3], "val": [], "test": ["parts/data-03.tar"]}
-    text = split_file.split_text(parts, ["parts/data-00.tar/k"], config)
+    text = nvmeta.split_text(parts, ["parts/data-00.tar/k"], config)
     nvmeta.config_path(root, config or "split.yaml").write_text(text)
-    info = nvmeta.read_info(root)
-    assert split_file.split_part_names(root, config) == ("train", "val", "test")
-    part = split_file.read_split_part(root, info, "train", config)
+    info = read_info(root)
+    assert SplitFile(root, read_info(root), config).names == ("train", "val", "test")
+    part = SplitFile(root, info, config).part("train")
     assert part.shards == tuple(parts["train"])
     assert part.excluded == {"parts/data-00.tar": ("k",)}
 
@@ -315,7 +315,7 @@ def test_the_last_of_two_keys_counts_with_one_warning_as_in_energon(root, name, 
     files.warn_once.cache_clear()
     write_meta(root, name, text % "parts/data-03.tar")
     for _ in range(2):
-        assert split_file.read_split_part(root, INFO, "train").shards == ("parts/data-03.tar",)
+        assert SplitFile(root, INFO).part("train").shards == ("parts/data-03.tar",)
     assert caplog.text.count("is there twice") == 1
     assert name in caplog.text
 
@@ -324,4 +324,4 @@ def test_a_dataset_yaml_and_an_info_file_may_have_a_key_twice(root):
     write_meta(root, "dataset.yaml", "field_map: {a: b}\nfield_map: {c: d}\n")
     assert nvmeta.read_dataset_config(root) == {"field_map": {"c": "d"}}
     write_meta(root, ".info.json", '{"shard_counts": {"a.tar": 1, "a.tar": 2}}')
-    assert nvmeta.read_info(root).shard_counts == {"a.tar": 2}
+    assert read_info(root).shard_counts == {"a.tar": 2}
