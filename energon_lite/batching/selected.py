@@ -34,19 +34,19 @@ class SelectedPacks(OneByOne):
         self._drops_last = drops_last
         self._waiting: list[int] = []
         self._packs: list[list[int]] = []
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._waiting) + sum(map(len, self._packs)) >= self._buffer_size
+        self._num_missing = buffer_size
 
     def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
         """Puts a sample into the buffer."""
         self._waiting.append(number)
-        return self._is_full
+        self._num_missing -= 1
+        return self._num_missing <= 0
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next pack that was chosen, once the buffer is full."""
-        if not self._is_full and not has_ended:
+        num_chosen = sum(map(len, self._packs))
+        self._num_missing = self._buffer_size - len(self._waiting) - num_chosen
+        if self._num_missing > 0 and not has_ended:
             return None
         if not self._packs and self._waiting and not (has_ended and self._drops_last):
             numbers, self._waiting = self._waiting, []

@@ -43,13 +43,16 @@ class ShuffleCollector(OneByOne):
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Draws a sample, once the buffer is full."""
         buffer = self._buffer
-        if not buffer or (len(buffer) < self._size and not has_ended):
+        size = len(buffer)
+        if size < self._size and not (has_ended and size):
             return None
-        place = (self._words or self._next_words()).pop() % len(buffer)
-        # The last one fills the gap, so that nothing has to be moved.
-        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        place = (self._words or self._next_words()).pop() % size
         self._num_returned += 1
-        return (buffer.pop(),)
+        # The last one fills the gap, so that nothing has to be moved.
+        last = number = buffer.pop()
+        if place < size - 1:
+            number, buffer[place] = buffer[place], last
+        return (number,)
 
     def _next_words(self) -> list[int]:
         """Makes random words for the next draws, up to a multiple of `_WORDS`."""

@@ -157,7 +157,7 @@ class CollectCursor(Cursor[Any]):
         self._stream = stream
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
-        self._collector = spec.collector(stream, self)
+        self._set_collector(spec.collector(stream, self))
         self._buffer = _Buffer(spec.num_lengths)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
@@ -168,16 +168,20 @@ class CollectCursor(Cursor[Any]):
         # Whether samples of the buffer may have to be re-created.
         self._may_be_skipped = False
 
+    def _set_collector(self, collector: Collector) -> None:
+        self._collector = collector
+        self._add_one = collector.add_one if isinstance(collector, OneByOne) else None
+
     def __next__(self) -> Any:
         """Returns the next list."""
-        collector = self._collector
+        collector, add_one = self._collector, self._add_one
         cycle = current_context().batch_index // self._stream.num_streams
         while (numbers := collector.next(cycle, self._has_ended)) is None:
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            if isinstance(collector, OneByOne):
-                self._read_up_to_list(collector.add_one)
+            if add_one:
+                self._read_up_to_list(add_one)
             else:
                 self._read(collector.num_wanted)
         if collector.kept or self._kept:
@@ -343,7 +347,8 @@ class CollectCursor(Cursor[Any]):
                 f"The checkpoint's stage {spec.stage!r} is invalid: {error}. Use another one."
             ) from error
         self._inner.restore(snapshot.inner[0])
-        self._collector, self._buffer = collector, buffer
+        self._set_collector(collector)
+        self._buffer = buffer
         self._num_read, self._num_repeated, self._has_ended = num_read, num_repeated, has_ended
         self._kept, self._may_be_skipped = frozenset(collector.kept), True
         self._again = Again(spec.restore_member, keys)

@@ -307,20 +307,21 @@ class _Select:
             cursor.forget(numbers)  # they were counted
             return [], []
         packs, pushback = self._parts(found)
-        unused = dict(enumerate(numbers))
-        places = {id(sample): i for i, sample in enumerate(samples)}
-        by_key = {key: i for i, key in enumerate(keys)}
+        by_id = dict(zip(map(id, samples), numbers, strict=True))
+        by_key: dict[RestoreKey, int] = {}
+        unused = dict.fromkeys(numbers)
 
         def number_of(sample: Any) -> int:
-            # A function may have made a new sample of one that it got.
-            own_key = getattr(sample, "__restore_key__", None)
-            place = places.get(id(sample), by_key.get(own_key) if own_key else None)
-            number = None if place is None else unused.pop(place, None)
+            number = by_id.get(id(sample))
             if number is None:
+                # The function may have made a new sample of one that it got.
+                by_key.update(() if by_key else zip(keys, numbers, strict=True))
+                number = by_key.get(getattr(sample, "__restore_key__", ()), -1)
+            if unused.pop(number, number) is not None:
                 raise FatalSampleError.from_sample_key(
                     describe_input(sample)[0] or repr(sample)[:80],
                     f"{self._where} returned it "
-                    + ("but did not get it" if place is None else "twice")
+                    + ("but did not get it" if number < 0 else "twice")
                     + "; put each sample that it gets into one pack, or into `pushback`",
                 )
             cursor.replace(number, sample)
@@ -328,7 +329,7 @@ class _Select:
 
         chosen = [[number_of(sample) for sample in pack] for pack in packs if len(pack)]
         rest = [number_of(sample) for sample in pushback]
-        cursor.drop(unused.values(), "select_samples_to_pack put it into no pack")
+        cursor.drop(unused, "select_samples_to_pack put it into no pack")
         if not chosen and rest and not unused:
             rest = self._given_up(rest, is_last)
         return chosen, rest
