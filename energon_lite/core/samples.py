@@ -11,8 +11,7 @@ import torch
 from typing_extensions import Self
 
 from energon_lite.core.edataclass import ExtendableDataclassMixin, PinMemoryMixin, edataclass
-from energon_lite.core.hidden_fields import hide_field
-from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, layout_of
+from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
 
 __all__ = [

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import Generator, Philox
 
-from energon_lite.core.active import current
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import StreamGenerators
 from energon_lite.core.keys import Siblings, first_leaf, leaves
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.topology import Stream, WorkerConfig, current
 
 logger = logging.getLogger(__name__)
 

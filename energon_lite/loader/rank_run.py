@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.failures import append
+from energon_lite.core.errors import append
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.stream_context import SkipRecord
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig

@@ -1,6 +1,6 @@
-"""Which child of a blend a draw takes: a pure function of (stream, draw), in numpy blocks.
+"""Which child of a blend a draw takes.
 
-Three orders, chosen by `BlendOrder`:
+`BlendOrder` blends by samples: a pure function of (stream, draw), in numpy blocks. Three orders:
 
 - constant weights: exact counts per period, dealt within it by a Fibonacci lattice;
 - weights on a schedule: a golden-ratio rotation through the cumulative weights;
@@ -9,13 +9,15 @@ Three orders, chosen by `BlendOrder`:
 The first two also permute the draws inside short blocks, so that all neighbours occur. Permutation,
 lattice and rotation are the same in all streams but for an offset of s/S of a turn: the same draw
 of all streams together, too, takes each child by its share.
+
+`BudgetOrder` blends by tokens, from the lengths of the draws before.
 """
 
 from __future__ import annotations
 
 import heapq
 from itertools import permutations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,13 +46,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _MAX_CELLS = 1 << 22
 
 
-class _Draws(Protocol):
-    """An order of draws."""
-
-    def block(self, draw: int, count: int) -> Int64Array:
-        """Returns the children, shape (count,), of draws draw..draw+count-1."""
-
-
 class BlendOrder:
     """The children that one stream's draws take.
 
@@ -73,7 +68,7 @@ class BlendOrder:
         if mode not in MODES:
             raise ValueError(f"blend mode {mode!r} is not one of {', '.join(MODES)}")
         key = key_of("blend", mode, key, stream.pass_index)
-        self._draws: _Draws
+        self._draws: _Periods | _Lookup
         if mode == "exact" and weights.is_constant:
             self._draws = _Periods(weights.constant(), key, stream)
         else:
@@ -120,9 +115,7 @@ class _Apportionment:
 
     def __init__(self, shares: Float64Array, key: int, stream: Stream) -> None:
         self.num_children = len(shares)
-        self._levels = self._build(shares, key, stream)
-
-    def _build(self, shares: Float64Array, key: int, stream: Stream) -> list[_Level]:
+        self._levels: list[_Level] = []
         heap = [(share, node) for node, share in enumerate(shares.tolist())]
         heapq.heapify(heap)
         weight_of, sides = shares.tolist(), {}
@@ -135,21 +128,19 @@ class _Apportionment:
         phases = random_words(key, 1, size=len(weight_of)) + offset
         # In 1/4..3/4 of a turn: a rounding error is then 3/4 at most.
         phases = (phases >> np.uint64(1)) + np.uint64(1 << 62)
-        levels = []
         nodes = [heap[0][1]]
         while nodes := [node for node in nodes if node in sides]:
             lefts = [sides[node][0] for node in nodes]
             rights = [sides[node][1] for node in nodes]
             turns = [int(weight_of[sides[node][0]] / weight_of[node] * 2.0**64) for node in nodes]
             fractions = np.array([min(turn, (1 << 64) - 1) for turn in turns], dtype=np.uint64)
-            levels.append(
+            self._levels.append(
                 _Level(
                     np.array(nodes), np.array(lefts), np.array(rights),
                     fractions[:, None], phases[nodes][:, None],
                 )
             )  # fmt: skip
             nodes = lefts + rights
-        return levels
 
     def counts(self, draws: Int64Array) -> Int64Array:
         """Returns how many of the first n draws each child takes, for N numbers n; shape (K, N)."""
@@ -329,3 +320,106 @@ def _multiply_high(left: UInt64Array, right: UInt64Array) -> UInt64Array:
     other = high_left * low_right + (middle & _LOW)
     high: UInt64Array = high_left * high_right + (middle >> _HALF) + (other >> _HALF)
     return high
+
+
+class BudgetState(NamedTuple):
+    """Where a `BudgetOrder` stands.
+
+    Attributes:
+        draw: draws that were chosen.
+        debts: shape (K,); target tokens less actual tokens.
+        tokens: shape (K,); tokens of the draws whose length is known.
+        counts: shape (K,); those draws.
+    """
+
+    draw: int
+    debts: list[float]
+    tokens: list[float]
+    counts: list[float]
+
+
+class BudgetOrder:
+    """The children that one stream's draws take, by tokens.
+
+    The lengths of samples are known only once they have been drawn, or encoded. So the choice is
+    not a pure function of the draw but of the lengths of the draws before: each child has a debt,
+    its target tokens less those that it contributed, and the next draw takes the child whose debt,
+    in its own samples' mean length, is largest by weight. A draw whose length is not known yet
+    counts with the mean of its child.
+
+    Args:
+        weights: the shares of the tokens.
+        key: 128 bits, from `key_of`.
+        stream: the stream s of S.
+
+    Source: the choice is that of self-clocked fair queueing, S. Golestani, "A self-clocked fair
+    queueing scheme for broadband applications", INFOCOM 1994.
+    """
+
+    def __init__(self, weights: Weights, key: int, stream: Stream) -> None:
+        self._weights = weights
+        self._stream = stream
+        self._constant = weights.constant() if weights.is_constant else None
+        k = weights.num_leaves
+        # Streams begin apart: each child's turn lies elsewhere in its own length.
+        first = random_words(key, size=k).astype(np.float64) / 2.0**64
+        self._phases: Float64Array = (first + stream.index / stream.num_streams) % 1.0
+        self.go_to(BudgetState(0, [0.0] * k, [0.0] * k, [0.0] * k))
+
+    def go_to(self, state: BudgetState) -> None:
+        """Goes to a state."""
+        self.draw = state.draw
+        self._debts = np.array(state.debts, dtype=np.float64)
+        self._tokens = np.array(state.tokens, dtype=np.float64)
+        self._counts = np.array(state.counts, dtype=np.float64)
+        self._is_out = np.zeros(len(self._debts), dtype=bool)
+        self._update_means()
+
+    def state(self) -> BudgetState:
+        """Returns where it stands."""
+        return BudgetState(
+            self.draw, self._debts.tolist(), self._tokens.tolist(), self._counts.tolist()
+        )
+
+    def shares(self, draw: int) -> Float64Array:
+        """Returns the shares, shape (K,), at a draw of the stream."""
+        if self._constant is not None:
+            return self._constant
+        run_draw = draw * self._stream.num_streams + self._stream.index
+        shares: Float64Array = self._weights.at(np.array([run_draw], dtype=np.int64))[0]
+        return shares
+
+    def leave_out(self, child: int) -> None:
+        """Takes a child that has ended out of the choice."""
+        self._is_out[child] = True
+
+    def choose(self) -> int:
+        """Returns the child of the next draw."""
+        shares = self.shares(self.draw)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            waits = (self._means * self._phases - self._debts) / shares
+        waits[(shares == 0) | self._is_out] = np.inf
+        return int(np.argmin(waits))
+
+    def count(self, child: int, draw: int, tokens: float) -> None:
+        """Counts tokens, also a correction of what was counted, for what `draw` took."""
+        self._debts += self.shares(draw) * tokens
+        self._debts[child] -= tokens
+
+    def mean(self, child: int) -> float:
+        """Returns the mean length of a child's samples, as far as it is known."""
+        return float(self._means[child])
+
+    def learn(self, child: int, tokens: float) -> None:
+        """Records the length of a draw, for the means."""
+        self._tokens[child] += tokens
+        self._counts[child] += 1
+        self._update_means()
+
+    def _update_means(self) -> None:
+        total, count = float(self._tokens.sum()), float(self._counts.sum())
+        overall = total / count if count and total else 1.0
+        # Before its first sample is known, a child's mean is that of all.
+        self._means = np.where(
+            self._counts > 0, self._tokens / np.maximum(self._counts, 1.0), overall
+        )

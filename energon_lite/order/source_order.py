@@ -1,17 +1,301 @@
-"""The order of one source: position in a stream -> (epoch, sample index)."""
+"""The order of one source: position in a stream -> (epoch, sample index).
+
+`EpochOrder` permutes an epoch in slices, `ShuffledDealing` and `BlockDealing` share it among the
+streams, `WindowShuffle` is the shuffle buffer of a stream. All of it is arithmetic on integers, so
+any position can be computed alone, and an epoch of any size takes no memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.seeds import key_of
+from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.topology import Stream
-from energon_lite.order.dealing import BlockDealing, Dealing, Segment, ShuffledDealing
-from energon_lite.order.slices import EpochOrder
-from energon_lite.order.windows import WindowShuffle
+from energon_lite.order.permutation import TABLE_LIMIT, Permutation
+
+WITH_REPLACEMENT = -1
+
+
+class Segment(NamedTuple):
+    """Positions of a stream within which a window may shuffle.
+
+    `stop` is None for a segment without end.
+    """
+
+    number: int
+    start: int
+    stop: int | None
+
+    @property
+    def length(self) -> int | None:
+        """How many positions it has."""
+        return None if self.stop is None else self.stop - self.start
+
+
+@dataclass(frozen=True)
+class ShuffledDealing:
+    """Runs of consecutive places of a shuffled epoch, a new one in every epoch.
+
+    Every sample is in one run per epoch. The runs' lengths differ by at most one and follow each
+    other without a gap. Where S does not divide N they move from epoch to epoch, so that a source
+    with fewer samples than streams serves each stream equally often; which samples lie at those
+    places changes in every epoch.
+
+    Args:
+        num_places: N, places of an epoch.
+        stream: the stream s of S.
+        shift: a hash of the source, so that small sources do not all start at stream 0.
+    """
+
+    num_places: int
+    stream: Stream
+    shift: int
+
+    @cached_property
+    def turn(self) -> int:
+        """The stream's place among the runs of an epoch."""
+        return (self.stream.index + self.shift) % self.stream.num_streams
+
+    def first(self, epoch: int) -> int:
+        """Counts the positions of this stream before an epoch."""
+        return (epoch * self.num_places + self.turn) // self.stream.num_streams
+
+    def places(self, number: int, positions: Int64Array) -> Int64Array:
+        """Returns the places in an epoch of positions, shape (N,), of its run."""
+        ends = self._before((number + 1) * self.num_places), self._before(number * self.num_places)
+        return positions + (ends[0] - ends[1])
+
+    def _before(self, total: int) -> int:
+        """Sums (total + t) // S over the streams t before this one, in closed form.
+
+        Example:
+            S = 4, turn 3, total 6: 6//4 + 7//4 + 8//4 = 4 = 3 * 1 + 1, since only t = 2 carries.
+        """
+        quotient, rest = divmod(total, self.stream.num_streams)
+        return self.turn * quotient + max(0, self.turn + rest - self.stream.num_streams)
+
+    def segment(self, position: int) -> Segment:
+        """Returns the run, numbered by its epoch, that a position lies in."""
+        last = (position + 1) * self.stream.num_streams - self.turn
+        epoch = -(-last // self.num_places) - 1
+        return Segment(epoch, self.first(epoch), self.first(epoch + 1))
+
+    @property
+    def pass_range(self) -> tuple[int, int]:
+        """The first position of the stream's pass, an epoch, and the position after the last."""
+        return self.first(self.stream.pass_index), self.first(self.stream.pass_index + 1)
+
+
+@dataclass(frozen=True)
+class BlockDealing:
+    """Blocks of one batch, stream by stream, in file order.
+
+    The endless line of epochs is dealt so that slots read in order give the file order.
+
+    Args:
+        num_samples: n, samples of the source.
+        stream: the stream s of S.
+        block: samples of a block.
+        endless: whether epochs follow each other without a cut.
+    """
+
+    num_samples: int
+    stream: Stream
+    block: int
+    endless: bool
+
+    def places(self, number: int, positions: Int64Array) -> Int64Array:
+        """Returns the places in the endless line of epochs of positions, shape (N,), of a pass."""
+        del number
+        blocks, offsets = np.divmod(positions, self.block)
+        return (blocks * self.stream.num_streams + self.stream.index) * self.block + offsets
+
+    def segment(self, position: int) -> Segment:
+        """Returns the whole stream of a pass: file order has no epochs to keep apart."""
+        del position
+        return Segment(self.stream.pass_index, 0, None if self.endless else self.pass_range[1])
+
+    @property
+    def pass_range(self) -> tuple[int, int]:
+        """The first position of a pass, and the position after the last; equal in all passes."""
+        num_blocks = -(-self.num_samples // self.block)
+        own, rest = divmod(num_blocks, self.stream.num_streams)
+        own += self.stream.index < rest
+        is_last = (num_blocks - 1) % self.stream.num_streams == self.stream.index
+        missing = num_blocks * self.block - self.num_samples
+        return 0, own * self.block - (missing if is_last and own else 0)
+
+
+@dataclass
+class EpochOrder:
+    """The shuffled order of a source's epochs: place -> sample index.
+
+    An epoch is a line of places 0..N-1. It is cut into slices of `slice_length` consecutive samples
+    (the last one may be shorter); the slices lie in a random order, and groups of `interleave`
+    slices that follow each other are dealt sample by sample.
+
+    Args:
+        num_samples: samples of the source.
+        slice_length: samples that stay together, in file order.
+        interleave: slices that are read side by side.
+        multiplier: 1 permutes each epoch; m > 1 permutes m copies as one epoch; -1 draws slices
+            with replacement.
+        key: of seed and source.
+
+    Attributes:
+        num_places: places of one epoch.
+    """
+
+    num_samples: int
+    slice_length: int
+    interleave: int
+    multiplier: int
+    key: int
+    # The epoch whose layout is known, the slot of its short slice, and the order of the others.
+    _layout: tuple[int, int, Permutation] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Counts places and slices."""
+        copies = 1 if self.multiplier == WITH_REPLACEMENT else self.multiplier
+        self.num_places = self.num_samples * copies
+        self._num_slices = -(-self.num_places // self.slice_length)
+
+    def samples(self, epoch: int, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns what lies at `places`, shape (N,), of an epoch.
+
+        Returns:
+            Epoch labels and sample indices, both (N,): together they are unique in a run. A label
+            is the epoch; the copy, for a multiplier above 1; the slice drawn, with replacement.
+        """
+        if self.multiplier == WITH_REPLACEMENT:
+            slots, offsets = self._slots(places, self._num_slices - 1)
+            # Each slot has one word; the words of neighbouring places lie close together.
+            skip = int(slots.min()) // 4 * 4
+            words = random_words(self.key, epoch, size=int(slots.max()) + 1 - skip, skip=skip)
+            starts = (words % np.uint64(self.num_samples)).astype(np.int64)
+            labels = epoch * self._num_slices + slots
+            return labels, (starts[slots - skip] + offsets) % self.num_samples
+        if self.slice_length == 1:
+            # Slices of one sample: nothing is cut short, and interleaving them changes nothing.
+            copies, indices = np.divmod(self._slices(epoch)[1](places), self.num_samples)
+            return epoch * self.multiplier + copies, indices
+        short, permutation = self._slices(epoch)
+        slots, offsets = self._slots(places, short)
+        # The short slice is the last one of the data; the others are permuted around its place.
+        full = np.minimum(slots - (slots > short), permutation.n - 1)
+        slices = np.where(slots == short, self._num_slices - 1, permutation(full))
+        copies, indices = np.divmod(slices * self.slice_length + offsets, self.num_samples)
+        return epoch * self.multiplier + copies, indices
+
+    def _slices(self, epoch: int) -> tuple[int, Permutation]:
+        """Returns the slot of the short slice, and the order of the others (of all of length 1)."""
+        if self._layout is None or self._layout[0] != epoch:
+            short, others = -1, self._num_slices
+            if self.slice_length > 1:
+                short = int(random_words(self.key, epoch, 1, size=1)[0]) % self._num_slices
+                others = max(1, self._num_slices - 1)
+            self._layout = (epoch, short, Permutation(others, self.key, epoch))
+        return self._layout[1:]
+
+    def _slots(self, places: Int64Array, short: int) -> tuple[Int64Array, Int64Array]:
+        """Returns slot (position among the slices) and offset in the slice for each place.
+
+        Example:
+            Slices of 3 read 2 side by side, short slot 1 of length 2: places 0..4 are
+            (slot, offset) = (0, 0) (1, 0) (0, 1) (1, 1) (0, 2).
+        """
+        length, width, num_slots = self.slice_length, self.interleave, self._num_slices
+        missing = num_slots * length - self.num_places
+        group_size = length * width
+        # Every group before the short one is whole, so division finds it; after it the places are
+        # moved back by what the short slice lacks.
+        short_group = short // width
+        slots_there = min(width, num_slots - short_group * width)
+        short_start = short_group * group_size
+        short_stop = short_start + slots_there * length - missing
+        after = places >= short_stop
+        groups = (places + after * missing) // group_size
+        within = places - groups * group_size + after * missing
+        widths = np.minimum(width, num_slots - groups * width)
+        offsets, lanes = np.divmod(within, widths)
+        in_short = groups == short_group
+        lead = (length - missing) * slots_there
+        late = in_short & (within >= lead)
+        if slots_there > 1 and late.any():
+            # Past the end of the short slice its group is one slot narrower.
+            late_offsets, late_lanes = np.divmod(within[late] - lead, slots_there - 1)
+            offsets[late] = length - missing + late_offsets
+            lanes[late] = late_lanes + (late_lanes >= short - short_group * width)
+        return groups * width + lanes, offsets
+
+
+@dataclass(frozen=True)
+class WindowShuffle:
+    """The shuffle buffer as arithmetic: a bijection of a stream's positions, segment by segment.
+
+    Positions are permuted in windows, twice, half a window apart. After the first round a sample
+    has moved inside its window; after the second, neighbours across the windows' borders have mixed
+    too. Each sample moves by less than one and a half windows. A window of any size costs nothing
+    but its own permutation.
+
+    Args:
+        window: samples of a window; 0 and 1 leave the order as it is.
+        key: of seed, source and stream.
+    """
+
+    window: int
+    key: int
+    # The tables of the windows that the last call needed, for rounds 1 and 2.
+    _tables: dict[int, tuple[tuple[Any, ...], Int64Array]] = field(default_factory=dict, init=False)
+
+    def __call__(self, segment: Segment, positions: Int64Array) -> Int64Array:
+        """Returns where the samples at `positions`, ascending, come from; all from its start on."""
+        if self.window <= 1 or segment.length == 1:
+            return positions
+        # Round 2 first: it maps a position to the place of round 1 that comes out there.
+        moved = self._round(2, segment, positions, self.window // 2)
+        return self._round(1, segment, moved, 0)
+
+    def _round(self, number: int, segment: Segment, local: Int64Array, shift: int) -> Int64Array:
+        """Permutes within windows that begin at multiples of the window, less `shift`."""
+        windows = (local + shift) // self.window
+        first, last = int(windows.min()), int(windows.max())
+        edges = np.clip(np.arange(first, last + 2) * self.window - shift, 0, segment.length)
+        lows = edges[windows - first]
+        if self.window <= TABLE_LIMIT:
+            table = self._table(number, segment, first, edges)
+            moved: Int64Array = lows + table[windows - first, local - lows]
+            return moved
+        result = np.empty_like(local)
+        for row, size in enumerate(np.diff(edges).tolist()):
+            chosen = windows == first + row
+            permutation = Permutation(size, self.key, segment.number, first + row, number)
+            result[chosen] = lows[chosen] + permutation(local[chosen] - lows[chosen])
+        return result
+
+    def _table(self, number: int, segment: Segment, first: int, edges: Int64Array) -> Int64Array:
+        """Returns a permutation of each window's size in a row; shape (windows, window)."""
+        name = (segment.number, first, *edges[[0, -1]].tolist())
+        found = self._tables.get(number)
+        if found is None or found[0] != name:
+            # Each window has its own words, so that it can be computed alone.
+            longest = min(self.window, segment.length or self.window)
+            width = -(-longest // 4) * 4
+            rows = len(edges) - 1
+            words = random_words(
+                self.key, segment.number, number, size=rows * width, skip=first * width
+            ).reshape(rows, width)[:, :longest]
+            # What lies behind the end of a shorter window sorts behind it.
+            words[np.arange(longest) >= np.diff(edges)[:, None]] = np.iinfo(np.uint64).max
+            found = (name, np.argsort(words, axis=1, kind="stable"))
+            self._tables[number] = found
+        return found[1]
 
 
 @dataclass(frozen=True)
@@ -61,32 +345,29 @@ class StreamOrder:
     def __init__(self, order: SourceOrder, stream: Stream) -> None:
         self._order = order
         self._epochs: EpochOrder | None = None
-        self._dealing: Dealing
+        self._dealing: ShuffledDealing | BlockDealing
+        self._per_pass = order.pass_samples or order.num_samples
         window = order.window
-        self._pass_index = stream.pass_index
         if order.multiplier is None:
-            per_pass = order.pass_samples or order.num_samples
-            dealt = stream if order.endless else _rotated(stream, -(-per_pass // order.block))
-            self._blocks = BlockDealing(per_pass, dealt, order.block, order.endless)
-            self._dealing = self._blocks
+            num_blocks = -(-self._per_pass // order.block)
+            dealt = stream if order.endless else _rotated(stream, num_blocks)
+            self._dealing = BlockDealing(self._per_pass, dealt, order.block, order.endless)
         else:
             # A stream's share should hold as many slices as are read side by side.
             share = order.num_samples // (stream.num_streams * order.interleave)
             slice_length = max(1, min(order.max_slice, share))
+            key = key_of("slices", order.seed, order.source)
             self._epochs = EpochOrder(
-                order.num_samples, slice_length, order.interleave, order.multiplier,
-                key_of("slices", order.seed, order.source),
-            )  # fmt: skip
+                order.num_samples, slice_length, order.interleave, order.multiplier, key
+            )
             if slice_length == 1:
                 window = 0  # the epoch is a permutation of single samples already
-            self._pass_places = order.pass_samples or self._epochs.num_places
-            self._runs = ShuffledDealing(self._pass_places, stream, key_of("deal", order.source))
-            self._dealing = self._runs
+            self._per_pass = order.pass_samples or self._epochs.num_places
+            shift = key_of("deal", order.source)
+            self._dealing = ShuffledDealing(self._per_pass, stream, shift)
         key = key_of("window", order.seed, order.source, stream.num_streams, stream.index)
         self._shuffle = WindowShuffle(window, key)
-        self._start, stop = (
-            (0, None) if order.endless else self._dealing.pass_range(stream.pass_index)
-        )
+        self._start, stop = (0, None) if order.endless else self._dealing.pass_range
         self.length = None if stop is None else stop - self._start
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
@@ -106,9 +387,7 @@ class StreamOrder:
             stop = end if segment.stop is None else min(end, segment.stop)
             # Counted from the segment's start: in late passes that may be beyond 64 bits.
             here = np.arange(at - segment.start, stop - segment.start, dtype=np.int64)
-            length = None if segment.stop is None else segment.stop - segment.start
-            here = self._shuffle(Segment(segment.number, 0, length), here)
-            parts.append(self._samples(segment.number, here))
+            parts.append(self._samples(segment.number, self._shuffle(segment, here)))
             at = stop
         if len(parts) == 1:
             return parts[0]
@@ -117,18 +396,16 @@ class StreamOrder:
     def _samples(self, number: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and sample indices of positions in the segment `number`."""
         order = self._order
-        if self._epochs is None:
-            per_pass = order.pass_samples or order.num_samples
-            first, rest = divmod(self._pass_index * per_pass, order.num_samples)
-            epochs, indices = np.divmod(self._blocks.places(positions) + rest, order.num_samples)
-            return epochs + first, indices + order.first
-        places = positions + self._runs.first_place(number)
-        if order.pass_samples is None:
+        places = self._dealing.places(number, positions)
+        if self._epochs is not None and order.pass_samples is None:
             epochs, indices = self._epochs.samples(number, places)
             return epochs, indices + order.first
         # The pass may reach over several epochs of the data, and begin and end inside of one.
-        first, rest = divmod(number * self._pass_places, self._epochs.num_places)
-        numbers, places = np.divmod(places + rest, self._epochs.num_places)
+        per_epoch = self._epochs.num_places if self._epochs else order.num_samples
+        first, rest = divmod(number * self._per_pass, per_epoch)
+        numbers, places = np.divmod(places + rest, per_epoch)
+        if self._epochs is None:
+            return numbers + first, places + order.first
         epochs, indices = np.empty_like(places), np.empty_like(places)
         for epoch in np.unique(numbers).tolist():
             chosen = numbers == epoch
@@ -148,4 +425,4 @@ def _rotated(stream: Stream, num_blocks: int) -> Stream:
         return stream
     turn = stream.pass_index % -(-stream.num_streams // num_blocks)
     begin = min(turn * num_blocks, stream.num_streams - num_blocks)
-    return replace(stream, index=(stream.index - begin) % stream.num_streams)
+    return dataclasses.replace(stream, index=(stream.index - begin) % stream.num_streams)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import logging
+import os
 import sys
 from collections.abc import Mapping
 from os import PathLike
@@ -12,7 +15,6 @@ from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
-from energon_lite.core.trust import WAY_OUT, is_trusted
 from energon_lite.sources import dataset_classes, legacy, webdataset
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
 from energon_lite.sources.makers import FileFunction
@@ -20,6 +22,14 @@ from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
+
+logger = logging.getLogger(__name__)
+
+# Whether code that a dataset names may be run.
+VARIABLE = "ENERGON_LITE_TRUST"
+WAY_OUT = f"pass trust=True, or set {VARIABLE}=1 on a machine whose data you all trust"
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
 
 # Names under these modules are ours, whichever class of Energon they were written for.
 _OWN_MODULES = ("energon_lite", "megatron.energon")
@@ -199,3 +209,24 @@ def _file_function(root: Path, text: str, name: str, where: str, trust: bool) ->
     found = FileFunction.of(root, text, name)
     found.load()
     return found
+
+
+def is_trusted(trust: bool | None) -> bool:
+    """Returns the caller's choice, or where it is None that of the environment.
+
+    Raises:
+        ValueError: The environment variable is neither a yes nor a no.
+    """
+    if trust is not None:
+        return trust
+    text = os.environ.get(VARIABLE, "").strip().lower()
+    if text not in (*_ON, *_OFF):
+        raise ValueError(f"{VARIABLE}={text!r}: set it to 1 to trust all datasets, or to 0")
+    if text in _ON:
+        _log_once()
+    return text in _ON
+
+
+@functools.lru_cache(maxsize=1)
+def _log_once() -> None:
+    logger.warning("%s is set: code that datasets name is run without asking", VARIABLE)

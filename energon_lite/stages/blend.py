@@ -20,8 +20,7 @@ from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.order.blending import MODES, BlendOrder
-from energon_lite.order.budget import BudgetOrder, BudgetState
+from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset

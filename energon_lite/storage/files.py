@@ -21,8 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.failures import is_worth_a_line
+from energon_lite.core.errors import DatasetFormatError, is_worth_a_line
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
-from energon_lite.core.hidden_fields import constructor_names
 from energon_lite.core.samples import CrudeSample
-from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, generic_batch
+from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, constructor_names, generic_batch
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names

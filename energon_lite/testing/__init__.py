@@ -6,8 +6,7 @@ def test_my_dataset_keeps_the_laws() -> None:
 ```
 """
 
-from energon_lite.core.compare import first_difference
 from energon_lite.testing.laws import check_dataset
-from energon_lite.testing.reference_run import LawError
+from energon_lite.testing.reference_run import LawError, first_difference
 
 __all__ = ["LawError", "check_dataset", "first_difference"]

@@ -9,13 +9,18 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_lite.core.compare import first_difference
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.testing.reference_run import END, LawError, ReferenceRun, global_seeds
+from energon_lite.testing.reference_run import (
+    END,
+    LawError,
+    ReferenceRun,
+    first_difference,
+    global_seeds,
+)
 
 # What one held-back sample may cost in a state, and how long a restore key may be.
 _BYTES_PER_KEY = 256

@@ -17,26 +17,24 @@ MAX_FUNCTION_LINES = 60
 BUDGET = {
     "batching": 3285,
     "cli": 692,
-    "core": 2315,
+    "core": 2218,
     "inspect": 1185,
     "loader": 3279,
     "loss": 210,
     "metadataset": 1290,
     "names": 165,
-    "order": 720,
+    "order": 684,
     "prepare": 1014,
     "samplers": 1021,
-    "sources": 1282,
+    "sources": 1299,
     "stages": 3760,
     "storage": 2735,
     "task_encoder": 745,
-    "testing": 362,
+    "testing": 410,
     "": 390,
 }
 # File names that are used twice still; none may be added.
-USED_TWICE = {
-    "windows",
-}  # fmt: skip
+USED_TWICE: set[str] = set()
 
 # Private functions and classes that two modules define still; none may be added.
 HELPERS_DEFINED_TWICE = {

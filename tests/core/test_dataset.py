@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from energon_lite import MapDataset, WorkerConfig
-from energon_lite.core.compare import first_difference
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.testing import first_difference
 
 from ..helpers import assert_same, text_set, train
 

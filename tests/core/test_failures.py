@@ -18,7 +18,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.failures import place_of
+from energon_lite.core.errors import place_of
 from energon_lite.core.keys import name_of_key
 
 from ..conftest import write_tar
@@ -57,11 +57,11 @@ class FailsTwice(DefaultTaskEncoder[Any, Any, Any, Any]):
 def test_failing_hook_is_logged_once_at_each_place_with_its_line_and_then_counted(
     texts, caplog
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="energon_lite.core.failures"):
+    with caplog.at_level(logging.INFO, logger="energon_lite.core.errors"):
         loader = run(texts, FailsTwice(), 60)
     # 59 samples of each kind are skipped before the 60th that is not, 118 at the second line.
     assert loader.num_skipped == {"texts/train": 177}
-    records = [record for record in caplog.records if record.name.endswith("failures")]
+    records = [record for record in caplog.records if record.name.endswith("core.errors")]
     first, second, *rest = records
     assert [record.getMessage().split(" times")[0] for record in rest] == [
         "Skipped 10", "Skipped 10", "Skipped 100",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from energon_lite import Batch, Sample, TextSample, edataclass, generic_batch
-from energon_lite.core.hidden_fields import constructor_names
+from energon_lite.core.stacking import constructor_names
 from energon_lite.task_encoder.base import as_type
 
 FOUR = ["__key__", "__restore_key__", "__subflavors__", "__sources__"]

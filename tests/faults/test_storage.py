@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
-from energon_lite.core import failures
+from energon_lite.core import errors
 from energon_lite.storage.nvmeta import META, index_path
 from energon_lite.storage.tar import _Window
 
@@ -95,7 +95,7 @@ class Storage:
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
-    monkeypatch.setattr(failures, "_counts", Counter())
+    monkeypatch.setattr(errors, "_counts", Counter())
     return Storage(monkeypatch)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from energon_lite.core.seeds import key_of, random_words
 from energon_lite.core.topology import Stream
-from energon_lite.order.budget import BudgetOrder, BudgetState
+from energon_lite.order.blending import BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 
 from ..helpers import pairwise

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import Stream
 from energon_lite.order import permutation
-from energon_lite.order.dealing import Segment, ShuffledDealing
 from energon_lite.order.permutation import Permutation
-from energon_lite.order.source_order import SourceOrder
-from energon_lite.order.windows import WindowShuffle
+from energon_lite.order.source_order import Segment, ShuffledDealing, SourceOrder, WindowShuffle
 
 from ..conftest import examples
 
@@ -149,7 +147,7 @@ def test_share_of_a_stream_follows_the_floor_formula(n, num_streams, epoch, shif
         share = dealing.first(epoch + 1) - dealing.first(epoch)
         assert share == ((epoch + 1) * n + turn) // num_streams - (epoch * n + turn) // num_streams
         shares.append(share)
-        starts.append((dealing.first_place(epoch), share))
+        starts.append((int(dealing.places(epoch, np.array([0]))[0]), share))
         for position in range(dealing.first(epoch), dealing.first(epoch + 1)):
             assert dealing.segment(position).number == epoch
     assert sum(shares) == n
@@ -215,8 +213,7 @@ def test_window_is_a_bijection_that_moves_a_sample_less_than_one_and_a_half_wind
     segment = Segment(number, start, None if is_open else start + length)
     shuffle = WindowShuffle(window, key_of("window", number))
     # An open segment is read to the end of a window, twice.
-    stop = start + (length if not is_open else 4 * window * (-(-length // window)))
-    positions = np.arange(start, stop)
+    positions = np.arange(length if not is_open else 4 * window * (-(-length // window)))
     moved = shuffle(segment, positions)
     assert np.abs(moved - positions).max() < max(1.5 * window, 1)
     if not is_open:

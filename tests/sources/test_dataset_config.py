@@ -18,9 +18,9 @@ from energon_lite import (
     load_dataset,
     prepare_dataset,
 )
-from energon_lite.core import trust
 from energon_lite.inspect import dataset_info, lint_dataset
 from energon_lite.length_index import measure_lengths
+from energon_lite.sources import dataset_config
 
 from ..helpers import text_set
 
@@ -84,7 +84,7 @@ def test_one_variable_trusts_all_datasets_of_a_machine_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = with_code(tmp_path)
-    trust._log_once.cache_clear()
+    dataset_config._log_once.cache_clear()
     monkeypatch.setenv("ENERGON_LITE_TRUST", value)
     for _ in range(2):
         sample = next(iter(get_train_dataset(folder, batch_size=None)))

@@ -147,7 +147,7 @@ def test_without_a_level_nothing_is_written(texts, tmp_path, caplog) -> None:
 
 def test_without_a_path_lines_go_to_the_logger(texts, caplog) -> None:
     config = logging_config(None)
-    with caplog.at_level(logging.INFO, logger="energon_lite.core.active"):
+    with caplog.at_level(logging.INFO, logger="energon_lite.core.topology"):
         list(LogSampleDataset(source(texts), "val", worker_config=config))
     assert json.loads(caplog.records[3].message)["keys"] == ["00003"]
 
