@@ -22,7 +22,7 @@ from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.prepare.pool import default_workers, ordered_results
-from energon_lite.stages.measuring import MeasureCursor, MeasureDataset
+from energon_lite.stages.token_lengths import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
 from energon_lite.storage.length_files import (
     TOKENS,

@@ -26,9 +26,9 @@ from energon_lite.inspect.draws import Draws, PackDraws, RunShape, StreamDraws, 
 from energon_lite.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.pack_lists import PlannedPacks
 from energon_lite.stages.plan_order import PlannableDataset
+from energon_lite.stages.token_lengths import MeasureDataset
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 AnyDataset = SavableDataset[Any]

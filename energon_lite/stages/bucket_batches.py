@@ -14,8 +14,7 @@ from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, UserFunct
 from energon_lite.stages.batching import check_batch_size
 from energon_lite.stages.collect import CollectCursor
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
-from energon_lite.stages.measured_lists import MeasuredLists
-from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
 
 T = TypeVar("T")
 

@@ -11,14 +11,13 @@ import numpy as np
 from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.keys import GIVEN_AGAIN, whole
+from energon_lite.core.keys import GIVEN_AGAIN, first_leaf, name_of_key, whole
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import Again, current_context, replaying
+from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import SKIPPED
+from energon_lite.core.user_function import SKIPPED, describe_input
 from energon_lite.stages.buffer_keys import KEY_COLUMNS, KeyRows, KeyTable, compact
-from energon_lite.stages.overlong import left_out, name_of
 
 # What a collector gets of a sample, the whole of it or a part: restore key, group, and lengths of
 # each resource. What is of one group may share a list.
@@ -79,6 +78,17 @@ def check_replayable(dataset: SavableDataset[Any], what: str) -> None:
             "postencode_sample (with restore_seeds=True, or sample_rng(), if it is random; for an "
             "IterMapDataset stateless_iter_fn=True)."
         )
+
+
+def name_of(key: RestoreKey, sample: Any) -> str:
+    """Names a sample, also one that was not re-created yet (`SKIPPED`)."""
+    return (sample is not SKIPPED and describe_input(sample)[0]) or name_of_key(key)
+
+
+def count_dropped(key: RestoreKey, sample: Any, why: str, stage: str = "pack") -> None:
+    """Counts a sample that a stage skipped on purpose."""
+    name, source = name_of(key, sample), str(first_leaf(key)[0])
+    current_context().count_skip(SkipRecord(key, name, source, stage, why, True, 1))
 
 
 class CollectDataset(ListDataset[T]):
@@ -302,7 +312,7 @@ class CollectCursor(Cursor[Any]):
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
         for (key, _, _), sample in zip(*self._buffer.taken(numbers), strict=True):
-            left_out(key, sample, why, self._spec.stage)
+            count_dropped(key, sample, why, self._spec.stage)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""

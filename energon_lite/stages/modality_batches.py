@@ -14,13 +14,11 @@ from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, UserFunction
 from energon_lite.stages.batching import check_batch_size
-from energon_lite.stages.collect import CollectCursor, ListDataset
+from energon_lite.stages.collect import CollectCursor, ListDataset, name_of
 from energon_lite.stages.group_shares import check_sources, shares_of
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
-from energon_lite.stages.measured_lists import MeasuredLists
-from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.overlong import name_of
 from energon_lite.stages.planned_batches import PlannedBatches
+from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
 
 T = TypeVar("T")
 

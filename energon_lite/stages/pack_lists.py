@@ -25,9 +25,8 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, describe_input
 from energon_lite.stages.collect import CollectCursor, CollectDataset, Unit, UnitsOf
-from energon_lite.stages.measured_lists import MeasuredLists
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.planned import PlannedDataset
+from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
 
 _LEAST_WINDOW, _PACKS_PER_WINDOW, _LARGEST_WINDOW = 4096, 64, 1 << 18
 

@@ -25,9 +25,9 @@ from energon_lite.core.user_function import (
 from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
 from energon_lite.stages.pack_samples import slice_sample
+from energon_lite.stages.token_lengths import MeasureDataset
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.given_order import GivenRows
-from energon_lite.stages.measuring import MeasureCursor
-from energon_lite.stages.overlong import name_of
+from energon_lite.stages.collect import name_of
+from energon_lite.stages.token_lengths import MeasureCursor
 
 
 @dataclass

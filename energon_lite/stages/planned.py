@@ -28,11 +28,10 @@ from energon_lite.core.stream_context import SkipRecord, StreamContext, context_
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.stages.collect import ListDataset
-from energon_lite.stages.measuring import MeasureDataset
-from energon_lite.stages.overlong import left_out
+from energon_lite.stages.collect import ListDataset, count_dropped
 from energon_lite.stages.plan_order import OrderReader, PlannableDataset, Refs, joined, keys_of
 from energon_lite.stages.plan_reader import PlanReader
+from energon_lite.stages.token_lengths import MeasureDataset
 
 # Counts of streams and passes that are kept, as a plan takes seconds.
 _MOST_COUNTED = 4096
@@ -416,7 +415,7 @@ class PlanCursor(Cursor[list[Any]]):
         with context_of(scratch):
             for key, why in keys:
                 if self._is_own(key):
-                    left_out(key, SKIPPED, why)
+                    count_dropped(key, SKIPPED, why)
                     dropped.draws[whole(key)[0]] += 1
         dropped.records += scratch.take_records()
 

@@ -17,8 +17,8 @@ from energon_lite.core.state import JSON
 from energon_lite.core.topology import Stream
 from energon_lite.stages.batching import check_batch_size
 from energon_lite.stages.group_shares import group_of_source
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.planned import PlannedDataset
+from energon_lite.stages.token_lengths import MeasureDataset
 
 # Windows of the commonest group in a plan: so that those of the others are as large.
 _WINDOWS_PER_PLAN = 16

@@ -21,9 +21,9 @@ from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
 from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing_stage import PackingDataset
+from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.cooking import Cooker, find_cooker
 

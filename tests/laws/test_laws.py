@@ -59,11 +59,11 @@ from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.bucket_batches import BucketLists
 from energon_lite.stages.loss_weights import LossWeightDataset
-from energon_lite.stages.measuring import MeasureDataset
 from energon_lite.stages.modality_batches import ModalityLists
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
 from energon_lite.stages.packing_stage import PackMembers
 from energon_lite.stages.planned_batches import PlannedBatches
+from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
 

@@ -45,7 +45,7 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.map import as_user_function
-from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.token_lengths import MeasureDataset
 
 from ..helpers import ignore, text_set
 

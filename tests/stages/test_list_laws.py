@@ -24,8 +24,8 @@ from energon_lite.batching.collector import Samples
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.stages.collect import CollectCursor, CollectDataset
-from energon_lite.stages.overlong import Measure
 from energon_lite.stages.planned import PlannedDataset
+from energon_lite.stages.token_lengths import pieces_of
 
 from ..helpers import Ranks, assert_same
 from .list_laws import (
@@ -410,12 +410,10 @@ class Streamed(CollectDataset[list[Any]]):
         return self.planned.collector(stream)
 
     def units(self, inner: Any) -> Any:
-        measure = Measure(self.planned.rules, self.kind)
-
         def units(key: Any, sample: Any) -> Any:
             length = inner.length
             sizes = length if isinstance(length, dict) else {"tokens": length}
-            pieces = measure.pieces(key, sample, length)
+            pieces = pieces_of(self.planned.rules, self.kind, key, sample, length)
             # An index tells modalities by the other lengths.
             has_images = any(sizes[name] for name in sizes if name != "tokens")
             group = has_images if self.planned.rules.group_by == "modality" else None

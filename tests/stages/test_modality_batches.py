@@ -40,7 +40,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.schedules import Schedule
 from energon_lite.stages.blend import TokenBlendDataset
-from energon_lite.stages.measuring import MeasureDataset
+from energon_lite.stages.token_lengths import MeasureDataset
 
 from ..conftest import examples
 from ..helpers import Ranks, ignore, number_of, text_set

@@ -1,0 +1,257 @@
+"""Lengths of encoded samples: measured, checked by rules, and lists of samples by length."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from energon_lite.batching.rules import (
+    TOKENS,
+    WHOLE,
+    Buckets,
+    LengthRules,
+    OverlongError,
+    Packing,
+    is_group,
+)
+from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import first_leaf
+from energon_lite.core.stage import PerItemStage, StageCursor
+from energon_lite.core.state import JSON, RestoreKey
+from energon_lite.core.stream_context import current_context
+from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
+from energon_lite.stages.collect import CollectDataset, Unit, UnitsOf, count_dropped, name_of
+from energon_lite.stages.pack_samples import has_images
+
+T = TypeVar("T")
+
+
+class MeasureDataset(PerItemStage[T]):
+    """Counts the tokens of each sample; the samples stay as they are.
+
+    State: none.
+    Length: as below.
+    Keys: as below.
+
+    Args:
+        dataset: the encoded samples.
+        length_fn: returns a sample's tokens, or a dict of lengths with an entry "tokens".
+        rules: by which samples that are too long for a list are dropped or cut; tokens that come
+            into no list are not counted.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        length_fn: UserFunction,
+        rules: Packing | Buckets | None = None,
+    ) -> None:
+        super().__init__(dataset)
+        self.function = length_fn
+        self.rules = rules
+
+    def cursor(self, stream: Stream) -> MeasureCursor[T]:
+        """Returns a fresh cursor."""
+        below = dataclasses.replace(stream, is_measured=True)
+        return MeasureCursor(self, self.dataset.cursor(below))
+
+
+class MeasureCursor(StageCursor[T]):
+    """A place among measured samples.
+
+    Attributes:
+        length: what `length_fn` returned for the sample that `next` returned last.
+    """
+
+    key: RestoreKey = ()
+    length: Any
+
+    def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
+        super().__init__(spec, inner)
+        # Of samples up to here all tokens count.
+        self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
+        self._call = FunctionRun(spec.function).call
+
+    def __next__(self) -> T:
+        """Returns the next sample, measured."""
+        inner = self.inner
+        while True:
+            item: T = next(inner)
+            key = inner.key
+            found = self._call(key, item)
+            if found is SKIPPED:
+                continue
+            self.key = key
+            self.length = found
+            is_plain = type(found) is int and 0 <= found <= self._longest
+            current_context().measured(key, found if is_plain else self._counted(found))
+            return item
+
+    def _counted(self, length: Any) -> int:
+        tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
+        if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or int(tokens) < 0:
+            raise FatalSampleError(
+                f"{self.spec.function.where} returned {length!r:.80}; return the sample's tokens "
+                'as an integer of at least 0, or a dict of resources with an entry "tokens"'
+            )
+        rules = self.spec.rules
+        return int(tokens) if rules is None else int(rules.kept_tokens(length))
+
+
+def pieces_of(
+    rules: LengthRules, stage: str, key: RestoreKey, sample: Any, length: Any
+) -> list[tuple[RestoreKey, tuple[int, ...]]]:
+    """Returns the parts of a sample that are to be put into lists, with their lengths.
+
+    Args:
+        rules: name resources and their limits, and say what becomes of samples above them.
+        stage: counts the sample if it is dropped.
+        key: of the sample.
+        sample: the sample.
+        length: the result of `sample_length`.
+
+    Raises:
+        FatalSampleError: The sample has no length, or a length that the rules do not allow.
+    """
+    lengths = _lengths_of(rules, key, sample, length)
+    if all(map(operator.le, lengths, rules.limits)):
+        return [(key, lengths)]
+    try:
+        parts = rules.parts(np.array([lengths]))
+    except OverlongError as error:
+        raise FatalSampleError.from_sample_key(name_of(key, sample), str(error)) from None
+    if parts.is_overlong[0] and not len(parts.samples):
+        count_dropped(key, sample, f"too long: {rules.excess(lengths)}", stage)
+    elif parts.is_overlong[0]:
+        current_context().cost(first_leaf(key)[0]).overlong += 1
+    columns = (parts.starts.tolist(), parts.stops.tolist(), parts.lengths.tolist())
+    return [
+        (key if start == WHOLE else ("piece", start, stop, key), tuple(own))
+        for start, stop, own in zip(*columns, strict=True)
+    ]
+
+
+def _lengths_of(rules: LengthRules, key: RestoreKey, sample: Any, length: Any) -> tuple[int, ...]:
+    by_name = length if isinstance(length, dict) else {TOKENS: length}
+    what = ""
+    try:
+        found = tuple(operator.index(by_name[name]) for name in rules.resources)
+        if found[0] < rules.shortest or min(found) < 0:
+            what = f"a sample in a list has at least {rules.shortest} tokens, and 0 of other "
+            what += "resources. Raise SkipSample in encode_sample for empty samples"
+    except KeyError as error:
+        what = f"it lacks {error}; return an entry for each resource of the limits"
+    except TypeError:
+        what = "return the sample's tokens as an integer, or a dict of integers"
+    if what:
+        raise FatalSampleError.from_sample_key(
+            name_of(key, sample), f"sample_length returned {length!r:.80}; {what}"
+        )
+    return found
+
+
+class MeasuredLists(CollectDataset[list[Any]]):
+    """Lists of samples of one group, chosen by length.
+
+    State, Length, Keys: those of `CollectDataset`.
+
+    Args:
+        dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
+        name: of the stage, in states and configurations.
+        rules: for the lengths of samples, and what must be equal in a list.
+        settings: what decides which samples share a list, besides the group.
+        what: what buffers samples, for the error if they cannot be re-created.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        dataset: MeasureDataset[Any],
+        name: str,
+        rules: LengthRules,
+        settings: Mapping[str, JSON],
+        what: str,
+        seed: int = 0,
+    ) -> None:
+        group_by = "source" if isinstance(rules.group_by, Mapping) else rules.group_by
+        group_name: JSON = "function" if callable(group_by) else group_by
+        super().__init__(dataset, name, {"group_by": group_name, **settings}, what)
+        self.rules = rules
+        self.num_lengths = len(rules.resources)
+        self.group_by = group_by
+        if callable(group_by):
+            self.group_by = UserFunction(
+                _InTuple(group_by), name="group_by", seed=seed, config=dataset.worker_config
+            )
+        self.seed = seed
+
+    def group_number(self, key: RestoreKey, sample: Any, group: Any) -> Any:
+        """Returns what stands for a group; by default the group itself."""
+        return group
+
+    def units(self, inner: Any) -> UnitsOf:
+        """Returns what turns measured samples into whole ones or parts."""
+        rules, stage, group_of = self.rules, self.kind, self._grouping()
+        # Of samples with one resource, those up to here need no second look.
+        longest = rules.limits[0] if len(rules.resources) == 1 else 0
+        has_one_group = rules.group_by is None
+
+        def units(key: RestoreKey, sample: Any) -> Iterable[Unit]:
+            length = inner.length
+            is_plain = type(length) is int and 0 < length <= longest
+            if has_one_group and is_plain:
+                return ((key, None, (length,)),)
+            pieces: Any = ((key, (length,)),)
+            if not is_plain:
+                pieces = pieces_of(rules, stage, key, sample, length)
+            group = None if has_one_group or not pieces else group_of(key, sample)
+            if group is SKIPPED:
+                return ()
+            if not has_one_group and pieces:
+                group = self.group_number(key, sample, group)
+            return [(part, group, lengths) for part, lengths in pieces]
+
+        return units
+
+    def _grouping(self) -> Callable[[RestoreKey, Any], Any]:
+        """Returns a function of key and sample that returns the group, `SKIPPED` if it failed."""
+        if not isinstance(self.group_by, UserFunction):
+            return _GROUPINGS[self.group_by]
+        call = FunctionRun(self.group_by).call
+
+        def group_of(key: RestoreKey, sample: Any) -> Any:
+            found = call(key, sample)
+            return found if found is SKIPPED else found[0]
+
+        return group_of
+
+
+_GROUPINGS: dict[Any, Callable[[RestoreKey, Any], Any]] = {
+    None: lambda *_: None,
+    "source": lambda key, _: first_leaf(key)[0],
+    "modality": lambda _, sample: "images" if has_images(sample) else "text",
+}
+
+
+class _InTuple:
+    """A `group_by` of the user; the group is checked, and in a tuple since it may be None."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.__wrapped__ = function
+
+    def __call__(self, sample: Any) -> tuple[Any]:
+        group = self.__wrapped__(sample)
+        if not is_group(group):
+            raise FatalSampleError.from_sample(
+                sample,
+                f"group_by returned {group!r:.80}, which a checkpoint cannot keep; return a text, "
+                "number, bool, None or a tuple of these",
+            )
+        return (group,)
