@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import logging
+import sys
 from importlib import metadata
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
+import typer
 import typer.main
+from typer import Argument, Option
 
-from energon_lite.cli import reports
-from energon_lite.cli.prepare import prepare as _prepare
+from energon_lite.cli.options import (
+    AS_JSON,
+    DATA_PATH,
+    DATASET_CONFIG,
+    DATASET_PATH,
+    DATASET_YAML,
+    LENGTHS_NAME,
+    METADATASETS,
+    NUM_WORKERS,
+    PARALLEL,
+    PROGRESS,
+    SPLIT_CONFIG,
+    SPLIT_PART,
+    TRUST,
+    errors_as_text,
+    late,
+    print_report,
+)
 
+_ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
+_NO_MEDIA = (
+    "media metadata are not in this version; prepare without this option. Nothing that reads "
+    "pictures needs them"
+)
 # Commands of `energon` that are not here, and what to use.
 _INSTEAD = {
     "prepare-media": "this version has no media metadata, and needs none for pictures; audio and "
@@ -47,12 +75,320 @@ def _print_version(is_wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print it."),
-    ] = False,
+    version: bool = Option(
+        False, "--version", "-V", callback=_print_version, is_eager=True, help="Print it."
+    ),
 ) -> None:
     del version
+
+
+# --------------------------------------------------------------------------------------- prepare
+
+
+@app.command()
+def prepare(
+    path: Path = Argument(metavar="PATH", help="The dataset's folder, or a metadataset to check."),
+    tars: list[str] | None = Argument(
+        None,
+        metavar="TARS",
+        help="Tars below the folder: names, brace patterns, globs (quote them).  [default: all]",
+    ),
+    split_ratio: str | None = Option(None, help="Shares of train,val,test, such as 8,1,1."),
+    split_parts: list[str] | None = Option(
+        None, help="name:regex, matched from the start of a shard's path. Repeatable."
+    ),
+    sample_type: str | None = Option(None, help="Class of the samples, or CrudeWebdataset."),
+    field_map: list[str] | None = Option(
+        None, help="JSON: {field: part, ...}, or field=part. Repeatable."
+    ),
+    exclude: str | None = Option(
+        None, help="Regex; tars whose relative path holds a match are skipped."
+    ),
+    num_workers: int | None = NUM_WORKERS,
+    shuffle_tars: bool = Option(False, "--shuffle-tars", help="Before the ratio split."),
+    tar_index_only: bool = Option(
+        False, "--tar-index-only", help="Only index a prepared dataset again."
+    ),
+    fix_duplicates: bool = Option(
+        False,
+        "--fix-duplicates",
+        help="Where tars share sample keys, write the tars again with others.",
+    ),
+    skip_dataset_yaml: bool = Option(False, "--skip-dataset-yaml", help="Write no dataset.yaml."),
+    dataset_yaml_name: str = Option(DATASET_YAML, help="Name of dataset.yaml."),
+    force_overwrite: bool = Option(
+        False, "--force-overwrite", help="Prepare again, and replace existing configs."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="Read and check all, write nothing."),
+    non_interactive: bool = Option(False, "--non-interactive", help="Never ask."),
+    follow_links: bool = Option(
+        False, "--follow-links", help="Write also where links lead out of the folder."
+    ),
+    tmp_path: Path | None = Option(
+        None, hidden=True, help="Not needed: the index is built in the dataset."
+    ),
+    media_by_glob: str | None = Option(None, "--media-metadata-by-glob", hidden=True),
+    media_by_content: bool = Option(
+        False, "--media-metadata-by-header", "--media-metadata-by-extension", hidden=True
+    ),
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Indexes the tars of a folder and writes its .nv-meta; continues after an interruption."""
+    del tmp_path
+    if media_by_glob or media_by_content:
+        raise typer.BadParameter(_NO_MEDIA, param_hint="--media-metadata-by-...")
+    request = late("prepare.decisions.Request")(
+        split_ratio, [_split_part(text) for text in split_parts or ()] or None, sample_type,
+        _field_map(field_map or []), dataset_config=dataset_yaml_name, exclude=exclude,
+        shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None, follow_links=follow_links,
+        force_overwrite=force_overwrite, paths=tars or None, num_workers=num_workers,
+        tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
+    )  # fmt: skip
+    _prepare(path, request, not skip_dataset_yaml, non_interactive, as_json, progress)
+
+
+def _prepare(
+    path: Path,
+    request: Any,
+    needs_config: bool,
+    non_interactive: bool,
+    as_json: bool,
+    progress: bool | None,
+) -> None:
+    with errors_as_text():
+        if path.suffix in METADATASETS and not path.is_dir():
+            late("metadataset.energon_api.prepare_metadataset")(path)
+            typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
+            return
+        if not request.tar_index_only:
+            root = late("prepare.choose_shards.local_root")(path)
+            answers = late("cli.wizard.Answers")(not non_interactive, on_stderr=as_json)
+            request = late("cli.wizard.complete")(
+                root, request, answers, needs_config, non_interactive
+            )
+        with late("cli.progress.progress_bar")(progress) as bar:
+            report = late("prepare.run.prepare_as")(path, request._replace(progress=_indexing(bar)))
+    print_report(report, "prepared_text", as_json)
+    if request.loader_parts is not None:
+        typer.echo(
+            "Edit .nv-meta/sample_loader.py: it makes the fields of a sample, and runs with "
+            "trust=True (--trust)",
+            err=True,
+        )
+    elif request.sample_type is None and needs_config and not request.tar_index_only:
+        typer.echo("No dataset.yaml was written; give --sample-type, or write it", err=True)
+
+
+def _indexing(bar: Any) -> Any:
+    """Returns a function that draws the `Progress` of `prepare_dataset`; None without a bar."""
+    size_text = late("inspect.text.size_text")
+
+    def show(at: Any) -> None:
+        size = f"{size_text(at.size_bytes)} of {size_text(at.total_bytes)}"
+        bar("Indexing shards", at.shards, at.num_shards, f"{at.samples:,} samples, {size}")
+
+    return None if bar is None else show
+
+
+def _split_part(text: str) -> tuple[str, str]:
+    name, colon, pattern = text.partition(":")
+    if not (name and colon and pattern):
+        raise typer.BadParameter(f"{text!r} is not name:pattern", param_hint="--split-parts")
+    return name, pattern
+
+
+def _field_map(texts: list[str]) -> dict[str, str | list[str]] | None:
+    fields: dict[str, str | list[str]] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            try:
+                fields.update(late("core.json_text.read_json")(text, repr(text)))
+            except ValueError as error:
+                message = str(error)
+                raise typer.BadParameter(message, param_hint="--field-map") from None
+            continue
+        name, equals, part = text.partition("=")
+        if not (name and equals and part):
+            message = f"{text!r} is neither field=part nor a JSON object"
+            raise typer.BadParameter(message, param_hint="--field-map")
+        fields[name] = part
+    return fields or None
+
+
+# --------------------------------------------------------------------------------------- reports
+
+
+@app.command()
+def info(
+    path: Path = DATASET_PATH,
+    split_config: str | None = SPLIT_CONFIG,
+    dataset_config: str | None = DATASET_CONFIG,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Describes a prepared folder or a metadataset: size, sample type, parts and split parts."""
+    with errors_as_text():
+        if path.suffix in METADATASETS and not path.is_dir():
+            report = late("inspect.blend_info.metadataset_info")(path)
+        else:
+            report = late("inspect.info.dataset_info")(
+                path, split_config=split_config, dataset_config=dataset_config
+            )
+    print_report(report, "info_text", as_json)
+
+
+@app.command()
+def lint(
+    path: Path = DATASET_PATH,
+    split_parts: str | None = Option(
+        None, help="Parts to decode, such as train,val.  [default: all]"
+    ),
+    split_config: str | None = SPLIT_CONFIG,
+    dataset_config: str | None = DATASET_CONFIG,
+    num_workers: int | None = PARALLEL,
+    decode: bool = Option(True, help="Whether to decode the samples."),
+    trust: bool | None = TRUST,
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Reads a prepared folder and decodes every sample; exit code 1 if anything is wrong."""
+    logger = logging.getLogger("energon_lite")
+    level = logger.level
+    with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
+        logger.setLevel(logging.ERROR)  # the report has the warnings
+        try:
+            report = late("inspect.lint.lint_dataset")(
+                path, split_parts=split_parts.split(",") if split_parts else None,
+                split_config=split_config, dataset_config=dataset_config,
+                num_workers=num_workers, decode=decode, trust=trust, progress=bar,
+            )  # fmt: skip
+        finally:
+            logger.setLevel(level)
+    print_report(report, "lint_text", as_json)
+    raise typer.Exit(0 if report.is_ok else 1)
+
+
+@app.command()
+def lengths(
+    path: Path = Argument(metavar="PATH", help="A folder, or a metadataset file."),
+    encoder: str = Option(
+        ...,
+        "--with",
+        help="module:Class of a task encoder with sample_length, or module:function of a "
+        "sample; modules of the current folder are found, too.",
+    ),
+    name: str = Option(LENGTHS_NAME, help="Of the index, such as a tokenizer's."),
+    meta_dir: Path | None = Option(
+        None, help="Folder for the index, where the dataset itself is read-only."
+    ),
+    split_parts: str | None = Option(
+        None, help="Parts to measure, such as train,val.  [default: all]"
+    ),
+    num_workers: int | None = NUM_WORKERS,
+    trust: bool | None = TRUST,
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Stores the length of every sample, for blends by tokens; continues after an interruption."""
+    with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
+        reports = late("length_index.measure_lengths")(
+            path, _encoder(encoder), name=name, meta_dir=meta_dir,
+            split_parts=split_parts.split(",") if split_parts else None,
+            num_workers=num_workers, trust=trust, progress=bar,
+        )  # fmt: skip
+    print_report(reports, "lengths_text", as_json)
+
+
+def _encoder(text: str) -> Any:
+    """Returns the task encoder that the user names."""
+    module_name, colon, attribute = text.partition(":")
+    if not (module_name and colon and attribute):
+        raise typer.BadParameter(
+            f"{text!r} is neither module:Class nor module:function", param_hint="--with"
+        )
+    # At the end: a dataset in the current folder cannot take the place of installed modules.
+    sys.path.append(str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise typer.BadParameter(f"{text}: {error}", param_hint="--with") from None
+    encoder = late("task_encoder.base.TaskEncoder")
+    if isinstance(found, type) and issubclass(found, encoder):
+        return found()
+    if isinstance(found, encoder):
+        return found
+    if callable(found) and not isinstance(found, type):
+        return late("length_index.LengthFunction")(found)
+    raise typer.BadParameter(
+        f"{text} is a {type(found).__name__}, neither a task encoder nor a function",
+        param_hint="--with",
+    )
+
+
+@app.command()
+def plan(
+    path: Path = DATA_PATH,
+    steps: int = Option(min=1, help="Optimizer steps of the run."),
+    split_part: str = SPLIT_PART,
+    batch_size: int = Option(1, min=1, help="Samples of a rank in a step."),
+    world_size: int = Option(1, min=1, help="Data-parallel ranks."),
+    num_streams: int | None = Option(
+        None, min=1, help="Ranks x loader workers.  [default: world size]"
+    ),
+    capacity: int | None = Option(None, min=1, help="Tokens of a pack: batches are of packs."),
+    lengths: str = Option(LENGTHS_NAME, help="Name of the length index that packs are planned by."),
+    overlong: str = Option(
+        "drop", help="Of samples longer than a pack: drop, truncate, split, alone, error"
+    ),
+    repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
+    trust: bool | None = TRUST,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Predicts what a training run will read: samples, epochs and bytes of each source."""
+    with errors_as_text():
+        packing = None
+        if capacity is not None:
+            make = late("batching.rules.Packing")
+            packing = make(capacity, lengths=lengths, overlong=overlong)
+        report = late("inspect.forecast.plan")(
+            path, steps=steps, split_part=split_part, batch_size=batch_size, repeat=repeat,
+            world_size=world_size, num_streams=num_streams, trust=trust, packing=packing,
+        )  # fmt: skip
+    print_report(report, "plan_text", as_json)
+
+
+@app.command()
+def balance(
+    path: Path = DATA_PATH,
+    capacity: int = Option(min=1, help="Tokens of a pack."),
+    ranks: int = Option(8, min=1, help="Data-parallel ranks."),
+    lengths: str = Option(LENGTHS_NAME, help="Name of the length index."),
+    steps: int = Option(512, min=1, help="Steps to look at."),
+    window: int = Option(64, min=1, help="Packs in a window."),
+    token: float = Option(1, min=0, help="Cost of a token."),
+    token_squared: float = Option(
+        1 / 24_576, min=0, help="Cost of a pair of tokens of one sample."
+    ),
+    split_part: str = SPLIT_PART,
+    trust: bool | None = TRUST,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
+    with errors_as_text():
+        cost = late("balance.CostModel")(token, token_squared)
+        report = late("inspect.forecast.balance_report")(
+            path, lengths=lengths, capacity=capacity, ranks=ranks, steps=steps, window=window,
+            split_part=split_part, cost=cost, trust=trust,
+        )  # fmt: skip
+    print_report(report, "balance_text", as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON Schema of metadataset files, for editors."""
+    typer.echo(json.dumps(late("metadataset.schema.metadataset_schema")(), indent=2))
 
 
 def _add_missing(name: str, instead: str) -> None:
@@ -65,18 +401,9 @@ def _add_missing(name: str, instead: str) -> None:
         raise typer.Exit(2)
 
 
-app.command()(_prepare)
-for _name in ("info", "lint", "lengths", "plan", "balance", "schema"):
-    app.command()(getattr(reports, _name))
 for _name, _text in _INSTEAD.items():
     _add_missing(_name, _text)
 
 main: Any = typer.main.get_command(app)
-
-
-def __getattr__(name: str) -> Any:
-    """Returns a command; `prepare_media` is `prepare-media`."""
-    found = main.commands.get(name.replace("_", "-"))
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return found
+# Here, names are commands, not functions; `prepare_media` is `prepare-media`.
+globals().update({name.replace("-", "_"): command for name, command in main.commands.items()})

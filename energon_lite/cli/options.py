@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument, Option
 
 # Those of `length_index` and `storage.nvmeta`.
 LENGTHS_NAME = "default"
@@ -24,31 +24,19 @@ METADATASETS = (".yaml", ".yml")
 # Control characters but line feed and tab, marks of direction, half surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="The dataset's folder.")]
-Trust = Annotated[
-    bool | None,
-    typer.Option(
-        "--trust/--no-trust",
-        help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-ShowProgress = Annotated[
-    bool | None,
-    typer.Option("--progress/--no-progress", help="By default on if stderr is a terminal."),
-]
-NumWorkers = Annotated[
-    int | None,
-    typer.Option("--num-workers", min=0, help="Processes; by default one per core, at most 16."),
-]
-SplitConfig = Annotated[
-    str | None,
-    typer.Option("--split-config", help="Split file in .nv-meta.  [default: split.yaml]"),
-]
-DatasetConfig = Annotated[
-    str | None,
-    typer.Option("--dataset-config", help="Dataset file in .nv-meta.  [default: dataset.yaml]"),
-]
+DATASET_PATH = Argument(metavar="PATH", help="The dataset's folder.")
+DATA_PATH = Argument(metavar="PATH", help="A metadataset file, or a folder.")
+SPLIT_PART = Option("train", help="Split of the metadataset or folder.")
+TRUST = Option(
+    None, help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]"
+)
+AS_JSON = Option(False, "--json", help="Print the report as JSON.")
+PROGRESS = Option(None, help="By default on if stderr is a terminal.")
+_PROCESSES = "Processes; by default one per core, at most 16."
+NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
+PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
+SPLIT_CONFIG = Option(None, help="Split file in .nv-meta.  [default: split.yaml]")
+DATASET_CONFIG = Option(None, help="Dataset file in .nv-meta.  [default: dataset.yaml]")
 
 
 def late(name: str) -> Any:

@@ -16,12 +16,12 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3285,
-    "cli": 692,
+    "cli": 625,
     "core": 2218,
-    "inspect": 1185,
+    "inspect": 1181,
     "loader": 3279,
     "loss": 210,
-    "metadataset": 1290,
+    "metadataset": 1280,
     "names": 165,
     "order": 684,
     "prepare": 1014,
@@ -29,9 +29,9 @@ BUDGET = {
     "sources": 1299,
     "stages": 3760,
     "storage": 2735,
-    "task_encoder": 745,
+    "task_encoder": 721,
     "testing": 410,
-    "": 390,
+    "": 376,
 }
 # File names that are used twice still; none may be added.
 USED_TWICE: set[str] = set()
