@@ -21,7 +21,7 @@ from energon_lite.balance import (
     quantile_sync,
     search_capacities,
 )
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.stream import pack_stream

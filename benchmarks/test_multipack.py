@@ -11,7 +11,7 @@ from torch.utils.data import RandomSampler
 from benchmarks.measure import Count, Entry, Figure, in_turn
 from benchmarks.test_packing import AXOLOTL, scanning_first_fit, text_lengths
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound
 from energon_lite.samplers import MultipackBatchSampler
 
 NUM, CAPACITY, BATCH_SIZE = 1_000_000, 4096, 8

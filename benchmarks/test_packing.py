@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.data import needs_omnibal, omnibal_rows
 from benchmarks.measure import REPO, Count, Entry, Figure, in_turn
-from energon_lite.batching.best import pack_best
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing
 from energon_lite.batching.lists import Lists
 

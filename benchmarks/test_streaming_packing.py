@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.data import image_lengths, needs_omnibal
 from benchmarks.measure import Count, Entry, Figure, in_turn
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
 

@@ -1,9 +1,24 @@
-from energon_lite.batching.capacities import CapacityPair, CapacityTable, search_capacities
-from energon_lite.batching.costs import CostModel, fit_cost_model
-from energon_lite.batching.global_window import StepPlan, global_window
-from energon_lite.batching.imbalance import efficiency, idle_share, imbalance, pad_ratio
-from energon_lite.batching.prepare_epoch import BalancedEpoch, balance_epoch
-from energon_lite.batching.quantile_sync import QuantileSync, quantile_sync
+from energon_lite.batching.balance_orders import (
+    QuantileSync,
+    StepPlan,
+    global_window,
+    quantile_sync,
+)
+from energon_lite.batching.costs import (
+    CostModel,
+    efficiency,
+    fit_cost_model,
+    idle_share,
+    imbalance,
+    pad_ratio,
+)
+from energon_lite.batching.prepare_epoch import (
+    BalancedEpoch,
+    CapacityPair,
+    CapacityTable,
+    balance_epoch,
+    search_capacities,
+)
 
 __all__ = [
     "BalancedEpoch",

@@ -1,6 +1,7 @@
-"""What a pack costs the rank that has it, and how to find that out from measured times.
+"""What a pack costs the rank that has it, how to measure that, and how evenly steps load the ranks.
 
-Axes: N samples, P packs, R resources: tokens, then tiles.
+Axes: N samples, P packs, R resources (tokens, then tiles), S steps, K ranks. A rank without a pack
+in some step has a cost of 0 there; see `StepPlan.costs`.
 """
 
 from __future__ import annotations
@@ -224,3 +225,128 @@ def _per_second(index: int, terms: Sequence[float], seconds: float) -> list[floa
 
 def _named(columns: Sequence[int]) -> str:
     return " and the ".join(_TERMS[c] for c in columns)
+
+
+def imbalance(costs_SK: npt.ArrayLike) -> float:
+    """Returns the mean over steps of 1 - mean / largest cost of the ranks: OmniBal's "dist ratio".
+
+    Every step counts as much as the others; `idle_share` counts long ones for more.
+
+    Args:
+        costs_SK: shape (S, K), any cost: seconds, tokens, tiles.
+
+    Returns:
+        0 if all ranks have the same in each step, or if there is no step; below 1. A step without
+        any cost counts as 0.
+
+    Raises:
+        TypeError: Not numbers.
+        ValueError: The shape is another one, or a cost is negative or not finite.
+
+    Example:
+        >>> imbalance([[4, 4], [1, 3]])  # 0 and 1 - 2 / 3
+        0.16666666666666669
+
+    Source: Y. Yao et al., "OmniBal", ICML 2025.
+    """
+    costs_SK, largest_S = _with_largest(costs_SK)
+    used_S = largest_S > 0
+    if not used_S.any():
+        return 0.0
+    means_S = costs_SK[used_S].mean(axis=1)
+    return float((1 - means_S / largest_S[used_S]).sum() / len(largest_S))
+
+
+def idle_share(costs_SK: npt.ArrayLike) -> float:
+    """Returns the share of all ranks' time in which they wait for the slowest of the step.
+
+    Args:
+        costs_SK: shape (S, K), in units of time.
+
+    Returns:
+        0 if none waits, or if nothing costs time; below 1.
+
+    Raises:
+        TypeError: Not numbers.
+        ValueError: The shape is another one, or a cost is negative or not finite.
+
+    Example:
+        >>> idle_share([[4, 4], [1, 3]])  # 2 of 14
+        0.1428571428571429
+    """
+    costs_SK, largest_S = _with_largest(costs_SK)
+    available = float(largest_S.sum()) * costs_SK.shape[1]
+    return 1 - float(costs_SK.sum()) / available if available else 0.0
+
+
+def efficiency(costs_SK: npt.ArrayLike, capacity: float) -> float:
+    """Returns the share of the room of all packs that is filled; a rank without a pack counts too.
+
+    Args:
+        costs_SK: shape (S, K); what of the resource each rank's pack takes.
+        capacity: what a pack can hold of it.
+
+    Returns:
+        0..1; 1 if there is no step.
+
+    Raises:
+        TypeError: Not numbers.
+        ValueError: The shape is another one, `capacity` is not above 0, or a pack has more than
+            that.
+
+    Example:
+        >>> efficiency([[4, 4], [1, 3]], capacity=4)
+        0.75
+    """
+    costs_SK, largest_S = _with_largest(costs_SK)
+    if not capacity > 0:
+        raise ValueError(f"capacity is {capacity}; it must be above 0.")
+    if largest_S.size and largest_S.max() > capacity:
+        step, rank = divmod(int(costs_SK.argmax()), costs_SK.shape[1])
+        raise ValueError(
+            f"Rank {rank} has {costs_SK[step, rank]:g} in step {step}, above the capacity of "
+            f"{capacity}."
+        )
+    return float(costs_SK.sum()) / (capacity * costs_SK.size) if costs_SK.size else 1.0
+
+
+def pad_ratio(batches: Lists, lengths: npt.ArrayLike) -> float:
+    """Returns the mean over batches of the share that is padding, if padded to the longest.
+
+    Args:
+        batches: the samples of each batch.
+        lengths: shape (N,), of every sample, by sample index.
+
+    Returns:
+        0 if the samples of each batch are equally long, or if there is none; below 1. A batch of
+        empty samples counts as 0.
+
+    Raises:
+        ValueError: `lengths` has another shape, or a batch has no sample.
+
+    Example:
+        >>> pad_ratio(Lists(np.array([0, 1, 2]), np.array([0, 2, 3])), [10, 5, 7])  # 5 of 20; 0
+        0.125
+
+    Source: Y. Yao et al., "OmniBal", ICML 2025.
+    """
+    lengths_N = np.asarray(lengths)
+    counts_P = np.diff(batches.offsets)
+    if lengths_N.ndim != 1:
+        raise ValueError(f"lengths must have shape (N,), not {lengths_N.shape}; give one resource.")
+    if (counts_P < 1).any():
+        raise ValueError(f"Batch {int((counts_P < 1).argmax())} has no sample; leave it out.")
+    if not len(batches):
+        return 0.0
+    longest_P = np.maximum.reduceat(lengths_N[batches.indices], batches.offsets[:-1])
+    padded_P = longest_P * counts_P
+    shares_P = batches.sizes(lengths_N) / np.maximum(padded_P, 1)
+    return float(np.where(padded_P > 0, 1 - shares_P, 0.0).mean())
+
+
+def _with_largest(costs: npt.ArrayLike) -> tuple[Float64Array, Float64Array]:
+    """The costs, and the largest of each step."""
+    costs_SK = as_costs(costs, "step", "rank")
+    if costs_SK.shape[1] == 0:
+        raise ValueError(f"costs have shape {costs_SK.shape}, without a rank.")
+    return costs_SK, costs_SK.max(axis=1)

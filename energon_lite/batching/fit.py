@@ -1,15 +1,161 @@
-"""First fit and next fit: each sample goes into a pack that still has room for it."""
+"""First-fit decreasing, first fit and next fit: a sample goes into a pack that has room for it."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.compiled import kernel
-from energon_lite.batching.fill import fill_packs, sort_into_classes
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
+
+# Up to here, or to this many times the number of samples, every possible length is a class.
+_SMALL_LENGTH = 1 << 16
+_LENGTHS_PER_SAMPLE = 4
+
+
+def _fill_packs(sizes: Sizes) -> Lists:
+    """Fills one pack after the other with the longest sample that fits, over and over.
+
+    These are the packs of first-fit decreasing, of one resource. The same pack is repeated while
+    samples last. Samples are sorted into D classes, 1..D, of equal length, ascending; those of
+    a class by index. That takes O(N + longest), or O(N log N) if the samples are few and far longer
+    than there are samples: then the classes are the lengths that occur.
+    """
+    classes_N = np.ascontiguousarray(sizes.lengths[:, 0])
+    num_samples, num_classes = len(classes_N), int(classes_N.max(initial=0))
+    lengths = np.empty(0, np.int64)  # of the classes; empty if class c has length c
+    if num_classes > max(_SMALL_LENGTH, _LENGTHS_PER_SAMPLE * num_samples):
+        occurring, places_N = np.unique(classes_N, return_inverse=True)
+        num_classes, classes_N = len(occurring), places_N.astype(np.int64) + 1
+        lengths = np.concatenate([[0], occurring])
+    samples_N, starts = _counting_sort(classes_N, num_classes + 1)
+    left = np.diff(starts)
+    below = np.maximum.accumulate(np.where(left > 0, np.arange(num_classes + 1), 0))
+    indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
+    # One place for each length: as 1 + 2 + ... + n is at most the capacity, n is at most the root
+    # of twice the capacity.
+    most = min(sizes.max_samples, num_samples, math.isqrt(2 * sizes.capacity))
+    pattern, takes = np.empty((2, most + 1), np.int64)
+    num_packs = _fill(
+        lengths, left, below, starts[:-1].copy(), samples_N, indices, offsets, pattern, takes,
+        sizes.capacity, sizes.max_samples,
+    )  # fmt: skip
+    return Lists(indices, offsets[: num_packs + 1].copy())
+
+
+@kernel()
+def _length_of(lengths: Int64Array, c: int) -> int:
+    return lengths[c] if len(lengths) else c
+
+
+@kernel()
+def _class_within(lengths: Int64Array, num_classes: int, room: int) -> int:
+    """The longest class that is at most `room` long, whether samples are left of it or not."""
+    if len(lengths) == 0:
+        return min(room, num_classes)
+    low, high = 0, num_classes
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if lengths[middle] <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@kernel()
+def _class_left(below: Int64Array, c: int) -> int:
+    """The longest class up to c of which samples are left, or 0.
+
+    `below[c]` is c while samples are left, and then some class below it that is not beyond the
+    answer. Every look-up halves the way for later ones.
+    """
+    while below[c] != c:
+        below[c] = below[below[c]]
+        c = below[c]
+    return c
+
+
+@kernel()
+def _longest_that_fit(
+    lengths: Int64Array,
+    left: Int64Array,
+    below: Int64Array,
+    pattern: Int64Array,
+    takes: Int64Array,
+    capacity: int,
+    max_samples: int,
+) -> int:
+    """Takes the longest sample that fits, over and over; returns how many lengths those are."""
+    num_classes = len(below) - 1
+    size = 0
+    room, places = capacity, max_samples
+    c = _class_left(below, num_classes)
+    while c > 0:
+        length = _length_of(lengths, c)
+        take = 1
+        if length * 2 <= room and left[c] > 1:
+            take = min(room // length, left[c])
+        take = min(take, places)
+        pattern[size], takes[size] = c, take
+        size += 1
+        room -= take * length
+        places -= take
+        if room == 0 or places == 0:
+            break
+        c = _class_left(below, min(c - 1, _class_within(lengths, num_classes, room)))
+    return size
+
+
+_ARRAYS = ", ".join(["int64[::1]"] * 9)
+
+
+@kernel(f"({_ARRAYS}, int64, int64)")
+def _fill(
+    lengths: Int64Array,
+    left: Int64Array,
+    below: Int64Array,
+    free: Int64Array,
+    samples_N: Int64Array,
+    indices: Int64Array,
+    offsets: Int64Array,
+    pattern: Int64Array,
+    takes: Int64Array,
+    capacity: int,
+    max_samples: int,
+) -> int:
+    """Writes `indices` and `offsets`, and returns the number of packs.
+
+    Of class c, `left[c]` samples are left, the first of them `samples_N[free[c]]`.
+    """
+    num_packs = position = 0
+    while position < len(samples_N):
+        size = _longest_that_fit(lengths, left, below, pattern, takes, capacity, max_samples)
+        # The same pack again, as often as every class in it lasts.
+        times = len(samples_N)
+        for j in range(size):
+            lasting = left[pattern[j]]
+            if lasting < times * takes[j]:  # so that few divisions are made: they are slow
+                times = lasting // takes[j]
+        for _ in range(times):
+            for j in range(size):
+                start = free[pattern[j]]
+                for index in range(start, start + takes[j]):
+                    indices[position] = samples_N[index]
+                    position += 1
+                free[pattern[j]] += takes[j]
+            num_packs += 1
+            offsets[num_packs] = position
+        for j in range(size):
+            c = pattern[j]
+            left[c] -= times * takes[j]
+            if left[c] == 0:
+                below[c] = c - 1
+    return num_packs
 
 
 def first_fit_decreasing(
@@ -53,8 +199,9 @@ def first_fit_decreasing(
 def fit_decreasing(sizes: Sizes) -> Lists:
     """Does first-fit decreasing, for lengths that are checked."""
     if len(sizes.capacities) == 1:
-        return fill_packs(sort_into_classes(sizes), sizes.capacity, sizes.max_samples)
-    return fit_in_order(sizes, largest_share_first(sizes))
+        return _fill_packs(sizes)
+    shares_N = (sizes.lengths / sizes.capacities).max(axis=1, initial=0)
+    return fit_in_order(sizes, np.argsort(-shares_N, kind="stable"))
 
 
 def first_fit(
@@ -89,23 +236,12 @@ def first_fit(
     return fit_in_order(check_sizes(lengths, capacity, max_samples=max_samples, align=align))
 
 
-def largest_share_first(sizes: Sizes) -> Int64Array:
-    """Sorts samples by the largest share that they take of a capacity, descending.
-
-    Returns:
-        Shape (N,); sample indices, those of equal share in their order.
-    """
-    if not len(sizes.lengths):
-        return np.empty(0, np.int64)
-    shares_N = (sizes.lengths / sizes.capacities).max(axis=1)
-    return np.argsort(-shares_N, kind="stable")
-
-
 def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
     """Does first fit in the order `samples_N`, shape (N,), or by index."""
     lengths_NR = sizes.lengths if samples_N is None else sizes.lengths[samples_N]
     pack_of_N, num_packs = _first_fit(lengths_NR.reshape(-1), sizes.capacities, sizes.max_samples)
-    return lists_of(pack_of_N, num_packs, samples_N)
+    positions, offsets = _counting_sort(pack_of_N, num_packs)
+    return Lists(positions if samples_N is None else samples_N[positions], offsets)
 
 
 # The rooms of the packs are the leaves of a binary tree in which a node has the largest room below
@@ -254,33 +390,23 @@ def _next_fit(
     return offsets, num_packs
 
 
-def lists_of(pack_of_N: Int64Array, num_packs: int, samples_N: Int64Array | None = None) -> Lists:
-    """Groups samples by pack.
-
-    Args:
-        pack_of_N: shape (N,); the pack of each sample, in the order in which they were put.
-        num_packs: P; every pack in 0..P-1 has a sample.
-        samples_N: shape (N,); which samples these are, if not 0..N-1.
-    """
-    positions, offsets = _group_by_pack(pack_of_N, num_packs)
-    return Lists(positions if samples_N is None else samples_N[positions], offsets)
-
-
 @kernel("(int64[::1], int64)")
-def _group_by_pack(pack_of_N: Int64Array, num_packs: int) -> tuple[Int64Array, Int64Array]:
-    # A counting sort that keeps the order inside a pack. For packs 1, 0, 1 the positions are
-    # 1, 0, 2 and the offsets 0, 1, 3.
-    offsets = np.zeros(num_packs + 1, np.int64)
-    for pack in pack_of_N:
-        offsets[pack + 1] += 1
-    for pack in range(num_packs):
-        offsets[pack + 1] += offsets[pack]
-    free = np.empty(num_packs, np.int64)
-    for pack in range(num_packs):
-        free[pack] = offsets[pack]
-    positions = np.empty(len(pack_of_N), np.int64)
-    for index in range(len(pack_of_N)):
-        pack = pack_of_N[index]
-        positions[free[pack]] = index
-        free[pack] += 1
-    return positions, offsets
+def _counting_sort(keys_N: Int64Array, num_keys: int) -> tuple[Int64Array, Int64Array]:
+    """Returns positions sorted by key, equal ones in order, and where each key starts.
+
+    For keys 1, 0, 1 the positions are 1, 0, 2 and the starts 0, 1, 3.
+    """
+    starts = np.zeros(num_keys + 1, np.int64)
+    for key in keys_N:
+        starts[key + 1] += 1
+    for key in range(num_keys):
+        starts[key + 1] += starts[key]
+    free = np.empty(num_keys, np.int64)
+    for key in range(num_keys):
+        free[key] = starts[key]
+    positions = np.empty(len(keys_N), np.int64)
+    for index in range(len(keys_N)):
+        key = keys_N[index]
+        positions[free[key]] = index
+        free[key] += 1
+    return positions, starts

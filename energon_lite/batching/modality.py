@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon_lite.batching.balance_orders import quantile_sync
 from energon_lite.batching.collector import Collector, CollectorState, Samples
-from energon_lite.batching.quantile_sync import quantile_sync
 from energon_lite.batching.rules import ModalitySplit
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of

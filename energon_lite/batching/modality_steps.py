@@ -1,16 +1,94 @@
-"""Batches of one group and of similar lengths, cut from windows that all streams share."""
+"""Steps of one group and of similar lengths, for all streams or ranks together.
+
+Axes: N samples, K groups, S steps, G samples of a step.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
-from energon_lite.batching.collector import Samples
-from energon_lite.batching.length_windows import sort_places
+from energon_lite.batching.buckets import sort_places
+from energon_lite.batching.collector import Samples, WindowCollector
 from energon_lite.batching.rules import ModalitySplit
-from energon_lite.batching.steps import deal, step_groups
-from energon_lite.batching.window_collector import WindowCollector
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import random_words
+
+
+def step_groups(
+    order_N: Int64Array,
+    lengths: Int64Array,
+    groups: Int64Array,
+    *,
+    step_size: int,
+    window: int,
+    end: Literal["pad", "drop"],
+    least_windows: int = 4,
+) -> Int64Array:
+    """Cuts each group into windows of steps, and each window, sorted by length, into steps.
+
+    Windows are of one group, so that a small group has windows as large as any; what fills no step
+    goes from each to the next. Samples are sorted twice, in windows half a window apart: the second
+    ones have the short halves of two windows, or the long ones of two, by turns. Each is as large
+    as the first ones, but of half the range of lengths, so that half as much is padded.
+
+    O(N log N) time.
+
+    Args:
+        order_N: shape (N,); sample indices in the order in which they are read.
+        lengths: of all samples, by index.
+        groups: of all samples, by index; numbers from 0.
+        step_size: samples of a step, G.
+        window: steps of a window, at most.
+        least_windows: of each group, if it has as many steps. Of a whole epoch there should be
+            some: in one window of all of a group its samples would meet the same others each time.
+        end: of the samples of each group that fill no step, "drop" drops those that are read
+            last; to "pad" repeats those that are read first, in turn if there are too few.
+
+    Returns:
+        Shape (S, G); sample indices, group after group, in each step the longest first.
+    """
+    by_group_N = order_N[sort_places(groups[order_N])]
+    counts_K = np.bincount(groups)
+    steps_K = counts_K // step_size if end == "drop" else -(-counts_K // step_size)
+    # Steps, and for each the number of its group and its place in there.
+    groups_S = np.repeat(np.arange(len(counts_K)), steps_K)
+    places_S = np.arange(len(groups_S)) - np.repeat(np.cumsum(steps_K) - steps_K, steps_K)
+    places_SG = places_S[:, None] * step_size + np.arange(step_size)
+    places_SG %= counts_K[groups_S, None]  # beyond the last one, the first ones again
+    firsts_K = np.cumsum(counts_K) - counts_K
+    indices = by_group_N[places_SG + firsts_K[groups_S, None]].ravel()
+
+    windows_S, halves_S = _windows_of_steps(steps_K, window, groups_S, places_S, least_windows)
+    windows = np.repeat(windows_S, step_size)
+    signs = 1 - windows % 2 * 2  # from short to long and back
+    first = sort_places(windows, signs * lengths[indices])
+    second = sort_places(np.repeat((halves_S + 1) // 2, step_size), -lengths[indices[first]])
+    return indices[first[second]].reshape(len(groups_S), step_size)
+
+
+def _windows_of_steps(
+    steps_K: Int64Array,
+    window: int,
+    groups_S: Int64Array,
+    places_S: Int64Array,
+    least_windows: int = 4,
+) -> tuple[Int64Array, Int64Array]:
+    """Returns window and half window of each step, shape (S,), counted over all groups.
+
+    A group's windows differ by one step at most, and its last half stays alone.
+    """
+    counts_K = np.maximum(-(-steps_K // window), np.minimum(steps_K, least_windows))
+    # A window number is skipped after each group, so that halves of two groups never meet.
+    firsts_K = np.cumsum(counts_K + 1) - counts_K
+    steps_S, counts_S = steps_K[groups_S], counts_K[groups_S]
+    windows_S = places_S * counts_S // np.maximum(steps_S, 1)
+    starts_S = -(-windows_S * steps_S // np.maximum(counts_S, 1))
+    ends_S = -(-(windows_S + 1) * steps_S // np.maximum(counts_S, 1))
+    is_second_S = 2 * (places_S - starts_S) >= ends_S - starts_S
+    windows_S = windows_S + firsts_K[groups_S]
+    return windows_S, 2 * windows_S + is_second_S
 
 
 class ModalitySteps(WindowCollector):
@@ -59,10 +137,8 @@ class ModalitySteps(WindowCollector):
             np.arange(len(tokens)), tokens, groups,
             step_size=self._step_size, window=self._split.window, end="drop", least_windows=1,
         )  # fmt: skip
-        steps = list(found.indices[self._order(tokens[found.indices[:, 0]])])
-        is_left = np.ones(len(tokens), dtype=bool)
-        is_left[found.indices] = False
-        rest = np.flatnonzero(is_left)
+        steps = list(found[self._order(tokens[found[:, 0]])])
+        rest = np.setdiff1d(np.arange(len(tokens)), found)
         if is_last and self._split.end != "drop":
             for group in np.unique(groups[rest]).tolist():
                 step = rest[groups[rest] == group]
@@ -74,7 +150,8 @@ class ModalitySteps(WindowCollector):
             rest = rest[:0]
         sizes = np.array([len(step) for step in steps], dtype=np.int64)
         self.num_lists += (sizes[:, None] > np.arange(self._num_streams)).sum(axis=0)
-        lists = [deal(step, self._index, self._num_streams) for step in steps]
+        # Since steps are sorted, all streams get samples of similar lengths.
+        lists = [step[self._index :: self._num_streams] for step in steps]
         return [own for own in lists if len(own)], rest
 
     def _order(self, longest: Int64Array) -> Int64Array:

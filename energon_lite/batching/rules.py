@@ -6,16 +6,15 @@ Axes: N samples, R resources (tokens first), U parts of samples.
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from energon_lite.batching.checks import at_least
-from energon_lite.batching.length_windows import aligned, limits_of_budget, limits_of_function
 from energon_lite.core.arrays import BoolArray, Int64Array
 
 # What a pack holds most of, and what a plain number means.
@@ -32,6 +31,8 @@ EndOfGroup = Literal["keep", "drop", "pad"]
 LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
 GroupBy = Literal["source", "modality"] | Callable[[Any], Any] | None
 
+# As a limit: more samples than any window has.
+_ANY_NUMBER = 1 << 62
 # Samples that may be buffered of a group, as a multiple of those that reading ahead brings.
 _PILE = 2
 # When n samples of a group of share p have come, chance makes others sqrt(n / p) too many or too
@@ -181,6 +182,21 @@ class LengthRules:
             return min(row[0], self.limits[0])
         is_dropped = self.overlong == "drop" and bool(self.too_long(np.array([row]))[0])
         return 0 if is_dropped else row[0]
+
+
+def at_least(name: str, value: int, least: int = 1) -> int:
+    """Returns a number, if it is an integer that is not too small.
+
+    Raises:
+        TypeError: Not an integer.
+        ValueError: Below `least`.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r:.80} must be an integer")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name}={number} must be at least {least}")
+    return number
 
 
 def check_fields(settings: Any) -> None:
@@ -419,9 +435,9 @@ class Buckets(LengthRules):
                 the size of a batch.
         """
         if self.max_tokens is not None:
-            sizes_N = limits_of_budget(aligned(lengths_N, self.align), self.max_tokens)
+            sizes_N = self.max_tokens // aligned(lengths_N, self.align)
         elif self.batch_size_fn is not None:
-            sizes_N = limits_of_function(aligned(lengths_N, self.align), self.batch_size_fn)
+            sizes_N = _sizes_by_function(aligned(lengths_N, self.align), self.batch_size_fn)
         elif batch_size is not None:
             return np.full(len(lengths_N), batch_size, np.int64)
         else:
@@ -449,6 +465,32 @@ class Buckets(LengthRules):
         padded = f", padded to a multiple of {self.align}" if self.align > 1 else ""
         limit = f"max_tokens={self.max_tokens}" if self.max_tokens else "what batch_size_fn allows"
         return f"its length of {lengths_R[0]}{padded} is above {limit}"
+
+
+def aligned(lengths_N: Int64Array, align: int) -> Int64Array:
+    """Rounds lengths up to a multiple of `align`."""
+    return -(-lengths_N // align) * align
+
+
+def _sizes_by_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int]) -> Int64Array:
+    """Asks a function how many samples a batch can have, once for each length there is.
+
+    Raises:
+        TypeError: It returns something else than an integer.
+    """
+    distinct, places_N = np.unique(lengths_N, return_inverse=True)
+    limits = np.empty(len(distinct), np.int64)
+    for place, length in enumerate(distinct.tolist()):
+        size = batch_size_fn(length)
+        try:
+            # Below 0 is not even one, too; what is above 2**62 is any number.
+            limits[place] = min(max(operator.index(size), 0), _ANY_NUMBER)
+        except TypeError:
+            raise TypeError(
+                f"batch_size_fn({length}) returned {size!r}; it must return an integer: the number "
+                "of samples in a batch whose longest has this length."
+            ) from None
+    return limits[places_N]
 
 
 @dataclass(frozen=True)
@@ -591,6 +633,18 @@ def check_shares(shares: Mapping[Any, float]) -> None:
             raise ValueError(f"shares[{group!r}]={share} must be finite and at least 0")
     if not any(shares.values()):
         raise ValueError(f"shares={dict(shares)!r:.200} has no group with a share above 0")
+
+
+def number_groups(keys: Iterable[Hashable]) -> Int64Array:
+    """Numbers keys from 0 in the order in which they first come; shape (N,).
+
+    Raises:
+        TypeError: A key is not hashable.
+    """
+    # Elements of a tensor are tensors, which hash by identity.
+    keys = keys.tolist() if hasattr(keys, "tolist") else keys
+    numbers: dict[Hashable, int] = {}
+    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64)
 
 
 def is_group(value: Any) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching import stream_search as search
-from energon_lite.batching.checks import at_least
 from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import at_least
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
 

@@ -23,15 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import BatchSampler
 
-from energon_lite.batching.checks import at_least
-from energon_lite.batching.length_windows import (
-    aligned,
-    number_groups,
-    padded_share,
-    useful_share,
-)
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import LengthRules
+from energon_lite.batching.rules import LengthRules, aligned, at_least, number_groups
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
@@ -557,11 +550,15 @@ class PaddedEpochBatchSampler(EpochBatchSampler):
         Each batch is padded to its longest sample, and all ranks take as long as the one with the
         most padded tokens. After `load_state_dict`, of the rest of the epoch; 1 if nothing is left.
         """
-        return useful_share(*self._sizes())
+        tokens_SR, areas_SR = self._sizes()
+        room = areas_SR.max(1).sum() * self.world_size
+        return float(tokens_SR.sum() / room) if room else 1.0
 
     def padding(self) -> float:
         """Returns the share of padding in all batches, in 0..1, of the same as `efficiency()`."""
-        return padded_share(*self._sizes())
+        tokens_SR, areas_SR = self._sizes()
+        area = areas_SR.sum()
+        return float(1 - tokens_SR.sum() / area) if area else 0.0
 
 
 def also_called(*names: str) -> Callable[[F], F]:

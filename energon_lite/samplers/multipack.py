@@ -18,9 +18,9 @@ from torch.utils.data import Sampler
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing as packers
+from energon_lite.batching.balance_orders import NO_PACK, global_window
+from energon_lite.batching.buckets import cut_lists
 from energon_lite.batching.costs import CostModel
-from energon_lite.batching.epoch_lists import cut_lists
-from energon_lite.batching.global_window import NO_PACK, global_window
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Algorithm, Packing
 from energon_lite.core.arrays import Int64Array

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Sampler
 
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.steps import step_groups
+from energon_lite.batching.modality_steps import step_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.samplers.epoch_sampler import (
@@ -178,7 +178,7 @@ class SplitModalityBatchSampler(PaddedEpochBatchSampler):
         steps_SG = step_groups(
             order_N, self.lengths, self.groups, step_size=self.settings.global_batch_size,
             window=self.settings.window, end=self.settings.end,
-        ).indices  # fmt: skip
+        )  # fmt: skip
         steps_SG = steps_SG[self.permutation(len(steps_SG), epoch, 1)]
         if self.settings.longest_first and len(steps_SG):
             longest = int(self.lengths[steps_SG[:, 0]].argmax())

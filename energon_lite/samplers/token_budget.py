@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.epoch_lists import cut_epoch, cut_lists, shuffle_steps
+from energon_lite.batching.buckets import cut_epoch, cut_lists, shuffle_steps
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Buckets
 from energon_lite.core.arrays import BoolArray, Int64Array

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-from energon_lite.batching.groups import GroupCollector
+from energon_lite.batching.one_by_one import GroupCollector
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.state import JSON, RestoreKey, Snapshot

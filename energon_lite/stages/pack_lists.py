@@ -11,10 +11,10 @@ import numpy as np
 from typing_extensions import Self
 
 from energon_lite import packing as packers
-from energon_lite.batching.balanced import BalancedOrder
+from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Collector
+from energon_lite.batching.one_by_one import SelectedPacks
 from energon_lite.batching.rules import Packing
-from energon_lite.batching.selected import SelectedPacks
 from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.batching.window_packs import SharedPacks, WindowPacks
 from energon_lite.core.dataset import SavableDataset

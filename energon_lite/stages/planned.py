@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.batching.collector import Collector, CollectorState, Samples
-from energon_lite.batching.length_windows import number_groups
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError
+from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError, number_groups
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import FatalSampleError, StateError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from energon_lite.batching.shuffle import ShuffleCollector
+from energon_lite.batching.one_by_one import ShuffleCollector
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3285,
+    "batching": 3130,
     "cli": 625,
     "core": 2218,
     "inspect": 1181,
@@ -25,7 +25,7 @@ BUDGET = {
     "names": 165,
     "order": 684,
     "prepare": 1014,
-    "samplers": 1021,
+    "samplers": 1018,
     "sources": 1299,
     "stages": 3760,
     "storage": 2735,

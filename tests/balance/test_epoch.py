@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from energon_lite.balance import CostModel, balance_epoch, imbalance
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 OMNIBAL = DATA / "omnibal_lengths"

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from energon_lite import ModalitySplit, Packing
 from energon_lite.balance import CostModel
-from energon_lite.batching.balanced import BalancedOrder
+from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Collector
-from energon_lite.batching.groups import GroupCollector
 from energon_lite.batching.modality_steps import ModalitySteps
-from energon_lite.batching.selected import SelectedPacks
-from energon_lite.batching.shuffle import ShuffleCollector
+from energon_lite.batching.one_by_one import GroupCollector, SelectedPacks, ShuffleCollector
 from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.batching.window_packs import SharedPacks, WindowPacks
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.length_windows import cut_window, limits_of_budget, sort_places
+from energon_lite.batching.buckets import cut_window, sort_places
 
 
 @given(
@@ -31,7 +31,7 @@ def test_a_window_is_cut_into_batches_and_less_than_one_of_each_group(
     rows: list[tuple[int, int]], longest_first: bool, is_last: bool, has_groups: bool
 ) -> None:
     lengths, groups = np.array(rows, np.int64).reshape(-1, 2).T
-    limits = limits_of_budget(lengths, 30)
+    limits = 30 // lengths
     cut = cut_window(
         lengths, limits, groups if has_groups else None, longest_first=longest_first,
         is_last=is_last,

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.batching.best import pack_best
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 
 PACKERS = [first_fit_decreasing, first_fit, sequential, pack_best]

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.batching.best import pack_best
-from energon_lite.batching.bounds import lower_bound
+from energon_lite.batching.best import lower_bound, pack_best
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.lists import Lists
 

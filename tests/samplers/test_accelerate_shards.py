@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
-from energon_lite.batching.epoch_lists import cut_lists
+from energon_lite.batching.buckets import cut_lists
 from energon_lite.batching.lists import Lists
 from energon_lite.samplers import (
     MultipackBatchSampler,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.steps import _windows_of_steps
+from energon_lite.batching.modality_steps import _windows_of_steps
 from energon_lite.core.errors import StateError
 from energon_lite.samplers import SplitModalityBatchSampler
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite.batching.epoch_lists import cut_epoch
+from energon_lite.batching.buckets import cut_epoch
 from energon_lite.samplers import TokenBudgetBatchSampler
 
 from .shared import Steps, steps_of, text_lengths

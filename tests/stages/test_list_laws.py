@@ -19,7 +19,7 @@ from energon_lite import (
     WorkerConfig,
     get_savable_loader,
 )
-from energon_lite.batching.balanced import BalancedOrder
+from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Samples
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream

@@ -25,7 +25,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.balance import CostModel, imbalance
-from energon_lite.batching.planned_packs import pack_planned
+from energon_lite.batching.window_packs import pack_planned
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot

@@ -1,0 +1,208 @@
+"""Collectors that need no lengths: shuffle buffer, groups of a size, packs chosen by a function."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_lite.batching.collector import CollectorState, OneByOne, Samples, saved_count
+from energon_lite.core.arrays import Int64Array
+from energon_lite.core.seeds import random_words
+
+# Random words made at once; a multiple of 4, as `random_words` wants it.
+_WORDS = 256
+
+
+class ShuffleCollector(OneByOne):
+    """Returns one of `size` buffered samples at random, as a list of one.
+
+    Column: the sample's place in the buffer.
+
+    Args:
+        size: samples of a full buffer.
+        key: of the random words; each stream has its own.
+    """
+
+    num_columns = 1
+
+    def __init__(self, size: int, key: int) -> None:
+        self._size = size
+        self._key = key
+        self._buffer = array("q")
+        self._num_returned = 0
+        self._words: list[int] = []  # the next one last
+
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the buffer."""
+        self._buffer.append(number)
+        return len(self._buffer) >= self._size
+
+    def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
+        """Draws a sample, once the buffer is full."""
+        buffer = self._buffer
+        size = len(buffer)
+        if size < self._size and not (has_ended and size):
+            return None
+        place = (self._words or self._next_words()).pop() % size
+        self._num_returned += 1
+        # The last one fills the gap, so that nothing has to be moved.
+        last = number = buffer.pop()
+        if place < size - 1:
+            number, buffer[place] = buffer[place], last
+        return (number,)
+
+    def _next_words(self) -> list[int]:
+        """Makes random words for the next draws, up to a multiple of `_WORDS`."""
+        block, place = divmod(self._num_returned, _WORDS)
+        words = random_words(self._key, size=_WORDS, skip=block * _WORDS)
+        self._words = words[place:][::-1].tolist()
+        return self._words
+
+    def leftover(self) -> Sequence[int]:
+        """Returns nothing: every sample is drawn."""
+        return ()
+
+    def state(self) -> CollectorState:
+        """Returns how many samples were drawn, and the places of the others."""
+        numbers = np.array(self._buffer, np.int64)
+        counts = {"returned": self._num_returned}
+        return CollectorState(counts, numbers, np.arange(len(numbers))[:, None])
+
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
+        """Resumes from a state.
+
+        Raises:
+            ValueError: The buffer is full: between two draws it cannot be.
+        """
+        num = len(samples.numbers)
+        if num >= self._size:
+            raise ValueError(f"it buffers {num} samples, which does not go with size={self._size}")
+        order = np.argsort(columns_NC[:, 0], kind="stable")
+        self._buffer = array("q", samples.numbers[order].tolist())
+        self._num_returned = saved_count(counts, "returned")
+
+
+class GroupCollector(OneByOne):
+    """Returns the samples of a group when there are as many as its size.
+
+    At the end of the data the groups come in the order in which their first samples came.
+
+    Length: the size of the sample's group.
+
+    Args:
+        drops_last: whether lists that are not full at the end are dropped.
+    """
+
+    def __init__(self, drops_last: bool = False) -> None:
+        self._drops_last = drops_last
+        self._lists: dict[int, list[int]] = {}
+        self._full: int | None = None
+
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the list of its group."""
+        members = self._lists.setdefault(group, [])
+        members.append(number)
+        if len(members) == lengths[0]:
+            self._full = group
+            return True
+        return False
+
+    def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
+        """Returns a full list; at the end of the data also others."""
+        group, self._full = self._full, None
+        if group is None and has_ended and not self._drops_last:
+            group = next(iter(self._lists), None)
+        return None if group is None else self._lists.pop(group)
+
+    def leftover(self) -> Sequence[int]:
+        """Returns the samples of lists that are not full."""
+        rest = [number for members in self._lists.values() for number in members]
+        self._lists.clear()
+        return rest
+
+    def state(self) -> CollectorState:
+        """Returns the samples; their lists follow from their groups."""
+        numbers = [number for members in self._lists.values() for number in members]
+        return CollectorState(
+            {}, np.array(numbers, np.int64), np.empty((len(numbers), 0), np.int64)
+        )
+
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
+        """Resumes from a state.
+
+        Raises:
+            ValueError: A list is full: between two it cannot be.
+        """
+        self.add(samples)
+        if self._full is not None:
+            raise ValueError("a list is longer than its group's size")
+
+
+# Of the samples of a full buffer the packs, and those that stay in the buffer. The others are lost,
+# which the function counts. It also gets whether the data have ended.
+Choose = Callable[[list[int], bool], tuple[list[list[int]], list[int]]]
+
+
+class SelectedPacks(OneByOne):
+    """Fills a buffer up, and has a function choose packs of it whenever no pack is left.
+
+    Columns: the pack that a sample belongs to, or -1, and the sample's place in the buffer.
+
+    Args:
+        buffer_size: samples of a full buffer, those of packs to come included.
+        choose: chooses packs.
+        drops_last: whether samples that are in no pack when the data end are dropped.
+    """
+
+    num_columns = 2
+
+    def __init__(self, buffer_size: int, choose: Choose, drops_last: bool = False) -> None:
+        self._buffer_size = buffer_size
+        self._choose = choose
+        self._drops_last = drops_last
+        self._waiting: list[int] = []
+        self._packs: list[list[int]] = []
+        self._num_missing = buffer_size
+
+    def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
+        """Puts a sample into the buffer."""
+        self._waiting.append(number)
+        self._num_missing -= 1
+        return self._num_missing <= 0
+
+    def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
+        """Returns the next pack that was chosen, once the buffer is full."""
+        num_chosen = sum(map(len, self._packs))
+        self._num_missing = self._buffer_size - len(self._waiting) - num_chosen
+        if self._num_missing > 0 and not has_ended:
+            return None
+        if not self._packs and self._waiting and not (has_ended and self._drops_last):
+            numbers, self._waiting = self._waiting, []
+            self._packs, self._waiting = self._choose(numbers, has_ended)
+            return self.next(cycle, has_ended)
+        return self._packs.pop(0) if self._packs else None
+
+    def leftover(self) -> Sequence[int]:
+        """Returns the samples that are in no pack at the end of the data."""
+        rest, self._waiting = self._waiting, []
+        return rest
+
+    def state(self) -> CollectorState:
+        """Returns the samples with their packs."""
+        numbers = [*self._waiting, *(number for pack in self._packs for number in pack)]
+        sizes = [len(self._waiting), *map(len, self._packs)]
+        packs = np.repeat(np.arange(-1, len(self._packs)), sizes)
+        columns = np.column_stack([packs, np.arange(len(numbers))])
+        return CollectorState({}, np.array(numbers, np.int64), columns)
+
+    def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
+        """Resumes from a state."""
+        packs: dict[int, list[int]] = {-1: []}
+        order = np.lexsort((columns_NC[:, 1], columns_NC[:, 0]))
+        chosen = zip(samples.numbers[order].tolist(), columns_NC[order, 0].tolist(), strict=True)
+        for number, pack in chosen:
+            packs.setdefault(pack, []).append(number)
+        self._waiting, *self._packs = packs.values()
