@@ -24,7 +24,7 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
-from energon_lite.loader.columns import unfolded
+from energon_lite.loader.resume import decompressed
 from energon_lite.sources.source import SampleLoader
 
 GROUP = "Snapshots and state"
@@ -51,7 +51,7 @@ def test_saving_ten_sources_and_eight_streams(
     )
     loader._run._snapshots = {s: blend_snapshot(12_345 + s) for s in range(NUM_STREAMS)}
     state = loader.save_state_rank()
-    streams = unfolded(state["streams"])
+    streams = decompressed(state["streams"], "streams")
     assert len(streams) == NUM_STREAMS
     assert all(len(stream["inner"][0]["inner"]) == NUM_SOURCES for stream in streams.values())
     assert loader._run._deliveries is None, "no worker was started"
@@ -148,7 +148,7 @@ def all_buffered(states: list[dict[str, Any]]) -> list[list[Any]]:
     """The restore keys in the states, of the furthest snapshot of each stream."""
     furthest: dict[str, dict[str, Any]] = {}
     for state in states:
-        for stream, snapshot in unfolded(state["streams"]).items():
+        for stream, snapshot in decompressed(state["streams"], "streams").items():
             if stream not in furthest or snapshot["items"] > furthest[stream]["items"]:
                 furthest[stream] = snapshot
     return [key for snapshot in furthest.values() for key in buffered(snapshot)]

@@ -30,7 +30,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
-from energon_lite.loader.columns import unfolded
+from energon_lite.loader.resume import decompressed
 from energon_lite.prepare import prepare_dataset
 from energon_lite.testing import first_difference
 
@@ -300,14 +300,15 @@ def last_slot(loader: SavableDataLoader[Any]) -> int:
 
 
 def opened(state: dict[str, Any]) -> dict[str, Any]:
-    """A state without tables, to look into or to change."""
-    tables = {name: unfolded(state[name]) for name in ("config", "streams", "stats")}
+    """A state with its tables decompressed, to look into or to change."""
+    tables = {name: decompressed(state[name], name) for name in ("config", "streams", "stats")}
     return signed({**state, **copy.deepcopy(tables)})
 
 
 def signed(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was changed, with the checksum that belongs to it."""
-    return {**state, "checksum": checksum(state, digest(state["config"]))}
+    state = {**state, "pipeline": digest(state["config"])}
+    return {**state, "checksum": checksum(state)}
 
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:

@@ -33,7 +33,7 @@ _MAX_INT = 2**128  # the state of numpy's PCG64 has as many bits
 _OWN = ("energon_lite.", "numpy", "numba", "json")
 # The one key of what `state_dict()` of a loader returns.
 STATE_KEY = "loader_state"
-VERSION = 4
+VERSION = 5
 
 
 class Snapshot:
@@ -246,14 +246,9 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def checksum(state: Mapping[str, Any], config_digest: str) -> str:
-    """Returns the checksum of a rank's state.
-
-    Args:
-        state: its field `checksum`, if there is one, does not count.
-        config_digest: of its configuration, which is the same all the time.
-    """
-    return digest({**state, "config": config_digest, "checksum": None})
+def checksum(state: Mapping[str, Any]) -> str:
+    """Returns the checksum of a rank's state; `pipeline` in it is that of its configuration."""
+    return digest({**state, "config": None, "checksum": None})
 
 
 def config_differences(saved: Any, here: Any, path: str = "") -> list[str]:

@@ -20,9 +20,9 @@ import torch
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.samples import PADDING, Batch, Sample
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
-from energon_lite.loader.rank_feed import Costs, Delivery, PassStart
-from energon_lite.loader.rank_state import LoaderPosition
+from energon_lite.loader.rank_feed import Delivery, PassStart
 from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, Votes, group_store
+from energon_lite.loader.resume import LoaderPosition
 
 VALID = "valid"
 _WEIGHTS = ("loss_weight", "loss_weights")
@@ -267,7 +267,7 @@ class PassEnds:
 
 def _is_whole(position: LoaderPosition) -> bool:
     """Whether the ranks began the pass, and did not resume it from others."""
-    return position.start.slots.base == 0 and not position.given
+    return position.start.slots.base == 0 and not position.emitted
 
 
 class EvenPass:
@@ -385,7 +385,7 @@ class EvenPass:
     def _padding(self) -> Delivery:
         if self._last is None:
             self._last = first_batch(self._dataset, self._slots, self._pass_index)
-        return Delivery(as_padding(self._last), -1, -1, None, [], Costs([]))
+        return Delivery(as_padding(self._last), -1, -1, None, [], [])
 
 
 class _OwnVote:
@@ -434,7 +434,7 @@ def rank_visits(position: LoaderPosition, slots: RankSlots, counts: list[int]) -
     found = []
     for visit in visits:
         slot = slots.slot(visit)
-        if slot // num_streams < counts[slot % num_streams] and not position.is_given(slot):
+        if slot // num_streams < counts[slot % num_streams] and not position.is_emitted(slot):
             found.append(visit)
     return found
 

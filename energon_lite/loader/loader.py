@@ -22,8 +22,8 @@ from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds, as_padding
 from energon_lite.loader.rank_run import RankRun
-from energon_lite.loader.rank_state import states_of
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
+from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
@@ -152,15 +152,15 @@ class SavableDataLoader(DataLoader[T]):
     @property
     def num_skipped(self) -> dict[str, int]:
         """Counts, by source, the samples skipped on the way to the batches yielded here."""
-        return dict(self._run.position.skipped)
+        counted = self._run.counter.counted()
+        return {name: stats.skipped for name, stats in counted.items() if stats.skipped}
 
     def stats(self) -> Stats:
         """Returns what each source yielded here, and its target in the blend.
 
         Counts of this rank since the run began; `stats().reduced()` is that of all ranks.
         """
-        run = self._run
-        return run.counter.stats(run.num_run_items, run.position.skipped)
+        return self._run.counter.stats(self._run.num_run_items)
 
     def __len__(self) -> int:
         """Counts the batches of this rank in this pass (an epoch, if endless).
@@ -269,14 +269,14 @@ class SavableDataLoader(DataLoader[T]):
         return self._gathered("save_state_global()", self._exchange.rank_of(global_dst_rank))
 
     def _gathered(self, call: str, collector: int | None = None) -> list[dict[str, Any]] | None:
-        """Returns the states of all ranks; the first has the configuration, the others its digest.
+        """Returns the states of all ranks; the first has the configuration.
 
         Args:
             call: what all ranks must call.
             collector: the rank that gets them; None for all ranks.
         """
-        state, name = self.save_state_rank(), self._run.config_digest
-        config, state["config"] = state["config"], name
+        state = self.save_state_rank()
+        config, state["config"], name = state["config"], None, state["pipeline"]
         states = self._exchange.gather(state, f"{call} of pipeline {name[:8]}", collector)
         if states is not None:
             states[0]["config"] = config

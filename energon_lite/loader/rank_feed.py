@@ -24,19 +24,6 @@ class Mark(enum.Enum):
     END = "the stream has ended"
 
 
-class Costs:
-    """What the sources spent on a batch; not a list, which pinning would walk.
-
-    Attributes:
-        rows: source and its numbers.
-    """
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: list[CostRow]) -> None:
-        self.rows = rows
-
-
 class Delivery(NamedTuple):
     """A batch on its way to the training loop, with the position and the counts that belong to it.
 
@@ -54,7 +41,7 @@ class Delivery(NamedTuple):
     stream: int
     snapshot: Snapshot | None
     skipped: list[SkipRecord]
-    costs: Costs
+    costs: list[CostRow]
 
     @property
     def is_padding(self) -> bool:
@@ -157,10 +144,10 @@ class RankFeed(Iterator[Delivery]):
             if run.num_given < batch:
                 # The slot that the stream ends in is another rank's, which counts what came after
                 # the last batch; a snapshot behind that would hide it from a resumed run.
-                return Delivery(Mark.END, slot, index, None, [], Costs([]))
+                return Delivery(Mark.END, slot, index, None, [], [])
             item = Mark.END
         skipped = run.context.take_records()
-        costs = Costs(run.context.take_costs())
+        costs = run.context.take_costs()
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
 
     def __str__(self) -> str:

@@ -16,15 +16,18 @@ from typing import Any, Generic, TypeVar
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import append
 from energon_lite.core.state import Snapshot, checksum, digest
-from energon_lite.core.stream_context import SkipRecord
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
-from energon_lite.loader.columns import folded
 from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.loader.ends import EvenPass, PassEnds
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, RankFeed
-from energon_lite.loader.rank_state import LoaderPosition
-from energon_lite.loader.resume import check_steps, resume, warn_of_shared_streams
-from energon_lite.loader.stats import Counter, FailureLimit, lost_samples
+from energon_lite.loader.resume import (
+    LoaderPosition,
+    check_steps,
+    compressed,
+    resume,
+    warn_of_shared_streams,
+)  # fmt: skip
+from energon_lite.loader.stats import Counter, FailureLimit
 from energon_lite.loader.trainers import Seek
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_pool import RunSettings, WorkerPool
@@ -58,8 +61,9 @@ class RankRun(Generic[T]):
         check_steps(dataset, slots)
         self.dataset = dataset
         self.dataset_config = dataset.config()
-        self._folded_config = folded(self.dataset_config)
-        self.config_digest = digest(self._folded_config)
+        self._saved_config = {
+            "pipeline": digest(self.dataset_config), "config": compressed(self.dataset_config),
+        }  # fmt: skip
         self.position = LoaderPosition(PassStart(slots))
         self.counter = Counter(dataset)
         self._config = config
@@ -163,7 +167,7 @@ class RankRun(Generic[T]):
             return
         self.stop_workers()
         slots = start.slots._replace(base=0, first=0)
-        self.position = LoaderPosition(PassStart(slots, target), skipped=self.position.skipped)
+        self.position = LoaderPosition(PassStart(slots, target))
         self._snapshots = {}
         self._has_begun = False
 
@@ -220,7 +224,7 @@ class RankRun(Generic[T]):
             return self._advance(True)  # no third time: the data may be empty
         self.position.items_in_pass += 1
         self.position.peers = None
-        self.counter.add(delivery.costs.rows, delivery.skipped, perf_counter() - since)
+        self.counter.add(delivery.costs, delivery.skipped, perf_counter() - since)
         self._look_ahead()
         return delivery
 
@@ -230,8 +234,8 @@ class RankRun(Generic[T]):
         Raises:
             FatalSampleError: It did.
         """
-        lost, is_whole = self.position.failures, is_end and self._config.world_size == 1
-        counts = lost.failed, lost.drawn
+        counts = self.position.failed, self.position.drawn
+        is_whole = is_end and self._config.world_size == 1
         if is_end and self._even is not None:
             self._ends.end(self.position, self._even)
             counts, is_whole = self._even.end_pass(counts)
@@ -251,8 +255,8 @@ class RankRun(Generic[T]):
             return True
         # Just resumed: where other ranks have something left, this one waits; with those that end
         # together none has.
-        has_begun = bool(position.num_steps or position.start.slots.base or position.given)
-        return has_begun and (self._even is not None or position.all_are_given(self.dataset))
+        has_begun = bool(position.num_steps or position.start.slots.base or position.emitted)
+        return has_begun and (self._even is not None or position.all_are_emitted(self.dataset))
 
     def _look_ahead(self) -> None:
         """Finds out, if a trainer wants to know, whether the current batch is the last one.
@@ -299,10 +303,11 @@ class RankRun(Generic[T]):
 
     def _fetch(self, deliveries: Iterator[Delivery]) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of its pass."""
+        is_emitted = self.position.is_emitted
         try:
             with self._watchdog:
                 for delivery in deliveries:
-                    if delivery.item is not Mark.END and not self.position.is_given(delivery.slot):
+                    if delivery.item is not Mark.END and not is_emitted(delivery.slot):
                         return delivery
                     self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
         except WorkerDied as error:
@@ -319,20 +324,21 @@ class RankRun(Generic[T]):
         # Values are replaced and never changed, so that a step that fails can be taken back.
         if delivery.snapshot is not None:
             self._snapshots = {**self._snapshots, delivery.stream: delivery.snapshot}
-        if self.position.is_given(delivery.slot):
+        if self.position.is_emitted(delivery.slot):
             return
-        self.position.failures = self._limit.counted(self.position.failures, delivery)
-        if delivery.skipped:
-            self._count(delivery.skipped, delivery.slot)
+        position = self.position
+        position.failed, position.drawn = self._limit.counted(
+            position.failed, position.drawn, delivery
+        )
+        if delivery.skipped and self._settings.skip_log is not None:
+            rows = ({**record._asdict(), "slot": delivery.slot} for record in delivery.skipped)
+            append(self._settings.skip_log, "".join(json.dumps(row) + "\n" for row in rows))
         if delivery.item is Mark.END:
-            self.counter.add(delivery.costs.rows, delivery.skipped)
+            self.counter.add(delivery.costs, delivery.skipped)
 
     def _begin_pass(self) -> None:
         """Goes to the start of the next pass, with the same worker processes."""
-        position = self.position
-        self.position = LoaderPosition(
-            position.start.after(self.dataset.training), skipped=position.skipped
-        )
+        self.position = LoaderPosition(self.position.start.after(self.dataset.training))
         self._snapshots = {}
         self._ahead = []
         self._has_begun = False
@@ -366,15 +372,6 @@ class RankRun(Generic[T]):
         if deliveries is not None:
             deliveries.end()
 
-    def _count(self, records: list[SkipRecord], slot: int) -> None:
-        skipped = dict(self.position.skipped)
-        for source, number in lost_samples(records).items():
-            skipped[source] = skipped.get(source, 0) + number
-        self.position.skipped = skipped
-        if self._settings.skip_log is not None:
-            lines = [json.dumps({**record._asdict(), "slot": slot}) + "\n" for record in records]
-            append(self._settings.skip_log, "".join(lines))
-
     def resumed(self, states: list[dict[str, Any]], migrate: bool = False) -> LoaderPosition:
         """Returns the position of this rank that saved states describe.
 
@@ -386,6 +383,5 @@ class RankRun(Generic[T]):
     def state(self) -> dict[str, Any]:
         """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
         stats = self.counter.to_json(self.num_run_items)
-        state = self.position.to_json(self._snapshots, stats, self._folded_config)
-        state["checksum"] = checksum(state, self.config_digest)
-        return state
+        state = self.position.to_json(self._snapshots, stats) | self._saved_config
+        return {**state, "checksum": checksum(state)}

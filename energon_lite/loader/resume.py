@@ -1,35 +1,337 @@
-"""From the states of all ranks of one topology to the position of a rank of another."""
+"""The state of a rank: written, checked, and read by the same or any other ranks.
+
+`torch.distributed.checkpoint` flattens nested values, and on loading fills only the keys that the
+state of a fresh loader has. So the states of all ranks together are one JSON string under one key.
+In a state whatever grows with sources and streams is JSON that is compressed: much of it is equal.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from math import gcd
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import gcd, lcm
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import JSON, Snapshot, as_damage
-from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
+from energon_lite.core.json_text import read_json
+from energon_lite.core.stage import COUNT, FLAG, Kind
+from energon_lite.core.state import (
+    FORMAT,
+    JSON,
+    STATE_KEY,
+    VERSION,
+    Snapshot,
+    as_damage,
+    checksum,
+    digest,
+)  # fmt: skip
+from energon_lite.core.topology import MAX_STREAMS, RankSlots, Stream, WorkerConfig
 from energon_lite.loader.migration import Comparison, Migration
 from energon_lite.loader.rank_feed import PassStart, StreamStart
-from energon_lite.loader.rank_state import (
-    LoaderPosition,
-    Peers,
-    Region,
-    checked_states,
-    newest_snapshots,
-)  # fmt: skip
-from energon_lite.loader.stats import PassFailures, SavedStats
+from energon_lite.loader.stats import COUNTED, SavedStats
 
 logger = logging.getLogger(__name__)
 
+# Levels of stages and restore keys within one another, and bytes of a table: more than any run has.
+_MAX_DEPTH = 300
+_MAX_BYTES = 1 << 28
 # Batches of one stream that may be computed again, or that ranks may be ahead of one another.
 _FURTHEST = 1_000_000
 _WHY_IN_STEP = "but batches of one modality must be the same on all ranks at each step"
 
 _State = dict[str, Any]
+
+
+def compressed(value: JSON) -> str:
+    """Returns the text of a JSON value: compressed by zlib, in base64."""
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 6)).decode()
+
+
+def decompressed(text: Any, name: str) -> Any:
+    """Returns the value of which `compressed` returned the text; another value as it is.
+
+    Raises:
+        StateError: The text is another one.
+    """
+    if not isinstance(text, str):
+        return text
+    try:
+        reader = zlib.decompressobj()
+        content = reader.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
+        if not reader.eof:
+            raise ValueError(f"it is cut short, or of more than {_MAX_BYTES:,} bytes")
+        return json.loads(content)
+    except (ValueError, RecursionError, zlib.error) as error:
+        raise StateError(f"the state's {name!r} cannot be decompressed: {error}") from error
+
+
+@dataclass
+class Region:
+    """Slots from `base` on that ranks of an earlier topology emitted: the first `counts[r]` of r.
+
+    A count of -1 stands for all slots: the rank had reached the end of the pass.
+    """
+
+    base: int
+    counts: list[int]
+
+    def has(self, slot: int) -> bool:
+        """Returns whether a slot was emitted."""
+        visit, rank = divmod(slot - self.base, len(self.counts))
+        return visit >= 0 and (self.counts[rank] < 0 or visit < self.counts[rank])
+
+
+@dataclass
+class Peers(Region):
+    """What all ranks had emitted of a pass when this rank was resumed with them; their states."""
+
+    states: Sequence[_State] = ()
+
+
+def _integer(lowest: int, highest: int) -> Kind:
+    def fits(value: Any) -> bool:
+        return type(value) is int and lowest <= value <= highest
+
+    return Kind(lowest, fits, f"an integer of {lowest} to {highest:,}")
+
+
+def _are_regions(value: Any) -> bool:
+    return type(value) is list and all(
+        isinstance(entry, dict)
+        and COUNT.fits(entry.get("base"))
+        and isinstance(counts := entry.get("counts"), list)
+        and len(counts) > 0
+        and all(count == -1 or COUNT.fits(count) for count in counts)
+        for entry in value
+    )
+
+
+def _are_streams(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(index, str)
+        and index.isdecimal()
+        and len(index) < 20
+        and isinstance(stream, dict)
+        and COUNT.fits(stream.get("items"))
+        for index, stream in value.items()
+    )
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(row, dict)
+        and set(row) == {"asked", *COUNTED}
+        and all(type(entry) in (int, float) and abs(entry) < 1 << 1000 for entry in row.values())
+        for row in value.values()
+    )
+
+
+# The fields of a state: first those that are attributes of a position, under the same names.
+_OWN = {
+    "count": COUNT, "num_steps": COUNT, "ended": FLAG, "items_in_pass": COUNT, "failed": COUNT,
+    "drawn": COUNT,
+}  # fmt: skip
+_TABLES = {
+    "streams": Kind({}, _are_streams, "snapshots of streams with numbers of items, by number"),
+    "stats": Kind({}, _are_counts, "statistics as this version saves them, by source"),
+    "config": Kind({}, lambda value: isinstance(value, dict), "a configuration"),
+}
+_FIELDS = {
+    **_OWN, "num_streams": _integer(1, MAX_STREAMS), "rank": COUNT,
+    "world_size": _integer(1, MAX_STREAMS), "pass": COUNT, "base": COUNT,
+    "emitted": Kind([], _are_regions, "a list of slots, each with base and counts"), **_TABLES,
+}  # fmt: skip
+
+
+@dataclass
+class LoaderPosition:
+    """Where a rank of a running loader stands; what it saves and restores.
+
+    Attributes:
+        start: where its pass begins.
+        count: visits since the base that are done.
+        num_steps: batches emitted since the base, padding batches included.
+        ended: whether the rank is at the end of the pass.
+        items_in_pass: batches emitted in the pass or virtual epoch.
+        failed: samples that failed in a validation pass, of the batches emitted.
+        drawn: samples drawn for these.
+        emitted: slots that ranks of earlier topologies emitted.
+        stats: what was counted before the run was resumed.
+        edits: how the blend differs from that of the checkpoint.
+        peers: the ranks that this one was resumed with; None once it has emitted a batch since.
+    """
+
+    start: PassStart
+    count: int = 0
+    num_steps: int = 0
+    ended: bool = False
+    items_in_pass: int = 0
+    failed: int = 0
+    drawn: int = 0
+    emitted: list[Region] = field(default_factory=list)
+    stats: SavedStats = field(default_factory=SavedStats)
+    edits: list[str] = field(default_factory=list)
+    peers: Peers | None = None
+
+    def is_emitted(self, slot: int) -> bool:
+        """Returns whether another rank emitted a slot before this run was resumed."""
+        return bool(self.emitted) and any(region.has(slot) for region in self.emitted)
+
+    def all_are_emitted(self, dataset: SavableDataset[Any]) -> bool:
+        """Whether no rank had a batch left in the pass when this rank was resumed.
+
+        Each stream is computed from its furthest snapshot up to its first batch that is left.
+        """
+        slots, pass_index = self.start.slots, self.start.pass_index
+        peers = self.peers or Peers(0, [0])
+        for index in range(slots.num_streams):
+            run = StreamRun(dataset, Stream(index, slots.num_streams, pass_index), max_skip_rate=1)
+            for snapshot in _newest_snapshots(peers.states, pass_index, index)[:1]:
+                run.restore(snapshot)
+            for batch in chain(range(run.num_given), (run.num_given - 1 for _ in run)):
+                slot = batch * slots.num_streams + index
+                if slot >= slots.base and not (self.is_emitted(slot) or peers.has(slot)):
+                    return False
+        return True
+
+    def to_json(self, newest: Mapping[int, Snapshot], stats: JSON) -> _State:
+        """Returns the state of the rank, but for its configuration and checksum.
+
+        Args:
+            newest: the snapshots of the streams that have emitted a batch here.
+            stats: what the sources yielded.
+        """
+        slots = self.start.slots
+        streams = {i: start.snapshot for i, start in self.start.streams.items() if start.snapshot}
+        streams.update(newest)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_streams": slots.num_streams,
+            "rank": slots.rank,
+            "world_size": slots.world_size,
+            "pass": self.start.pass_index,
+            "base": slots.base,
+            **{name: getattr(self, name) for name in _OWN},
+            "emitted": [vars(region).copy() for region in self.emitted],
+            "stats": compressed(stats),
+            "streams": compressed({str(i): streams[i].to_json() for i in sorted(streams)}),
+        }
+
+
+def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+    """Returns the states of the ranks in what a trainer kept.
+
+    Args:
+        state_dict: what `state_dict()` returned, or the state of a rank, or a list of either.
+
+    Raises:
+        StateError: It is none of these.
+    """
+    if isinstance(state_dict, (list, tuple)):
+        return [state for entry in state_dict for state in states_of(entry)]
+    if not isinstance(state_dict, Mapping) or STATE_KEY not in state_dict:
+        return [state_dict]  # it is checked when it is read
+    error: Exception | None = None
+    try:
+        found = read_json(state_dict[STATE_KEY], STATE_KEY, _MAX_DEPTH, allow_nan=True)
+        if isinstance(found, list) and found and all(isinstance(state, dict) for state in found):
+            return found
+    except (TypeError, ValueError, AttributeError) as caught:
+        error = caught
+    raise StateError(
+        f"the state's {STATE_KEY!r} is {state_dict[STATE_KEY]!r:.80}, not what state_dict() "
+        "returned; it was edited or is corrupt"
+    ) from error
+
+
+def _checked_states(states: Sequence[Any]) -> list[_State]:
+    """Returns the states of ranks, decompressed, if each is of this version and unchanged since.
+
+    Raises:
+        StateError: A state is not; reports what is missing or wrong.
+    """
+    configs = [_checked_config(state) for state in states]
+    whole = {digest(config): config for config in configs if config is not None}
+    checked = []
+    for state in states:
+        if state.get("pipeline") not in whole:
+            raise StateError(
+                f"the state of rank {state.get('rank')} has its configuration in the state of "
+                "another rank, which is not in the list; pass the whole list of "
+                "save_state_global()"
+            )
+        tables = {name: decompressed(state.get(name), name) for name in ("streams", "stats")}
+        checked.append({**state, **tables, "config": whole[state["pipeline"]]})
+        for name, kind in _FIELDS.items():
+            value = checked[-1].get(name)
+            if not kind.fits(value):
+                raise StateError(f"the state's {name!r} is {value!r:.80}, not {kind.text}")
+        _check_streams(checked[-1])
+    return checked
+
+
+def _checked_config(state: Any) -> Any:
+    """Returns the configuration in an unchanged state; None if it is in another rank's state."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        is_whole = isinstance(state, Mapping) and STATE_KEY in state
+        raise StateError(
+            "this is what state_dict() returned; pass it to load_state_dict()"
+            if is_whole
+            else f"{type(state).__name__} is not a loader state of energon_lite "
+            "(what save_state_rank() returns)"
+        )
+    version = state.get("version")
+    if version != VERSION or type(version) is not int:
+        raise StateError(
+            f"the state has format version {version!r}; this version of energon_lite reads version "
+            f"{VERSION} only. Resume with the version of energon_lite that saved it"
+        )
+    config = decompressed(state.get("config"), "config")
+    is_own = config is None or state.get("pipeline") == digest(config)
+    if not is_own or state.get("checksum") != checksum(state):
+        raise StateError(
+            f"the state of rank {state.get('rank')} does not have the checksum that it was saved "
+            "with: it was edited, or is corrupt. Use another checkpoint"
+        )
+    return config
+
+
+def _check_streams(state: _State) -> None:
+    """Compares the positions of the streams with what this rank, and ranks before it, emitted.
+
+    Raises:
+        StateError: A stream is further than any slot that was emitted, or the stream of the last
+            slot is not that far; or a rank or a stream is none of the run.
+    """
+    num_streams, count = state["num_streams"], state["count"]
+    items = {int(index): stream["items"] for index, stream in state["streams"].items()}
+    if state["rank"] >= state["world_size"] or max(items, default=0) >= num_streams:
+        raise StateError("the state contradicts itself; it was edited or is corrupt")
+    slots = RankSlots(state["base"], state["rank"], state["world_size"], num_streams)
+    last_slot = slots.slot(count - 1) if count else state["base"] - 1
+    furthest: float = last_slot
+    worlds = {slots.world_size, *(len(region["counts"]) for region in state["emitted"])}
+    for region in state["emitted"]:
+        end = region["base"] + max(region["counts"]) * len(region["counts"])
+        furthest = max(furthest, float("inf") if -1 in region["counts"] else end)
+    # Where ranks share a stream, each is up to one round of all slots ahead of what it emitted.
+    furthest += sum(lcm(num_streams, world) for world in worlds if num_streams % world)
+    ahead = [i for i, number in items.items() if (number - 1) * num_streams + i > furthest]
+    behind = count and items.get(last_slot % num_streams, 0) <= last_slot // num_streams
+    if ahead or behind:
+        index = ahead[0] if ahead else last_slot % num_streams
+        raise StateError(
+            f"the state of rank {state['rank']} has emitted {count} batches from slot "
+            f"{state['base']} on, and stream {index} stands at {items.get(index)} batches, which "
+            "contradict each other; it was edited or is corrupt"
+        )
 
 
 def resume(
@@ -53,7 +355,7 @@ def resume(
         StateError: The states do not fit each other, the pipeline or the topology, or are corrupt.
     """
     try:
-        checked = checked_states(states)
+        checked = _checked_states(states)
         if not checked:
             raise StateError("there is no state in the list; pass the states of all ranks")
         found = Comparison(checked[0]["config"], dataset_config)
@@ -110,7 +412,7 @@ def _position(
 ) -> LoaderPosition:
     """Returns the position of a rank in the run of which `states` are."""
     aligned = _aligned(states)
-    for name in ("num_streams", "world_size", "base", "given"):
+    for name in ("num_streams", "world_size", "base", "emitted"):
         _check_same(aligned, name)
     rank, world_size, old_world = config.rank, config.world_size, states[0]["world_size"]
     _check_num_streams(config.num_streams, states[0]["num_streams"])
@@ -127,8 +429,8 @@ def _position(
     start = position.start
     start.slots = start.slots._replace(rank=rank, world_size=world_size)
     start.streams = _stream_starts(aligned, position, fresh)
-    position.failures = PassFailures.of(counted)
-    position.skipped = dict(sum((Counter(state["skipped"]) for state in counted), Counter()))
+    position.failed = sum(state["failed"] for state in counted)
+    position.drawn = sum(state["drawn"] for state in counted)
     position.stats = SavedStats(
         [state["stats"] for state in counted],
         {name: row["asked"] for name, row in states[0]["stats"].items() if row["asked"]},
@@ -169,7 +471,7 @@ def _aligned(states: list[_State]) -> list[_State]:
     """Moves ranks at the end of a pass to the start of the next pass, if other ranks are in it."""
     last_pass = max(state["pass"] for state in states)
     start = {
-        "pass": last_pass, "base": 0, "count": 0, "ended": False, "given": [], "items_in_pass": 0,
+        "pass": last_pass, "base": 0, "count": 0, "ended": False, "emitted": [], "items_in_pass": 0,
         "streams": {},
     }  # fmt: skip
     return [
@@ -186,7 +488,7 @@ def _check_counts(states: list[_State]) -> None:
             "save at the same step. Give each rank its own state only, on an unchanged topology, "
             "or the states of one step"
         )
-    if states[0]["given"]:
+    if states[0]["emitted"]:
         raise StateError(
             "the state reports that ranks were ahead of one another in endless training, where all "
             "are at one step; it was edited or is corrupt"
@@ -212,12 +514,9 @@ def _own_position(state: _State, states: list[_State]) -> LoaderPosition:
     )
     return LoaderPosition(
         PassStart(slots, state["pass"]),
-        ended=state["ended"],
-        given=_regions(state),
-        items_in_pass=state["items_in_pass"],
-        count=state["count"],
-        num_steps=state["steps"],
+        emitted=_regions(state),
         peers=_peers(states, state["pass"]),
+        **{name: state[name] for name in _OWN},
     )
 
 
@@ -235,21 +534,31 @@ def _common_position(states: list[_State], world_size: int) -> LoaderPosition:
     if all(s["ended"] for s in states):
         return LoaderPosition(start, ended=True)
     items = min(s["items_in_pass"] for s in states) * old_world // world_size
-    position = LoaderPosition(start, given=_regions(states[0]), items_in_pass=items)
-    position.peers = Peers(base, [0], states)  # `given` has what they emitted
+    position = LoaderPosition(start, emitted=_regions(states[0]), items_in_pass=items)
+    position.peers = Peers(base, [0], states)  # `emitted` has what they emitted
     by_rank = sorted(states, key=lambda state: int(state["rank"]))
     counts = [-1 if s["ended"] else s["count"] for s in by_rank]
     if len(set(counts)) == 1:
         base += counts[0] * old_world
     else:
-        position.given.append(Region(base, counts))
+        position.emitted.append(Region(base, counts))
         base = min(base + c * old_world + rank for rank, c in enumerate(counts) if c >= 0)
     start.slots = start.slots._replace(base=base)
     return position
 
 
+def _newest_snapshots(states: Sequence[_State], pass_index: int, index: int) -> list[Snapshot]:
+    """Lists where ranks have a stream in a pass, the furthest first."""
+    found = [
+        Snapshot.from_json(state["streams"][str(index)])
+        for state in states
+        if str(index) in state["streams"] and state["pass"] == pass_index
+    ]
+    return sorted(found, key=lambda snapshot: snapshot.count("items"), reverse=True)
+
+
 def _regions(state: _State) -> list[Region]:
-    return [Region(entry["base"], entry["counts"]) for entry in state["given"]]
+    return [Region(entry["base"], entry["counts"]) for entry in state["emitted"]]
 
 
 def _stream_starts(
@@ -262,10 +571,10 @@ def _stream_starts(
     for visit, index in enumerate(slots.streams()):
         slot = slots.slot(visit)
         found = None
-        snapshots = newest_snapshots(states, position.start.pass_index, index)
+        snapshots = _newest_snapshots(states, position.start.pass_index, index)
         for snapshot in [snapshot.expect_like(fresh) for snapshot in snapshots]:
             behind = range(slot, snapshot.count("items") * slots.num_streams + index, step)
-            if len(behind) < _FURTHEST and all(position.is_given(own) for own in behind):
+            if len(behind) < _FURTHEST and all(position.is_emitted(own) for own in behind):
                 found = snapshot
                 slot += len(behind) * step
                 break

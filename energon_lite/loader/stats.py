@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from energon_lite.core.dataset import SavableDataset, SourceFacts
-from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
@@ -58,9 +57,11 @@ class SourceStats:
     wait_sec: float = 0.0
 
 
-# What is counted; the rest of `SourceStats` is worked out of these, of skips and of the blend.
+# What is counted; the rest of `SourceStats` is worked out of these and of the blend.
 _SECONDS = ("read_sec", "encode_sec", "wait_sec")
-_COUNTED = ("samples", "batches", "draws", "tokens", "overlong", "loss_weight_sum", *_SECONDS)
+COUNTED = (
+    "samples", "batches", "draws", "skipped", "tokens", "overlong", "loss_weight_sum", *_SECONDS,
+)  # fmt: skip
 _NOTHING = SourceStats()
 
 
@@ -101,9 +102,7 @@ class Stats(dict[str, SourceStats]):
         counted = {name: dataclasses.replace(stats) for name, stats in self.items()}
         for other in others:
             for name, stats in other.items():
-                mine = counted.setdefault(name, SourceStats())
-                for field in (*_COUNTED, "skipped"):
-                    setattr(mine, field, getattr(mine, field) + getattr(stats, field))
+                _add(counted.setdefault(name, SourceStats()), vars(stats))
         return Stats(counted, self.asked, self.facts, self.unit)
 
     def reduced(self, group: Any = None) -> Stats:
@@ -224,9 +223,7 @@ class Counter:
         counted: dict[str, SourceStats] = {}
         for counts in saved.counted:
             for name, fields in counts.items():
-                stats = counted.setdefault(name, SourceStats())
-                for field in _COUNTED:
-                    setattr(stats, field, getattr(stats, field) + fields[field])
+                _add(counted.setdefault(name, SourceStats()), fields)
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
         # Values that are never changed, so that a caller can return to them.
@@ -289,18 +286,10 @@ class Counter:
             found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)
         return found
 
-    def stats(self, num_items: int, skipped: Mapping[str, int]) -> Stats:
-        """Returns the statistics.
-
-        Args:
-            num_items: items that the whole run has yielded.
-            skipped: samples skipped, by source.
-        """
-        counted = self.counted()
-        for name, number in skipped.items():
-            counted.setdefault(name, SourceStats()).skipped = number
+    def stats(self, num_items: int) -> Stats:
+        """Returns the statistics, where the whole run has yielded `num_items`."""
         facts = {facts.name: facts for facts in self._dataset.sources()}
-        return Stats(counted, self.asked(num_items), facts, self._dataset.traits.unit)
+        return Stats(self.counted(), self.asked(num_items), facts, self._dataset.traits.unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
         """Returns all counts and the target samples, by source."""
@@ -308,10 +297,15 @@ class Counter:
         return {
             name: {
                 "asked": round(asked.get(name, 0.0), 6),
-                **{f: _rounded(getattr(counted.get(name, _NOTHING), f), f) for f in _COUNTED},
+                **{f: _rounded(getattr(counted.get(name, _NOTHING), f), f) for f in COUNTED},
             }
             for name in dict.fromkeys((*asked, *counted))
         }
+
+
+def _add(sums: SourceStats, fields: Mapping[str, float]) -> None:
+    for name in COUNTED:
+        setattr(sums, name, getattr(sums, name) + fields[name])
 
 
 def _rounded(value: float, name: str) -> float:
@@ -328,6 +322,8 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
 
     for costs, skipped, wait_sec in rows:
         lost = lost_samples(skipped) if skipped else {}
+        for source, number in lost.items():
+            (touched.get(source) or of(source)).skipped += number
         total = sum([row[1] for row in costs])
         for source, draws, read_sec, encode_sec, tokens, overlong in costs:
             stats = touched.get(source) or of(source)
@@ -361,22 +357,6 @@ def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:
     return lost
 
 
-def check_counts(state: Any) -> None:
-    """Refuses what `Counter.to_json` did not write.
-
-    Raises:
-        StateError: The statistics are of another kind.
-    """
-    is_whole = isinstance(state, dict) and all(
-        isinstance(row, dict)
-        and set(row) == {"asked", *_COUNTED}
-        and all(type(value) in (int, float) and abs(value) < 1 << 1000 for value in row.values())
-        for row in state.values()
-    )
-    if not is_whole:
-        raise StateError("the state's 'stats' are not what this version saves; it was edited")
-
-
 def _target_draws(dataset: SavableDataset[Any], num_draws: int) -> dict[str, float]:
     """Returns the target samples of each source in the first draws of all passes."""
     while not dataset.traits.ordering and len(dataset.children) == 1:
@@ -398,24 +378,6 @@ def _target_draws(dataset: SavableDataset[Any], num_draws: int) -> dict[str, flo
 _ALLOWED_PART = 0.05
 
 
-@dataclass
-class PassFailures:
-    """What a rank lost in the pass that is under way.
-
-    Attributes:
-        failed: samples that failed, of the batches yielded.
-        drawn: samples drawn for these.
-    """
-
-    failed: int = 0
-    drawn: int = 0
-
-    @classmethod
-    def of(cls, states: Sequence[dict[str, Any]]) -> PassFailures:
-        """Returns what the ranks of some states lost."""
-        return cls(*map(sum, zip((0, 0), *(s["failures"] for s in states), strict=True)))
-
-
 class FailureLimit:
     """Ends a validation pass that lost too many samples; others have no limit here.
 
@@ -433,16 +395,16 @@ class FailureLimit:
         self._num_samples = sum(facts.num_samples for facts in dataset.sources())
         self._last: SkipRecord | None = None
 
-    def counted(self, counts: PassFailures, delivery: Delivery) -> PassFailures:
+    def counted(self, failed: int, drawn: int, delivery: Delivery) -> tuple[int, int]:
         """Returns the counts with another batch, or the end of a stream."""
         if not self._is_on:
-            return counts
-        failed, drawn = counts.failed, counts.drawn + sum([row[1] for row in delivery.costs.rows])
+            return failed, drawn
+        drawn += sum([row[1] for row in delivery.costs])
         for record in delivery.skipped:
             if not record.on_purpose:
                 failed += record.num_samples
                 self._last = record
-        return PassFailures(failed, drawn)
+        return failed, drawn
 
     def check(self, failed: int, drawn: int, *, is_whole: bool) -> None:
         """Compares failures with the samples of the pass.

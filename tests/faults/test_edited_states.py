@@ -184,12 +184,12 @@ def _signed(state: Any) -> Any:
     [
         (("num_streams",), 10**12), (("world_size",), 10**12), (("base",), 10**30),
         (("base",), 10**15), (("count",), 10**30), (("count",), 10**15), (("pass",), 10**30),
-        (("items_in_pass",), 10**30), (("steps",), 10**30),
-        (("given",), [{"base": 0, "counts": [-1, -1]}]),
-        (("given",), [{"base": 0, "counts": [10**15, 10**15]}]),
+        (("items_in_pass",), 10**30), (("num_steps",), 10**30),
+        (("emitted",), [{"base": 0, "counts": [-1, -1]}]),
+        (("emitted",), [{"base": 0, "counts": [10**15, 10**15]}]),
         (("streams", "0", "items"), 10**30), (("streams", "0", "items"), 10**15),
         (("streams", "0", "inner", 0, "position"), 10**30),
-        (("streams", "9" * 5000), {}), (("skipped", "x"), 10**400),
+        (("streams", "9" * 5000), {}), (("stats", "x"), {"skipped": 10**400}),
     ],
 )  # fmt: skip
 def test_a_forged_number_is_refused_at_once(

@@ -91,7 +91,7 @@ def test_failures_are_counted_over_a_resume(texts, after) -> None:
     run = run_of(texts, encoder, 2, num_streams=6)
     run.steps(5)
     states = run.save()
-    assert sum(state["failures"][0] for state in states) == 3
+    assert sum(state["failed"] for state in states) == 3
     resumed = run_of(texts, encoder, after, states=states)
     if after == 1:
         with pytest.raises(FatalSampleError, match="60 samples of this validation pass 4 failed"):
@@ -99,8 +99,8 @@ def test_failures_are_counted_over_a_resume(texts, after) -> None:
     else:
         # Each rank knows its own part, and has no group to ask; the sum is that of the pass.
         resumed.rest()
-        parts = [state["failures"] for state in resumed.save()]
-        assert [sum(column) for column in zip(*parts, strict=True)] == [4, 60]
+        states = resumed.save()
+        assert [sum(state[name] for state in states) for name in ("failed", "drawn")] == [4, 60]
 
 
 def test_limit_is_judged_by_the_samples_of_the_pass(texts) -> None:

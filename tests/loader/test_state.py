@@ -14,6 +14,7 @@ import torch
 
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.core.errors import StateError
+from energon_lite.loader import resume
 
 from ..helpers import (
     Ranks,
@@ -65,7 +66,7 @@ def refused(make: Any, states: Any, **config: Any) -> str:
 
 def test_state_is_plain_json_with_format_and_version(states) -> None:
     for rank, state in enumerate(states):
-        assert (state["format"], state["version"]) == ("energon_lite.loader", 4)
+        assert (state["format"], state["version"]) == ("energon_lite.loader", 5)
         assert (state["rank"], state["world_size"], state["num_streams"]) == (rank, 2, 4)
         assert sorted(state["streams"]) == [str(s) for s in (rank, rank + 2)]
         assert json.loads(json.dumps(state)) == state
@@ -94,11 +95,8 @@ def test_state_of_a_loader_is_a_copy(texts) -> None:
     saved = through_json(state)
     next(iterator)
     assert through_json(state) == saved
-    state["streams"].clear()
-    state["skipped"]["x"] = 1
-    state["given"].append(1)
-    assert through_json(loader.save_state_rank())["skipped"] == {}
-    assert loader.save_state_rank()["given"] == []
+    state["emitted"].append(1)
+    assert loader.save_state_rank()["emitted"] == []
 
 
 def test_torch_save_with_weights_only_keeps_a_state(texts, states, tmp_path) -> None:
@@ -338,12 +336,12 @@ def test_pickled_state_of_energon_is_refused_with_a_word(texts) -> None:
     assert "not a loader state of energon_lite" in message
 
 
-@pytest.mark.parametrize("version", [0, 3, 5, "4", True, None])
+@pytest.mark.parametrize("version", [0, 4, 6, "5", True, None])
 def test_other_version_is_refused(texts, states, version) -> None:
     changed = [{**state, "version": version} for state in states]
     message = refused(train(texts, "skipping"), changed, world_size=1)
     assert f"format version {version!r}" in message
-    assert "reads version 4 only" in message
+    assert "reads version 5 only" in message
 
 
 def broken_states(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -356,7 +354,7 @@ def broken_states(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             changed = copy.copy(state)
             changed[key] = garbage
             yield f"{where}={garbage!r}", changed
-        if isinstance(state[key], (dict, list)) and where not in ("/config", "/skipped", "/stats"):
+        if isinstance(state[key], (dict, list)) and where not in ("/config", "/stats"):
             for name, inner in broken_states(state[key], where):
                 changed = copy.copy(state)
                 changed[key] = inner
@@ -445,7 +443,13 @@ def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) 
         except Exception as error:
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
         # A stream without a snapshot is computed again from its start.
-        harmless = ("/skipped={'a': 1}", "/streams/0 missing", "/streams/2 missing", "/checksum")
+        harmless = (
+            "/streams/0 missing",
+            "/streams/2 missing",
+            "/checksum",
+            "/pipeline",
+            "/config missing",
+        )
         if name.startswith("/streams/") and "/name='garbage'" in name:
             with pytest.raises(StateError, match="stands in source 'garbage'"):
                 list(islice(iter(loader), 4))
@@ -472,3 +476,16 @@ def test_refused_state_after_worker_processes_have_started_changes_nothing(texts
     with pytest.raises(StateError):
         loader.restore_state_global([{**states[0], "version": 9}])
     assert_same(list(islice(iterator, 6)), expected[2:])
+
+
+@pytest.mark.parametrize("text", ["garbage", "e\u0301", "eJw=", "", 7])
+def test_table_that_cannot_be_decompressed_is_refused(texts, states, text) -> None:
+    changed = [signed(states[0] | {"streams": text}), states[1]]
+    assert "'streams'" in refused(train(texts, "skipping"), changed)
+
+
+def test_small_table_of_a_huge_value_is_refused(texts, states, monkeypatch) -> None:
+    table = resume.compressed([0] * 10_000)
+    monkeypatch.setattr(resume, "_MAX_BYTES", 20_000)
+    changed = [signed(states[0] | {"streams": table}), states[1]]
+    assert "of more than 20,000 bytes" in refused(train(texts, "skipping"), changed)

@@ -21,8 +21,8 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import Stream
 from energon_lite.loader import worker_pool
-from energon_lite.loader.rank_feed import Costs, Delivery, RankFeed
-from energon_lite.loader.stats import Counter, FailureLimit, PassFailures, SourceStats, lost_samples
+from energon_lite.loader.rank_feed import Delivery, RankFeed
+from energon_lite.loader.stats import Counter, FailureLimit, SourceStats, lost_samples
 from energon_lite.loader.worker_main import Pass, Settings
 
 from ..helpers import MakeDataset, Ranks, assert_same
@@ -75,16 +75,16 @@ class Model:
             found[slot] = Slot(item, records, costs, context.fill)
             slot += stream.num_streams
 
-    def counts(self, slots: set[tuple[int, int]], last: int) -> tuple[Any, Any, PassFailures]:
+    def counts(self, slots: set[tuple[int, int]], last: int) -> tuple[Any, Any, tuple[int, int]]:
         """Returns statistics and skips of some slots, and the failures of those in a last pass."""
-        counter, lost, skipped = Counter(self.dataset), PassFailures(), Multiset[str]()
+        counter, lost, skipped = Counter(self.dataset), (0, 0), Multiset[str]()
         limit = FailureLimit(self.dataset, MAX_SKIP_RATE)
         for number, slot in slots:
             item, records, costs, _ = self.slots(number)[slot]
             counter.add(costs, records, None if item is END else 0.0)
             skipped.update(lost_samples(records))
             if number == last:
-                lost = limit.counted(lost, Delivery(item, slot, -1, None, records, Costs(costs)))
+                lost = limit.counted(*lost, Delivery(item, slot, -1, None, records, costs))
         return counter.counted(), skipped, lost
 
 
@@ -259,10 +259,8 @@ class Chain:
         ):
             assert +found == skipped
         if len(set(self._numbers)) == 1:
-            failures = [state.get("failures", (0, 0)) for state in self.states or ()]
-            assert [sum(column) for column in zip(*failures, strict=True)] == [
-                lost.failed, lost.drawn,
-            ]  # fmt: skip
+            for name, number in zip(("failed", "drawn"), lost, strict=True):
+                assert sum(state[name] for state in self.states or ()) == number
 
     def _check_streams(self) -> None:
         """Streams stand as near to `max_skip_rate` as in the undisturbed run."""
