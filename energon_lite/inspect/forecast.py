@@ -9,7 +9,7 @@ Axes: K intervals of the run, N sources, P packs, R ranks, S streams, T steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.balance import CostModel, idle_share, imbalance
-from energon_lite.batching.rules import Packing
+from energon_lite.batching.rules import Packing, at_least
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -128,6 +128,8 @@ class Plan:
         intervals: shares over time.
         warnings: what may not be intended.
         packing: what packs there are, if the plan is one of packs.
+        samples: samples of all sources; None where only target shares are known.
+        read_bytes: bytes read for all sources.
     """
 
     path: str
@@ -143,21 +145,13 @@ class Plan:
     sources: tuple[SourcePlan, ...]
     intervals: tuple[Interval, ...]
     warnings: tuple[str, ...]
-    packing: PackPlan | None = None
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of all sources."""
-        return _sum(source.samples for source in self.sources)
-
-    @property
-    def read_bytes(self) -> int | None:
-        """Bytes read for all sources."""
-        return _sum(source.read_bytes for source in self.sources)
+    packing: PackPlan | None
+    samples: int | None
+    read_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON-serialisable values."""
-        return {**dataclasses.asdict(self), "samples": self.samples, "read_bytes": self.read_bytes}
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,18 +239,18 @@ def plan(
         ValueError: An argument, or a file of the dataset, is wrong.
         FileNotFoundError: A folder is missing, or not prepared.
     """
-    _refuse_zeros(steps=steps, batch_size=batch_size)
+    at_least("steps", steps)
+    at_least("batch_size", batch_size)
     config = WorkerConfig(
         rank=0, world_size=world_size, num_workers=0,
         num_streams=num_streams, seed_offset=seed_offset,
     )  # fmt: skip
     run = RunShape(steps, batch_size, world_size, config.default_num_streams)
     dataset = _opened(path, split_part, batch_size, repeat, config, {"trust": trust, **kwargs})
-    packs = None
-    if packing is not None:
-        packs = _planned(dataset, packing, seed_offset, batch_size)
+    packs = None if packing is None else _planned(dataset, packing, seed_offset, batch_size)
     forecast, pack_plan = _forecast(dataset, packs, run)
     sources = tuple(_source_plans(dataset, forecast))
+    is_known = forecast.samples is not None
     return Plan(
         path=path_text(path), split_part=split_part,
         unit="tokens" if forecast.by_tokens else "samples",
@@ -266,13 +260,9 @@ def plan(
         intervals=tuple(_intervals(sources, forecast)),
         warnings=tuple(_warnings(sources, forecast, run, dataset.endless)),
         packing=pack_plan,
+        samples=sum(source.samples or 0 for source in sources) if is_known else None,
+        read_bytes=sum(source.read_bytes or 0 for source in sources) if is_known else None,
     )  # fmt: skip
-
-
-def _refuse_zeros(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
 
 
 class _Forecast(NamedTuple):
@@ -500,11 +490,6 @@ def _warnings(
             )
 
 
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    return None if None in found else sum(number or 0 for number in found)
-
-
 # ---------------------------------------------------------------------------------- idle time
 
 
@@ -544,7 +529,8 @@ def balance_report(
         FileNotFoundError: A folder, or its length index, is missing.
         ValueError: An argument, or a file of the dataset, is wrong; or it has no sample.
     """
-    _refuse_zeros(capacity=capacity, ranks=ranks, steps=steps)
+    for name, count in (("capacity", capacity), ("ranks", ranks), ("steps", steps)):
+        at_least(name, count)
     if not any(dataclasses.astuple(cost)[:2]):
         raise ValueError("the cost of a token and that of a pair are both 0; give one above 0")
     config = WorkerConfig(
@@ -577,9 +563,10 @@ def _compared(
         full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
         rows.append(_balance_row(name, full, costs))
         if balance is None:
-            drawn, in_order = draws, _in_order(packs, draws, ranks)
+            drawn, in_order = draws, list(_in_order(packs, draws, ranks))
     samples = int(drawn.counts.sum())
-    padded = _padded(in_order, round(samples / (steps * ranks)), steps, rules.tokens, rules.cost)
+    batch_size = max(1, round(samples / (steps * ranks)))
+    padded = _padded(in_order, batch_size, steps, rules.tokens, rules.cost)
     return BalanceReport(
         path=path, ranks=ranks, steps=steps, samples=samples, capacity=rules.tokens,
         overlong=int((drawn.stored[drawn.counts > 0] > rules.tokens).sum()),
@@ -608,36 +595,32 @@ def _rank_packs(packs: PlannedPacks, steps: int, ranks: int) -> tuple[Draws, Flo
     return drawn.draws, costs
 
 
-def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> list[Int64Array]:
-    """Returns the tokens of each rank's samples in their order, up to the last one in a pack."""
+def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> Iterator[Int64Array]:
+    """Yields the tokens of each rank's samples in their order, up to the last one in a pack."""
     names = [facts.name for facts in packs.sources()]
     lengths = {name: packs.lengths(name)[0] for name in names}
-    found = []
     for rank in range(ranks):
         samples = StreamDraws(packs.plannable.order, Stream(rank, ranks), names, lengths)
         last = int(draws.positions[draws.streams == rank].max())
         samples.draw_up_to(last + 1)
-        found.append(samples.draws().stored[: last + 1])
-    return found
+        yield samples.draws().stored[: last + 1]
 
 
 def _padded(
     in_order: Sequence[Int64Array], batch_size: int, steps: int, capacity: int, cost: CostModel
 ) -> BalanceRow:
     """Returns the row of batches that are padded to their longest sample."""
-    batch_size = max(1, batch_size)
-    used = size = 0
-    columns = []
+    batches = []
     for tokens in in_order:
         own = np.minimum(tokens[tokens > 0], capacity)
-        batches = own[: len(own) // batch_size * batch_size].reshape(-1, batch_size)[:steps]
-        longest = batches.max(axis=1)
-        used += int(batches.sum())
-        size += int(longest.sum()) * batch_size
-        columns.append([cost.combine(batch_size * n, batch_size * n * n) for n in longest.tolist()])
-    num_steps = min(map(len, columns))
-    costs = np.array([column[:num_steps] for column in columns]).T
-    return _balance_row(f"batches of {batch_size}, padded", used / size if size else 1.0, costs)
+        batches.append(own[: len(own) // batch_size * batch_size].reshape(-1, batch_size)[:steps])
+    longest = [own.max(axis=1) for own in batches]
+    size = batch_size * sum(int(own.sum()) for own in longest)
+    full = sum(int(own.sum()) for own in batches) / size if size else 1.0
+    num_steps = min(map(len, longest))
+    longest_TR = np.stack([own[:num_steps] for own in longest], axis=1)
+    costs = cost.combine(batch_size * longest_TR, batch_size * longest_TR**2)
+    return _balance_row(f"batches of {batch_size}, padded", full, costs)
 
 
 def _balance_row(name: str, full: float, costs: Float64Array) -> BalanceRow:

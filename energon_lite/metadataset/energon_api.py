@@ -6,7 +6,6 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,18 +56,22 @@ class LoadedDatasetList:
     blend_mode: DatasetBlendMode = DatasetBlendMode.NONE
 
 
+_MODES = {
+    Blend: DatasetBlendMode.DATASET_WEIGHT,
+    BlendEpochized: DatasetBlendMode.SAMPLE_REPETITIONS,
+}
+
+
 def loaded_datasets(node: Node, opener: LeafOpener) -> LoadedDatasetList:
-    """Opens the leaves of a tree."""
-    found = [
-        LoadedDataset(dataset=opener.open(leaf), weight=weight, repetitions=repetitions)
-        for leaf, weight, repetitions in _amounts(node, 1.0, 1)
-    ]
-    mode = DatasetBlendMode.NONE
-    if isinstance(node, Blend):
-        mode = DatasetBlendMode.DATASET_WEIGHT
-    elif isinstance(node, BlendEpochized):
-        mode = DatasetBlendMode.SAMPLE_REPETITIONS
-    return LoadedDatasetList(datasets=found, blend_mode=mode)
+    """Opens the leaves of a tree, in which all blends are of one kind."""
+    name = "weight" if any(isinstance(inner, Blend) for inner in walk(node)) else "repetitions"
+    found = []
+    for leaf, amount in _amounts(node, None):
+        number: Any = {} if amount is None else {name: float(amount)}
+        found.append(LoadedDataset(dataset=opener.open(leaf), **number))
+    return LoadedDatasetList(
+        datasets=found, blend_mode=_MODES.get(type(node), DatasetBlendMode.NONE)
+    )
 
 
 def check_is_list(node: Node, who: str) -> None:
@@ -101,27 +104,22 @@ def check_is_list(node: Node, who: str) -> None:
             )
 
 
-def _amounts(
-    node: Node, weight: float, repetitions: Fraction | int
-) -> Iterator[tuple[Leaf, float | None, float | None]]:
-    """Yields each leaf with its share of the blend, and its repetitions."""
+def _amounts(node: Node, amount: Any) -> Iterator[tuple[Leaf, Any]]:
+    """Yields each leaf with its share of the blend, or its repetitions; None outside of blends."""
+    outer = 1 if amount is None else amount
     if isinstance(node, Leaf):
-        yield node, None, None
+        yield node, amount
+    elif isinstance(node, Concat):
+        for below in node.members:
+            yield from _amounts(below, amount)
     elif isinstance(node, Blend):
         start = np.zeros(1, dtype=np.int64)
         own = [float(weight_at(member.weight, start)[0]) for member in node.members]
         for member, part in zip(node.members, own, strict=True):
-            share = weight * part / (sum(own) or 1.0)
-            for leaf, inner, _ in _amounts(member.node, share, 1):
-                yield leaf, share if inner is None else inner, None
-    elif isinstance(node, BlendEpochized):
-        for entry in node.members:
-            times = repetitions * entry.repetitions
-            for leaf, _, inner in _amounts(entry.node, 1.0, times):
-                yield leaf, None, float(times) if inner is None else inner
+            yield from _amounts(member.node, outer * part / (sum(own) or 1.0))
     else:
-        for below in node.members:
-            yield from _amounts(below, weight, repetitions)
+        for entry in node.members:
+            yield from _amounts(entry.node, outer * entry.repetitions)
 
 
 class TraversedDatasetReference(NamedTuple):
@@ -208,10 +206,11 @@ class DatasetLoaderInterface(ABC):
         ]
 
 
+@dataclass(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
     """A prepared folder.
 
-    Args:
+    Attributes:
         path: the folder.
         split_part: the split part to use, instead of the argument of `get_datasets`.
         subflavors: tags.
@@ -220,37 +219,31 @@ class DatasetLoader(DatasetLoaderInterface):
         split_config: name of the split file in `.nv-meta`.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | PathLike[str],
-        split_part: str | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        dataset_config: str | None = None,
-        split_config: str | None = None,
-    ) -> None:
-        self.path: AnyPath = Path(path)
-        self.split_part = split_part
-        self._leaf: dict[str, Any] = {
-            "subflavors": dict(subflavors or {}),
-            "shuffle_over_epochs_multiplier": shuffle_over_epochs_multiplier,
-            "dataset_config": dataset_config,
-            "split_config": split_config,
-        }
+    path: AnyPath
+    split_part: str | None = None
+    subflavors: Mapping[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    dataset_config: str | None = None
+    split_config: str | None = None
 
     def node(self, split_part: str) -> Node:
         """Returns the one leaf."""
         leaf = open_node(self.path, self.split_part or split_part, {})
         assert isinstance(leaf, Leaf)
-        return replace(leaf, **self._leaf)
+        return replace(
+            leaf,
+            subflavors=dict(self.subflavors or {}),
+            shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
+            dataset_config=self.dataset_config,
+            split_config=self.split_config,
+        )
 
 
+@dataclass
 class Metadataset(DatasetLoaderInterface):
     """A metadataset: the path of its file, or the content of the file."""
 
-    def __init__(self, path: AnyPath) -> None:
-        self.path = path
+    path: AnyPath
 
     def node(self, split_part: str) -> Node:
         """Returns the tree of a split."""

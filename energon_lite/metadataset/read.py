@@ -21,6 +21,7 @@ from energon_lite.metadataset.nodes import (
     Node,
     combined_multiplier,
     read_content,
+    walk,
 )
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.values import Place, SubsetRange, as_read, close_match
@@ -57,12 +58,10 @@ class _Tree:
     Attributes:
         files: by their shown names.
         size: number of nodes, plus a fraction for their subflavors.
-        blends: the first place of each kind of blend.
     """
 
     files: dict[str, MetadatasetFile] = field(default_factory=dict)
     size: float = 0
-    blends: dict[type[Any], Place] = field(default_factory=dict)
 
     def add(self, node: Node, here: _Around) -> None:
         """Counts a node and its effective subflavors, and checks the limits."""
@@ -77,17 +76,6 @@ class _Tree:
             raise node.place.error(f"more than {MAX_DEPTH // 2} nodes nested in one another")
         if not isfinite(here.loss_weight):
             raise node.place.error("the loss weights down to here multiply to infinity; lower them")
-        if isinstance(node, Blend | BlendEpochized):
-            self.blends.setdefault(type(node), node.place)
-
-    def check_blends(self) -> None:
-        """Refuses `blend` and `blend_epochized` in one tree, as Energon does."""
-        if len(self.blends) > 1:
-            raise DatasetFormatError(
-                "all blends of a split must have the same blend mode: "
-                f"{self.blends[BlendEpochized]} is a 'blend_epochized', {self.blends[Blend]} a "
-                "'blend'. Write one of them in the other form"
-            )
 
 
 class _Around(NamedTuple):
@@ -152,7 +140,12 @@ def read_metadataset(source: Source, split_part: str) -> Node:
     """
     file = _open_root(source)
     node = _split(file, _Around(split_part, {}), Place(file.name))
-    file.tree.check_blends()
+    first = {type(inner): inner.place for inner in reversed(list(walk(node)))}
+    if Blend in first and BlendEpochized in first:  # Energon refuses them, too
+        raise DatasetFormatError(
+            f"all blends of a split must have the same blend mode: {first[BlendEpochized]} is a "
+            f"'blend_epochized', {first[Blend]} a 'blend'. Write one of them in the other form"
+        )
     return node
 
 
