@@ -262,7 +262,7 @@ def test_ranks_that_cannot_talk(
             sync.add(cost)
             if sync.is_full:
                 stream.append(sync.next_pack())
-        while sync.num_held:
+        while sync.num_buffered:
             stream.append(sync.next_pack())
 
     times = in_turn(benchmark, {"stream": streaming, "windows": windows}, rounds=3)

@@ -94,7 +94,7 @@ def test_blended_batches(
         rounds=5,
     )
     stats = loader.stats()
-    assert all(abs(s.given_share - s.asked_share) < 1e-3 for s in stats.values())
+    assert all(abs(s.actual_share - s.target_share) < 1e-3 for s in stats.values())
     ours, loop = (per_sample(times, num_samples) for times in found.values())
     goal = LOOP_RATE / goal_rate if goal_rate else None
     entries.append(Figure(GROUP, name, "/s", ours, LOOP, loop, goal_ratio=goal))

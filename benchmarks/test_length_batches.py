@@ -246,7 +246,7 @@ def test_useful_share_of_modality_batches_in_a_run(entries: list[Entry], window:
         Lines(order), split, STEP_SIZE // NUM_RANKS, listed, sample_length=as_list.__getitem__
     )
     streams = [list(StreamRun(dataset, Stream(rank, NUM_RANKS))) for rank in range(NUM_RANKS)]
-    num_given = sum(len(batch) for batches in streams for batch in batches)
+    num_returned = sum(len(batch) for batches in streams for batch in batches)
     # Streams end one by one; what is left when the first has ended is for no whole step.
     steps = [list(step) for step in zip(*streams, strict=False)]
     pure = np.mean([len({groups[i] for b in step for i in b}) == 1 for step in steps])
@@ -254,7 +254,7 @@ def test_useful_share_of_modality_batches_in_a_run(entries: list[Entry], window:
     assert pure == 1
     text = (
         f"{useful(steps, lengths):.1%} useful, {padding(batches, lengths):.1%} padding, "
-        f"{pure:.0%} of steps pure; {1 - num_given / NUM_SAMPLES:.1%} left out at the end"
+        f"{pure:.0%} of steps pure; {1 - num_returned / NUM_SAMPLES:.1%} dropped at the end"
     )
     entries.append(Count(MODALITIES, f"in a run, window {window}", text, "100 % pure"))
 
@@ -303,10 +303,10 @@ def test_useful_share_of_planned_modality_batches(
     share = useful(steps, lengths)
     assert pure == 1
     assert share >= (goal or 0)
-    left_out = 1 - len({i for batch in batches for i in batch}) / NUM_SAMPLES
+    omitted = 1 - len({i for batch in batches for i in batch}) / NUM_SAMPLES
     text = (
         f"{share:.1%} useful, {padding(batches, lengths):.1%} padding, {pure:.0%} of steps pure; "
-        f"{left_out:.1%} left out at the end"
+        f"{omitted:.1%} dropped at the end"
     )
     wanted = f"≥ {goal:.0%} useful, 100 % pure" if goal else ""
     entries.append(Count(MODALITIES, f"in a run, planned, window {window}", text, wanted))

@@ -50,7 +50,7 @@ def drive(rows: list[Any], capacity: Any, **limits: Any) -> int:
         if packer.is_full:
             packer.next_pack()
             num_packs += 1
-    while packer.num_held:
+    while packer.num_buffered:
         packer.next_pack()
         num_packs += 1
     return num_packs

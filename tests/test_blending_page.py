@@ -137,7 +137,7 @@ def test_homogeneous_mix_has_both_datasets_in_each_batch(sets) -> None:
             assert type(batch) is CaptioningBatch
             assert batch.image.shape[0] == 32
     shares = train_loader.stats()
-    assert [round(s.given_share, 1) for s in shares.values()] == [0.6, 0.4]
+    assert [round(s.actual_share, 1) for s in shares.values()] == [0.6, 0.4]
 
 
 @dataclass

@@ -209,7 +209,7 @@ def test_blend_of_tokens_uses_the_index(root, tmp_path) -> None:
     )
     loader = get_savable_loader(dataset)
     assert list(islice(loader, 300))
-    shares = [stats.given_share for stats in loader.stats().values()]
+    shares = [stats.actual_share for stats in loader.stats().values()]
     assert shares == pytest.approx([0.5, 0.5], abs=0.01)
 
 

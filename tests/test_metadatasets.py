@@ -78,7 +78,7 @@ def shares_after(path: Path, num_batches: int) -> dict[str, tuple[float, float]]
     loader = training(path)
     assert sum(1 for _ in islice(loader, num_batches)) == num_batches
     stats = loader.stats()
-    return {n: (round(s.asked_share, 2), round(s.given_share, 2)) for n, s in stats.items()}
+    return {n: (round(s.target_share, 2), round(s.actual_share, 2)) for n, s in stats.items()}
 
 
 def places(batch: Any) -> list[tuple[str, Any]]:
@@ -116,7 +116,7 @@ def test_example_is_read_built_and_iterated(name: str, split: str, sets: Path) -
     for batch in batches:
         assert batch.loss_weight.shape == (8,)
     assert sum(s.samples for s in loader.stats().values()) == 480
-    assert all(s.samples for s in loader.stats().values() if s.asked_share)
+    assert all(s.samples for s in loader.stats().values() if s.target_share)
 
 
 def test_blend_has_its_weights_and_loss_weights(sets: Path) -> None:
@@ -160,7 +160,7 @@ def test_tokens_are_shared_by_weight(sets: Path) -> None:
     loader = training(sets / "tokens.yaml")
     for _ in islice(loader, 300):
         pass
-    given = [stats.given_share for stats in loader.stats().values()]
+    given = [stats.actual_share for stats in loader.stats().values()]
     assert given == pytest.approx([0.6, 0.3, 0.1], abs=0.01)
 
 

@@ -289,7 +289,7 @@ def test_blend_of_a_file_has_its_shares_and_loss_weights(sets) -> None:
     asked = {"a/train": 1200, "b/train": 100, "c/train": 300}
     for name, number in asked.items():
         assert abs(stats[name].samples - number) <= 5
-        assert stats[name].asked_share == pytest.approx(number / 1600)
+        assert stats[name].target_share == pytest.approx(number / 1600)
         assert stats[name].epochs == stats[name].samples / stats.facts[name].num_samples
     assert stats["a/train"].loss_weight_sum == pytest.approx(0.1 * stats["a/train"].samples)
 

@@ -36,17 +36,17 @@ class StepPlan:
     """Which pack each rank has in each step, and what became of those that did not fit in.
 
     Every pack in 0..P-1 is in `steps` once, and once more for each time that `repeated` has it; or
-    it is in `left_out`.
+    it is in `omitted`.
 
     Attributes:
         steps: shape (S, K); the pack of each rank in each step, -1 for none.
         repeated: packs that are there once more for each time that they are named here.
-        left_out: packs that no rank has, ascending.
+        omitted: packs that no rank has, ascending.
     """
 
     steps: Int64Array
     repeated: Int64Array
-    left_out: Int64Array
+    omitted: Int64Array
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -60,7 +60,7 @@ class StepPlan:
         num_steps, num_ranks = self.steps.shape
         return (
             f"StepPlan({num_steps:,} steps of {num_ranks:,} ranks, {len(self.repeated):,} packs "
-            f"repeated, {len(self.left_out):,} omitted)"
+            f"repeated, {len(self.omitted):,} omitted)"
         )
 
     def costs(self, costs_P: npt.ArrayLike) -> Float64Array:
@@ -78,7 +78,7 @@ class StepPlan:
         """
         costs = as_costs(costs_P, "pack")
         num_packs = self.steps.size - (self.steps == NO_PACK).sum()
-        num_packs += len(self.left_out) - len(self.repeated)
+        num_packs += len(self.omitted) - len(self.repeated)
         if len(costs) != num_packs:
             raise ValueError(f"{len(costs):,} costs for a plan of {num_packs:,} packs.")
         return np.append(costs, 0.0)[self.steps]  # -1 takes the last
@@ -129,7 +129,7 @@ def global_window(
     window_steps = at_least("window_steps", window_steps, 1)
     if remainder not in get_args(Remainder):
         raise ValueError(f"remainder={remainder!r} is not one of {', '.join(get_args(Remainder))}")
-    packs, repeated, left_out = _whole_steps(len(costs), num_ranks, remainder)
+    packs, repeated, omitted = _whole_steps(len(costs), num_ranks, remainder)
     window_steps = max(min(window_steps, len(packs) // num_ranks), 1)
     size = window_steps * num_ranks
     num_whole, num_windows = len(packs) // size, -(-len(packs) // size)
@@ -141,7 +141,7 @@ def global_window(
     if num_whole < num_windows:
         rest = packs[None, num_whole * size :]
         steps.append(_cut(costs, rest, num_ranks, words[num_whole:]))
-    return StepPlan(np.concatenate(steps), repeated, left_out)
+    return StepPlan(np.concatenate(steps), repeated, omitted)
 
 
 def _whole_steps(
@@ -151,8 +151,8 @@ def _whole_steps(
     packs = np.arange(num_packs)
     num_missing = -num_packs % num_ranks
     if remainder == "drop":
-        packs, left_out = np.split(packs, [num_packs - num_packs % num_ranks])
-        return packs, left_out[:0], left_out
+        packs, omitted = np.split(packs, [num_packs - num_packs % num_ranks])
+        return packs, omitted[:0], omitted
     repeated = packs[:0]
     if remainder == "pad" and num_packs:
         repeated = np.resize(packs, num_missing)
@@ -282,14 +282,14 @@ class QuantileSync:
         return self._first + len(self._costs)
 
     @property
-    def num_held(self) -> int:
+    def num_buffered(self) -> int:
         """Packs that are yet to be emitted."""
         return len(self._order) + len(self._costs)
 
     @property
     def is_full(self) -> bool:
         """Whether a window of packs is buffered, so that the next pack may be emitted."""
-        return self.num_held >= self._window
+        return self.num_buffered >= self._window
 
     def next_pack(self) -> int:
         """Returns the number of the next pack, and lets go of it.
@@ -302,7 +302,7 @@ class QuantileSync:
         if not self._order:
             if not self._costs:
                 raise IndexError(
-                    "No pack is buffered: all packs that were added were returned. Check num_held."
+                    "No pack is buffered: all packs were returned. Check num_buffered."
                 )
             costs = self._costs[: self._window]
             order = quantile_sync(costs, self._window, self._seed, self._window_number)
@@ -312,7 +312,7 @@ class QuantileSync:
             del self._costs[: len(costs)]
         return self._order.pop()
 
-    def held(self) -> list[int]:
+    def buffered(self) -> list[int]:
         """Returns the numbers of the buffered packs, ascending."""
         return sorted(self._order) + list(range(self._first, self.num_added))
 

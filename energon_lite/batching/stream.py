@@ -109,7 +109,7 @@ class StreamingPacker:
         self._tail = slot + 1
 
     @property
-    def num_held(self) -> int:
+    def num_buffered(self) -> int:
         """Samples that are in no pack yet."""
         return self._tail - self._num_gone
 
@@ -159,9 +159,9 @@ class StreamingPacker:
         pack: list[int] = self._chosen[:size].tolist()
         return pack
 
-    def held(self) -> list[int]:
+    def buffered(self) -> list[int]:
         """Returns the numbers of the buffered samples, ascending."""
-        return list(map(int, self._held()[0]))
+        return list(map(int, self._buffered()[0]))
 
     def state(self) -> dict[str, Any]:
         """Returns all that `restore` needs to resume exactly, as copies.
@@ -171,7 +171,7 @@ class StreamingPacker:
             they were added; `added`, the samples added in all; `totals`, R sums of all their
             lengths, aligned.
         """
-        numbers, lengths = self._held()
+        numbers, lengths = self._buffered()
         return {
             "numbers": numbers,
             "lengths": lengths,
@@ -190,11 +190,11 @@ class StreamingPacker:
                 it was.
         """
         numbers, lengths, added, totals = self._checked(state)
-        num_held, num = lengths.shape
-        table = _new_table(*self._settings, num_places=2 * num_held)
-        table[search.LENGTHS : search.LENGTHS + num, :num_held] = lengths.T
-        search.take_in(table, num_held)
-        table[search.NUMBERS, :num_held] = numbers
+        num_buffered, num = lengths.shape
+        table = _new_table(*self._settings, num_places=2 * num_buffered)
+        table[search.LENGTHS : search.LENGTHS + num, :num_buffered] = lengths.T
+        search.take_in(table, num_buffered)
+        table[search.NUMBERS, :num_buffered] = numbers
         table[search.HEADER, search.NUM_ADDED] = added
         _totals_of(table)[:] = totals
         self._use(table)
@@ -214,10 +214,10 @@ class StreamingPacker:
         self._num_places: int = table.shape[1]
         self._rows = [table[search.LENGTHS + r].data for r in range(len(self._capacities))]
         self._chosen = table[search.CHOSEN].data
-        places = [search.TAIL, search.NUM_HELD, search.NUM_ADDED]
-        tail, num_held, added = table[search.HEADER, places].tolist()
+        places = [search.TAIL, search.NUM_BUFFERED, search.NUM_ADDED]
+        tail, num_buffered, added = table[search.HEADER, places].tolist()
         self._tail = tail
-        self._num_gone = tail - num_held  # of the samples in slots up to the tail
+        self._num_gone = tail - num_buffered  # of the samples in slots up to the tail
         self._first_number = added - tail
 
     def _make_room(self) -> int:
@@ -232,12 +232,12 @@ class StreamingPacker:
         totals: list[int] = _totals_of(self._table).tolist()
         return totals
 
-    def _held(self) -> tuple[Int64Array, Int64Array]:
+    def _buffered(self) -> tuple[Int64Array, Int64Array]:
         search.take_in(self._table, self._tail)
         numbers = self._table[search.NUMBERS, : self._tail]
         rows = self._table[search.LENGTHS : search.LENGTHS + len(self._capacities), : self._tail]
-        is_held = numbers >= 0
-        return numbers[is_held], np.ascontiguousarray(rows[:, is_held].T)
+        is_buffered = numbers >= 0
+        return numbers[is_buffered], np.ascontiguousarray(rows[:, is_buffered].T)
 
     def _add_several(self, slot: int, lengths: Any) -> None:
         if len(lengths) != len(self._limits):

@@ -87,9 +87,9 @@ class StreamPacks(OneByOne):
         """Returns a pack of what is buffered when the data have ended."""
         packing = self._packing
         for group, packer in self._packers.items():
-            while packer.num_held:
+            while packer.num_buffered:
                 pack = self._taken(group)
-                is_last = packing.drop_last and not packer.num_held
+                is_last = packing.drop_last and not packer.num_buffered
                 if packing.end_of_data == "pack" and not is_last:
                     return pack
                 self._leftover += pack

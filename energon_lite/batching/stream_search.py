@@ -25,7 +25,7 @@ from energon_lite.core.arrays import Int64Array
 HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 
 # Places in the header.
-NUM_HELD, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS = range(8)
+NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS = range(8)
 CAPACITY = 8  # R capacities, then R alignments, then R totals
 BLOCKS = 3
 
@@ -56,7 +56,7 @@ def compact(table: Int64Array) -> None:
                 table[row, kept] = table[row, slot]
             moved_to[slot] = kept
             kept += 1
-    for place in range(header[NUM_HELD]):
+    for place in range(header[NUM_BUFFERED]):
         table[SLOTS, place] = moved_to[table[SLOTS, place]]
     header[TAIL], header[OLDEST] = kept, 0
 
@@ -82,9 +82,9 @@ def _key_of(table: Int64Array, slot: int) -> int:
 @kernel()
 def _place_of(table: Int64Array, slot: int) -> int:
     """The place in the sorted rows that a slot has or would have: of equal keys, newest first."""
-    num_held, key = table[HEADER, NUM_HELD], _key_of(table, slot)
-    place = _first_not_below(table, num_held, key)
-    while place < num_held and table[SLOTS, place] > slot and table[KEYS, place] == key:
+    num_buffered, key = table[HEADER, NUM_BUFFERED], _key_of(table, slot)
+    place = _first_not_below(table, num_buffered, key)
+    while place < num_buffered and table[SLOTS, place] > slot and table[KEYS, place] == key:
         place += 1
     return place
 
@@ -109,20 +109,20 @@ def _move_down(table: Int64Array, row: int, start: int, stop: int) -> None:
 
 @kernel()
 def _insert(table: Int64Array, slot: int) -> None:
-    num_held, key = table[HEADER, NUM_HELD], _key_of(table, slot)
+    num_buffered, key = table[HEADER, NUM_BUFFERED], _key_of(table, slot)
     place = _place_of(table, slot)
-    _move_up(table, KEYS, place, num_held)
-    _move_up(table, SLOTS, place, num_held)
+    _move_up(table, KEYS, place, num_buffered)
+    _move_up(table, SLOTS, place, num_buffered)
     table[KEYS, place], table[SLOTS, place] = key, slot
-    table[HEADER, NUM_HELD] = num_held + 1
+    table[HEADER, NUM_BUFFERED] = num_buffered + 1
 
 
 @kernel()
 def _remove(table: Int64Array, place: int) -> None:
-    num_held = table[HEADER, NUM_HELD] - 1
-    _move_down(table, KEYS, place, num_held)
-    _move_down(table, SLOTS, place, num_held)
-    table[HEADER, NUM_HELD] = num_held
+    num_buffered = table[HEADER, NUM_BUFFERED] - 1
+    _move_down(table, KEYS, place, num_buffered)
+    _move_down(table, SLOTS, place, num_buffered)
+    table[HEADER, NUM_BUFFERED] = num_buffered
 
 
 @kernel()
@@ -178,14 +178,14 @@ def _search(table: Int64Array, places_left: int) -> int:
     """
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
     path, best = table[PATH], table[BEST]
-    num, num_held, max_steps = _num_resources(table), header[NUM_HELD], header[MAX_STEPS]
-    first = _first_not_below(table, num_held, 1)
-    if first == num_held:
+    num, num_buffered, max_steps = _num_resources(table), header[NUM_BUFFERED], header[MAX_STEPS]
+    first = _first_not_below(table, num_buffered, 1)
+    if first == num_buffered:
         return 0
     size = best_size = steps = 0
     room = table[LENGTHS + 2 * num + header[SORTED_BY], 0]
     best_room = room + 1
-    place, shortest = num_held, keys[first]
+    place, shortest = num_buffered, keys[first]
     while True:
         if room >= shortest and place > first and size < places_left:
             place = _first_not_below(table, place, room + 1) - 1
@@ -240,7 +240,7 @@ def _scarcest(table: Int64Array) -> int:
 def _sort_by(table: Int64Array, resource: int) -> None:
     header = table[HEADER]
     if resource != header[SORTED_BY]:
-        header[SORTED_BY], header[NUM_HELD] = resource, 0
+        header[SORTED_BY], header[NUM_BUFFERED] = resource, 0
         for slot in range(header[TAIL]):
             if table[NUMBERS, slot] >= 0:
                 _insert(table, slot)
@@ -298,7 +298,7 @@ def _choose(table: Int64Array) -> int:
     for j in range(num_found):
         num_chosen = _choose_place(table, table[BEST, j], num_chosen)
     # What needs none of the scarcest: texts, where images fill the packs.
-    for place in range(header[NUM_HELD] - 1 if num > 1 else -1, -1, -1):
+    for place in range(header[NUM_BUFFERED] - 1 if num > 1 else -1, -1, -1):
         is_allowed = num_chosen < header[MAX_SAMPLES]
         if is_allowed and _fits(table, table[SLOTS, place], 0):
             num_chosen = _choose_place(table, place, num_chosen)
@@ -332,17 +332,17 @@ def choose_next(table: Int64Array, tail: int) -> int:
 
 @kernel()
 def _is_full(table: Int64Array) -> bool:
-    num_held = table[HEADER, NUM_HELD]
-    if num_held < table[HEADER, BUFFER_SIZE]:
+    num_buffered = table[HEADER, NUM_BUFFERED]
+    if num_buffered < table[HEADER, BUFFER_SIZE]:
         return False
-    if num_held // 4 >= table[HEADER, MAX_SAMPLES]:
+    if num_buffered // 4 >= table[HEADER, MAX_SAMPLES]:
         return True
     num = _num_resources(table)
     for r in range(num):
-        # num_held >= 4 * capacity * added / total, without a product above 2**63.
+        # num_buffered >= 4 * capacity * added / total, without a product above 2**63.
         capacity, total = table[HEADER, CAPACITY + r], table[HEADER, CAPACITY + 2 * num + r]
-        missing = 4 * table[HEADER, NUM_ADDED] - num_held * (total // capacity)
-        if missing < num_held and missing * capacity <= num_held * (total % capacity):
+        missing = 4 * table[HEADER, NUM_ADDED] - num_buffered * (total // capacity)
+        if missing < num_buffered and missing * capacity <= num_buffered * (total % capacity):
             return True
     return False
 

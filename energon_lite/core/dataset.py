@@ -308,13 +308,13 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
     def _as_one_stream(self) -> Iterator[T_co]:
         run = StreamRun(self, Stream(0, 1))
-        given = 0
-        while self.pass_length is None or given < self.pass_length:
+        returned = 0
+        while self.pass_length is None or returned < self.pass_length:
             try:
                 item = next(run)
             except StopIteration:
                 return
-            given += 1
+            returned += 1
             yield item
 
 
@@ -339,22 +339,22 @@ def generators_of(
 
 
 def _drawing(
-    dataset: Any, is_expanded: bool = False, is_held: bool = False
+    dataset: Any, is_expanded: bool = False, is_buffered: bool = False
 ) -> Iterator[tuple[UserFunction, bool]]:
     """Yields the functions that may draw, and whether a resume may make their calls again.
 
     Args:
         dataset: a dataset of the pipeline.
         is_expanded: whether a generator hook lies above; its last input is re-created.
-        is_held: whether a buffer lies above; its samples are re-created.
+        is_buffered: whether a buffer lies above; its samples are re-created.
     """
-    is_held = is_held or getattr(dataset, "holds_back", False)
+    is_buffered = is_buffered or getattr(dataset, "buffers_samples", False)
     is_expanded = is_expanded or any(function.is_generator for function in dataset.functions)
     for function in dataset.functions:
         if function.may_draw:
-            yield function, is_expanded or (is_held and function.is_stateless)
+            yield function, is_expanded or (is_buffered and function.is_stateless)
     for child in dataset.children:
-        yield from _drawing(child, is_expanded, is_held)
+        yield from _drawing(child, is_expanded, is_buffered)
 
 
 class StreamRun(Iterator[T]):
@@ -374,7 +374,7 @@ class StreamRun(Iterator[T]):
         self.context = StreamContext(stream, max_skip_rate)
         self.context.generators = generators_of(dataset, stream)
         self.context.worker_config = dataset.worker_config
-        self.num_given = 0
+        self.num_returned = 0
         self._is_restored = False
         self._name = f"stream {stream.index}"
         self._dataset = dataset
@@ -388,7 +388,7 @@ class StreamRun(Iterator[T]):
     def __next__(self) -> T:
         """Returns the stream's next item."""
         context = self.context
-        context.batch_index = self.num_given * self.stream.num_streams + self.stream.index
+        context.batch_index = self.num_returned * self.stream.num_streams + self.stream.index
         before = set_context(context)
         try:
             if context.generators is None:
@@ -403,12 +403,12 @@ class StreamRun(Iterator[T]):
         finally:
             set_context(before)
         context.item_returned()
-        self.num_given += 1
+        self.num_returned += 1
         return item
 
     def snapshot(self) -> Snapshot:
         """Returns the place between two items."""
-        fields: dict[str, Any] = {"items": self.num_given, "draws": self.context.num_draws}
+        fields: dict[str, Any] = {"items": self.num_returned, "draws": self.context.num_draws}
         if self.context.fill:
             fields["failures"] = self.context.fill
             fields["last_failure"] = self.context.last_draw
@@ -419,7 +419,7 @@ class StreamRun(Iterator[T]):
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot; if that fails, everything is as before."""
         snapshot.expect("stream", 1)
-        num_given = snapshot.count("items")
+        num_returned = snapshot.count("items")
         fill = snapshot.fields.get("failures", 0.0)
         if not isinstance(fill, (int, float)) or fill < 0:
             raise StateError(f"The checkpoint's stream has failures={fill!r}, which is no number.")
@@ -431,7 +431,7 @@ class StreamRun(Iterator[T]):
         drawn = checked_names(snapshot.fields.get("generators", ()))
         context.generators = generators_of(self._dataset, self.stream, drawn)
         with context_of(context), context.generators or nullcontext():
-            context.batch_index = num_given * self.stream.num_streams + self.stream.index
+            context.batch_index = num_returned * self.stream.num_streams + self.stream.index
             try:
                 cursor.restore(snapshot.inner[0])
             except Exception as error:
@@ -445,7 +445,7 @@ class StreamRun(Iterator[T]):
         context.take_costs()
         context.fill, context.last_draw = float(fill), last_draw
         context.num_draws = num_draws
-        self.context, self.num_given, self._cursor = context, num_given, cursor
+        self.context, self.num_returned, self._cursor = context, num_returned, cursor
         self._is_restored = True
 
     def skip(self, n: int) -> None:

@@ -9,7 +9,7 @@ from energon_lite.core.state import RestoreKey
 
 # The key of a sample that fills up a list, and was given before: (this, number, key). No hook has a
 # name with a space.
-GIVEN_AGAIN = "given again"
+REPEATED = "repeated"
 
 
 def leaves(key: RestoreKey) -> Iterator[RestoreKey]:
@@ -49,7 +49,7 @@ def whole(key: RestoreKey) -> RestoreKey:
 
 def is_again(key: RestoreKey) -> bool:
     """Returns whether a key in a list is that of a sample that was given before."""
-    return len(key) == 3 and key[0] == GIVEN_AGAIN
+    return len(key) == 3 and key[0] == REPEATED
 
 
 def is_piece(key: RestoreKey) -> bool:

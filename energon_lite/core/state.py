@@ -225,14 +225,14 @@ def as_damage(error: Exception, place: str) -> Exception:
     Returns:
         A StateError; `error` itself where it has its text, or comes from code or data of the user.
     """
-    is_told = isinstance(error, (StateError, DatasetFormatError, DecodingError, SampleException))
+    has_text = isinstance(error, (StateError, DatasetFormatError, DecodingError, SampleException))
     frame = error.__traceback__
-    while frame is not None and not is_told:
-        is_told = not frame.tb_frame.f_globals.get("__name__", "").startswith(_OWN)
+    while frame is not None and not has_text:
+        has_text = not frame.tb_frame.f_globals.get("__name__", "").startswith(_OWN)
         frame = frame.tb_next
     # A hook that failed on a sample has noted which; only re-created samples have other notes.
     notes = getattr(error, "__notes__", ())
-    if is_told or not all(note.endswith(" was re-created") for note in notes):
+    if has_text or not all(note.endswith(" was re-created") for note in notes):
         return error
     return StateError(
         f"The checkpoint's state of {place} leads to {describe(error)[:200]}: use another "

@@ -51,8 +51,8 @@ class SourcePlan:
     Attributes:
         name: the source's id.
         size: samples of an epoch.
-        asked_share: target share: the part of all samples (or tokens) by the weights.
-        given_share: actual share; None where it depends on lengths that only the run will measure.
+        target_share: target share: the part of all samples (or tokens) by the weights.
+        actual_share: actual share; None where it depends on lengths that only the run will measure.
             So are the following.
         samples: samples of the source in the run.
         epochs: how often each of its samples comes, on average.
@@ -62,8 +62,8 @@ class SourcePlan:
 
     name: str
     size: int
-    asked_share: float
-    given_share: float | None = None
+    target_share: float
+    actual_share: float | None = None
     samples: int | None = None
     epochs: float | None = None
     tokens: int | None = None
@@ -77,14 +77,14 @@ class Interval:
     Attributes:
         start: its first step.
         stop: the step after its last one.
-        asked: target share by source.
-        given: actual share by source; None where it is not known.
+        target: target share by source.
+        actual: actual share by source; None where it is not known.
     """
 
     start: int
     stop: int
-    asked: dict[str, float]
-    given: dict[str, float] | None
+    target: dict[str, float]
+    actual: dict[str, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Plan:
         path: what was planned.
         split_part: its split.
         unit: what shares are of, "samples" or "tokens".
-        steps_asked: steps that were asked for.
+        steps_requested: steps that were asked for.
         steps: steps that there are; fewer where the data end.
         drawn_steps: steps whose samples were drawn one by one; later ones are extrapolated. 0 where
             only target shares are known.
@@ -135,7 +135,7 @@ class Plan:
     path: str
     split_part: str
     unit: str
-    steps_asked: int
+    steps_requested: int
     steps: int
     drawn_steps: int
     more_batches: int
@@ -254,7 +254,7 @@ def plan(
     return Plan(
         path=path_text(path), split_part=split_part,
         unit="tokens" if forecast.by_tokens else "samples",
-        steps_asked=steps, steps=forecast.steps, drawn_steps=forecast.drawn_steps,
+        steps_requested=steps, steps=forecast.steps, drawn_steps=forecast.drawn_steps,
         more_batches=forecast.more_batches, batch_size=batch_size, world_size=world_size,
         num_streams=run.num_streams, sources=sources,
         intervals=tuple(_intervals(sources, forecast)),
@@ -434,7 +434,7 @@ def _source_plans(dataset: AnyDataset, forecast: _Forecast) -> Iterator[SourcePl
         if forecast.samples is not None and actual is not None:
             samples = round(float(forecast.samples[:, number].sum()))
             known = {
-                "given_share": float(_shares(actual.sum(axis=0))[number]),
+                "actual_share": float(_shares(actual.sum(axis=0))[number]),
                 "samples": samples,
                 "epochs": samples / source.num_samples,
                 "read_bytes": samples * source.num_bytes // source.num_samples,

@@ -173,7 +173,7 @@ def plan_text(plan: Plan) -> str:
         )
         rows = [("from step", *(f"{interval.start:,}" for interval in plan.intervals))]
         for source in plan.sources:
-            shares = (interval.given or interval.asked for interval in plan.intervals)
+            shares = (interval.actual or interval.target for interval in plan.intervals)
             rows.append((source.name, *(f"{found[source.name]:.2%}" for found in shares)))
         lines += _table(rows)
     lines += [f"warning: {warning}" for warning in plan.warnings[:_LISTED_WARNINGS]]
@@ -183,10 +183,10 @@ def plan_text(plan: Plan) -> str:
 
 
 def _headline(plan: Plan) -> str:
-    done = f"{plan.steps:,} of " if plan.steps < plan.steps_asked else ""
+    done = f"{plan.steps:,} of " if plan.steps < plan.steps_requested else ""
     what = "sample" if plan.packing is None else "pack"
     text = (
-        f"{plan.path}, {plan.split_part}: {done}{counted(plan.steps_asked, 'step')} of "
+        f"{plan.path}, {plan.split_part}: {done}{counted(plan.steps_requested, 'step')} of "
         f"{counted(plan.world_size, 'rank')} x {counted(plan.batch_size, what)}, from "
         f"{counted(plan.num_streams, 'stream')}"
     )
@@ -219,8 +219,8 @@ def _source_rows(plan: Plan) -> list[tuple[str, ...]]:
     header = ("source", "size", "target", "actual", "samples", "epochs", "bytes", "tokens")
     rows = [
         (
-            source.name, f"{source.size:,}", f"{source.asked_share:.2%}",
-            _known(source.given_share, ".2%"), _known(source.samples, ","),
+            source.name, f"{source.size:,}", f"{source.target_share:.2%}",
+            _known(source.actual_share, ".2%"), _known(source.samples, ","),
             _known(source.epochs, ",.2f"),
             "?" if source.read_bytes is None else size_text(source.read_bytes),
             _known(source.tokens, ","),

@@ -416,7 +416,7 @@ def count_batches(
             can_pad = mark_valid(item) and can_pad
             run.context.take_records()
             run.context.take_costs()
-        counts.append(run.num_given)
+        counts.append(run.num_returned)
     return counts, can_pad
 
 

@@ -290,7 +290,7 @@ class Migration:
     def _kept_fields(self, old: Snapshot, fresh: Snapshot) -> dict[str, Any]:
         """Returns the fields without buffered samples of sources that were removed."""
         fields = without_sources(old, fresh, self._names)
-        if "slot" in fields and fields.get("given") and not fields.get("input"):
+        if "slot" in fields and fields.get("done") and not fields.get("input"):
             # The blend below may take another sample at that draw: it is expanded from its start.
             self.expanded.add(self._stream)
             return fresh.fields

@@ -137,11 +137,11 @@ class RankFeed(Iterator[Delivery]):
         item: Any
         try:
             # Batches between are other ranks' to give (and to count what they skip).
-            run.skip(batch - run.num_given)
+            run.skip(batch - run.num_returned)
             item = next(run)
         except StopIteration:
             self._ended.add(index)
-            if run.num_given < batch:
+            if run.num_returned < batch:
                 # The slot that the stream ends in is another rank's, which counts what came after
                 # the last batch; a snapshot behind that would hide it from a resumed run.
                 return Delivery(Mark.END, slot, index, None, [], [])

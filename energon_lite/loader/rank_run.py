@@ -145,8 +145,8 @@ class RankRun(Generic[T]):
                 deque(self.batches(), maxlen=0)
                 self.begin()
         has_passes = not self.dataset.endless or length is not None
-        num_given = self.position.items_in_pass if has_passes else 0
-        number = seek.num_to_discard(has_passes, num_given, self._ends.num_steps(self.position))
+        num_returned = self.position.items_in_pass if has_passes else 0
+        number = seek.num_to_discard(has_passes, num_returned, self._ends.num_steps(self.position))
         deque(islice(self.batches(), number), maxlen=0)
 
     @property

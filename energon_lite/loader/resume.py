@@ -126,7 +126,7 @@ def _are_streams(value: Any) -> bool:
 def _are_counts(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(row, dict)
-        and set(row) == {"asked", *COUNTED}
+        and set(row) == {"target", *COUNTED}
         and all(type(entry) in (int, float) and abs(entry) < 1 << 1000 for entry in row.values())
         for row in value.values()
     )
@@ -194,7 +194,7 @@ class LoaderPosition:
             run = StreamRun(dataset, Stream(index, slots.num_streams, pass_index), max_skip_rate=1)
             for snapshot in _newest_snapshots(peers.states, pass_index, index)[:1]:
                 run.restore(snapshot)
-            for batch in chain(range(run.num_given), (run.num_given - 1 for _ in run)):
+            for batch in chain(range(run.num_returned), (run.num_returned - 1 for _ in run)):
                 slot = batch * slots.num_streams + index
                 if slot >= slots.base and not (self.is_emitted(slot) or peers.has(slot)):
                     return False
@@ -433,15 +433,15 @@ def _position(
     position.drawn = sum(state["drawn"] for state in counted)
     position.stats = SavedStats(
         [state["stats"] for state in counted],
-        {name: row["asked"] for name, row in states[0]["stats"].items() if row["asked"]},
+        {name: row["target"] for name, row in states[0]["stats"].items() if row["target"]},
     )
     return position
 
 
-def _check_num_streams(asked: int | None, saved: int) -> None:
-    if asked not in (None, saved):
+def _check_num_streams(wanted: int | None, saved: int) -> None:
+    if wanted not in (None, saved):
         raise StateError(
-            f"the run has {saved} streams, and WorkerConfig asks for num_streams={asked}; the "
+            f"the run has {saved} streams, and WorkerConfig asks for num_streams={wanted}; the "
             f"number of streams cannot change in a run. Leave it out, or set num_streams={saved}"
         )
 

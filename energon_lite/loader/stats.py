@@ -34,9 +34,9 @@ class SourceStats:
             that were dropped are in `skipped`.
         loss_weight_sum: the loss weights of the samples, summed, each as it was at its time.
         epochs: samples drawn over the size of the source.
-        asked_share: the part of all samples that the blend asks of it, up to here; of all tokens,
+        target_share: the part of all samples that the blend asks of it, up to here; of all tokens,
             if it blends tokens.
-        given_share: its actual share of all samples, or tokens.
+        actual_share: its actual share of all samples, or tokens.
         read_sec: seconds of reading and decoding, in whichever process did it.
         encode_sec: seconds in the hooks, of a batch's hooks by its part in the batch.
         wait_sec: seconds that the training loop waited for its batches, by its part in each.
@@ -50,8 +50,8 @@ class SourceStats:
     overlong: int = 0
     loss_weight_sum: float = 0.0
     epochs: float = 0.0
-    asked_share: float = 0.0
-    given_share: float = 0.0
+    target_share: float = 0.0
+    actual_share: float = 0.0
     read_sec: float = 0.0
     encode_sec: float = 0.0
     wait_sec: float = 0.0
@@ -69,7 +69,7 @@ class Stats(dict[str, SourceStats]):
     """Statistics by source id, of one rank or of several together.
 
     Attributes:
-        asked: the target samples of each source, of the whole run up to here.
+        target: the target samples of each source, of the whole run up to here.
         facts: what is known of each source.
         unit: what shares are of, "samples" or "tokens".
     """
@@ -77,7 +77,7 @@ class Stats(dict[str, SourceStats]):
     def __init__(
         self,
         counted: Mapping[str, SourceStats],
-        asked: Mapping[str, float],
+        target: Mapping[str, float],
         facts: Mapping[str, SourceFacts],
         unit: str = "samples",
     ) -> None:
@@ -85,17 +85,17 @@ class Stats(dict[str, SourceStats]):
         super().__init__(
             (name, dataclasses.replace(counted.get(name, SourceStats()))) for name in names
         )
-        self.asked = dict(asked)
+        self.target = dict(target)
         self.facts = dict(facts)
         self.unit = unit
         total = sum(getattr(stats, unit) for stats in self.values())
-        total_asked = sum(self.asked.values())
+        total_target = sum(self.target.values())
         for name, stats in self.items():
             facts_here = self.facts.get(name)
             if facts_here is not None:
                 stats.epochs = stats.draws / max(1, facts_here.num_samples)
-            stats.given_share = getattr(stats, unit) / total if total else 0.0
-            stats.asked_share = self.asked.get(name, 0.0) / total_asked if total_asked else 0.0
+            stats.actual_share = getattr(stats, unit) / total if total else 0.0
+            stats.target_share = self.target.get(name, 0.0) / total_target if total_target else 0.0
 
     def merged(self, others: Iterable[Mapping[str, SourceStats]]) -> Stats:
         """Returns the statistics of this rank and others together."""
@@ -103,7 +103,7 @@ class Stats(dict[str, SourceStats]):
         for other in others:
             for name, stats in other.items():
                 _add(counted.setdefault(name, SourceStats()), vars(stats))
-        return Stats(counted, self.asked, self.facts, self.unit)
+        return Stats(counted, self.target, self.facts, self.unit)
 
     def reduced(self, group: Any = None) -> Stats:
         """Returns the statistics of all ranks together; every rank must call it.
@@ -130,7 +130,7 @@ class Stats(dict[str, SourceStats]):
         )
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
-        """Returns every figure under a name such as `data/coco/train/given_share`."""
+        """Returns every figure under a name such as `data/coco/train/actual_share`."""
         return {
             f"{prefix}{name}/{field}": float(value)
             for name, stats in self.items()
@@ -163,10 +163,10 @@ class Stats(dict[str, SourceStats]):
 
     def __str__(self) -> str:
         """Returns a table for people."""
-        rows = [("source", "asked", "given", "samples", "epochs", "skipped")]
+        rows = [("source", "target", "actual", "samples", "epochs", "skipped")]
         rows += [
             (
-                name, f"{s.asked_share:.2%}", f"{s.given_share:.2%}", f"{s.samples:,}",
+                name, f"{s.target_share:.2%}", f"{s.actual_share:.2%}", f"{s.samples:,}",
                 f"{s.epochs:.2f}", f"{s.skipped:,}",
             )
             for name, s in self.items()
@@ -187,11 +187,11 @@ class SavedStats:
 
     Attributes:
         counted: counts of the ranks that this one continues.
-        asked: the target samples of each source up to there.
+        target: the target samples of each source up to there.
     """
 
     counted: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    asked: dict[str, float] = dataclasses.field(default_factory=dict)
+    target: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # What costs, skips and the wait of a batch come as; and the sums, with what is not in them yet.
@@ -217,7 +217,7 @@ class Counter:
     ) -> None:
         saved = saved or SavedStats()
         self._dataset = dataset
-        self._asked_before = dict(saved.asked)
+        self._target_before = dict(saved.target)
         self._items_before = num_items
         self._loss_weights = {facts.name: facts.loss_weight for facts in dataset.sources()}
         counted: dict[str, SourceStats] = {}
@@ -268,7 +268,7 @@ class Counter:
             found[name] = dataclasses.replace(stats, loss_weight_sum=before.loss_weight_sum + since)
         return found
 
-    def asked(self, num_items: int) -> dict[str, float]:
+    def target(self, num_items: int) -> dict[str, float]:
         """Returns the target samples of each source in the run's first items.
 
         The target up to the last restore is the one that was saved, also of another blend.
@@ -281,7 +281,7 @@ class Counter:
             round(number * draws / own_items) if own_items else number
             for number in (self._items_before, num_items)
         )
-        found, known = dict(self._asked_before), _target_draws(self._dataset, first)
+        found, known = dict(self._target_before), _target_draws(self._dataset, first)
         for name, number in _target_draws(self._dataset, stop).items():
             found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)
         return found
@@ -289,17 +289,17 @@ class Counter:
     def stats(self, num_items: int) -> Stats:
         """Returns the statistics, where the whole run has yielded `num_items`."""
         facts = {facts.name: facts for facts in self._dataset.sources()}
-        return Stats(self.counted(), self.asked(num_items), facts, self._dataset.traits.unit)
+        return Stats(self.counted(), self.target(num_items), facts, self._dataset.traits.unit)
 
     def to_json(self, num_items: int) -> dict[str, JSON]:
         """Returns all counts and the target samples, by source."""
-        counted, asked = self.counted(), self.asked(num_items)
+        counted, target = self.counted(), self.target(num_items)
         return {
             name: {
-                "asked": round(asked.get(name, 0.0), 6),
+                "target": round(target.get(name, 0.0), 6),
                 **{f: _rounded(getattr(counted.get(name, _NOTHING), f), f) for f in COUNTED},
             }
-            for name in dict.fromkeys((*asked, *counted))
+            for name in dict.fromkeys((*target, *counted))
         }
 
 
@@ -332,10 +332,10 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
             stats.read_sec += read_sec
             stats.encode_sec += encode_sec
             if wait_sec is not None:
-                given = draws - lost.pop(source, 0) if lost else draws
+                returned = draws - lost.pop(source, 0) if lost else draws
                 stats.tokens += tokens
-                stats.samples += given
-                stats.batches += given > 0
+                stats.samples += returned
+                stats.batches += returned > 0
                 if total:
                     stats.wait_sec += wait_sec * draws / total
             elif lost:

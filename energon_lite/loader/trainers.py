@@ -45,29 +45,29 @@ class Seek:
             self.offset = here - self.epoch
         return self.epoch + self.offset
 
-    def num_to_discard(self, has_passes: bool, num_given: int, num_steps: int) -> int:
+    def num_to_discard(self, has_passes: bool, num_returned: int, num_steps: int) -> int:
         """Counts the batches to skip before the first is yielded.
 
         Args:
             has_passes: whether the data or a virtual epoch ends.
-            num_given: batches yielded in this pass or virtual epoch.
+            num_returned: batches yielded in this pass or virtual epoch.
             num_steps: batches of an epoch.
         """
-        if num_given >= num_steps:
-            num_given = 0  # all of the pass, so the next one begins
+        if num_returned >= num_steps:
+            num_returned = 0  # all of the pass, so the next one begins
         if self.is_restored:
-            num_behind = (self.batch or num_given) - num_given
+            num_behind = (self.batch or num_returned) - num_returned
             if num_behind:
                 logger.warning(
                     "The trainer asks to skip %d batches of its epoch, and the restored state "
                     "stands after %d; the state decides.",
                     self.batch,
-                    num_given,
+                    num_returned,
                 )
             return 0
         if self.is_fresh and not has_passes:
             return (self.epoch or 0) * num_steps + (self.batch or 0)
-        return max(0, (self.batch or 0) - num_given)
+        return max(0, (self.batch or 0) - num_returned)
 
 
 class EpochSampler(Sampler[None]):

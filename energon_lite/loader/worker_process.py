@@ -83,7 +83,7 @@ class Worker:
         self._sock, other = socket.socketpair()
         self._num_taken = 0
         self._has_sent = False
-        self.num_asked = 0
+        self.num_requests = 0
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         context: Any = multiprocessing.get_context(start_method)
@@ -126,8 +126,8 @@ class Worker:
             self._has_sent = True
             try:
                 if message.kind == REPORT:
-                    if message.number == self.num_asked:
-                        wait.was_told(unpacked(message.content))
+                    if message.number == self.num_requests:
+                        wait.on_report(unpacked(message.content))
                     continue
                 self._num_taken += 1
                 if order(self._sock, TAKEN, self._num_taken):
@@ -143,8 +143,8 @@ class Worker:
 
     def ask(self) -> None:
         """Asks it what it does."""
-        self.num_asked += 1
-        order(self._sock, REPORT, self.num_asked)
+        self.num_requests += 1
+        order(self._sock, REPORT, self.num_requests)
 
     def _death(self) -> WorkerDied:
         """Waits for the end of the process; returns how it ended."""
@@ -197,9 +197,9 @@ class _Wait:
                 worker.ask()
             if self._answer_due and now > self._answer_due:
                 report = f"It does not answer: {_state_of(worker.process.pid)}."
-                self.was_told(report, grace_sec=0)
+                self.on_report(report, grace_sec=0)
 
-    def was_told(self, report: str, grace_sec: float = GRACE_SEC) -> None:
+    def on_report(self, report: str, grace_sec: float = GRACE_SEC) -> None:
         """Logs what the process does, or ends the wait."""
         self._answer_due = 0.0
         waited = time.monotonic() - self._since

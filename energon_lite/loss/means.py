@@ -276,15 +276,15 @@ def _factors(
     device: torch.device,
 ) -> Tensor:
     """`weights * mask` of each loss, in `shape`."""
-    given = tuple(weights.shape)
-    if given != shape and (not shape or given != shape[:1]):
+    found = tuple(weights.shape)
+    if found != shape and (not shape or found != shape[:1]):
         raise ValueError(
-            f"weights of shape {given} do not fit losses of shape {shape}. Give one per sample, "
+            f"weights of shape {found} do not fit losses of shape {shape}. Give one per sample, "
             f"shape {shape[:1]}, or one per loss; losses need their sample axis first."
         )
     _check_values(weights, "weights")
     factors = weights.detach().to(device, dtype)
-    factors = factors.reshape(given + (1,) * (len(shape) - len(given))).expand(shape)
+    factors = factors.reshape(found + (1,) * (len(shape) - len(found))).expand(shape)
     if mask is None:
         return factors
     sizes = tuple(mask.shape)

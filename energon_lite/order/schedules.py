@@ -73,8 +73,8 @@ class Schedule:
         right = np.searchsorted(x, draws, side="right")
         left = np.maximum(right - 1, 0)
         if self.kind == "step" or len(x) == 1:
-            held: Float64Array = y[left]
-            return held
+            inside: Float64Array = y[left]
+            return inside
         right = np.minimum(right, len(x) - 1)
         width = x[right] - x[left]
         # Before the first point and after the last one both neighbours are the same.

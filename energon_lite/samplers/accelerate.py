@@ -45,7 +45,7 @@ def find_shard() -> Shard | None:
     return None
 
 
-def is_asked_for_size() -> bool:
+def needs_fixed_size() -> bool:
     """Whether the caller's caller is a `BatchSamplerShard` that takes whole batches.
 
     With a batch size, accelerate expects that all batches but the last of all have it, and

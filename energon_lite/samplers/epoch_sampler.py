@@ -31,7 +31,7 @@ from energon_lite.core.seeds import key_of
 from energon_lite.core.state import MAX_COUNT, config_differences
 from energon_lite.core.topology import MAX_STREAMS, WorkerConfig
 from energon_lite.order.permutation import Permutation
-from energon_lite.samplers.accelerate import find_shard, is_asked_for_size
+from energon_lite.samplers.accelerate import find_shard, needs_fixed_size
 from energon_lite.samplers.sample_order import (
     EpochSampler,
     check_seeded,
@@ -244,7 +244,7 @@ class EpochBatchSampler(BatchSampler):
     @property
     def batch_size(self) -> Any:
         """Samples or packs of a batch; None if they differ, and for accelerate."""
-        return None if is_asked_for_size() else self._batch_size
+        return None if needs_fixed_size() else self._batch_size
 
     @batch_size.setter
     def batch_size(self, batch_size: int | None) -> None:

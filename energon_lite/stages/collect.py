@@ -11,7 +11,7 @@ import numpy as np
 from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.keys import GIVEN_AGAIN, first_leaf, name_of_key, whole
+from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
@@ -99,7 +99,7 @@ class CollectDataset(ListDataset[T]):
         leaves.
     Length: that below over `samples_per_list`, rounded up.
     Keys: `(kind, slot, key, key, ...)`; that of a part of a sample is
-        `("piece", start, stop, key)`, that of a repeated sample `("given again", number, key)`.
+        `("piece", start, stop, key)`, that of a repeated sample `("repeated", number, key)`.
 
     Args:
         dataset: the samples; they must be replayable, since buffered ones are saved as keys.
@@ -126,7 +126,7 @@ class CollectDataset(ListDataset[T]):
         super().__init__(dataset.nested())
         self.stage = name
         self.own_settings = dict(settings)
-        self.holds_back = bool(what)
+        self.buffers_samples = bool(what)
         if what:
             check_replayable(dataset, what)
 
@@ -284,7 +284,7 @@ class CollectCursor(Cursor[Any]):
         for i, number in enumerate(numbers):
             if number < 0:
                 key, group, lengths = units[i]
-                units[i] = ((GIVEN_AGAIN, self._num_repeated, key), group, lengths)
+                units[i] = ((REPEATED, self._num_repeated, key), group, lengths)
                 self._num_repeated += 1
             elif number in kept:
                 buffer.samples[number] = SKIPPED
@@ -363,9 +363,9 @@ class CollectCursor(Cursor[Any]):
         self._kept, self._may_be_skipped = frozenset(collector.kept), True
         self._again = Again(spec.restore_member, keys)
         first = dict(zip(in_group.tolist()[::-1], numbers.tolist()[::-1], strict=True))
-        self._groups = {self._asked(entry, first.get(entry[0])): int(entry[0]) for entry in groups}
+        self._groups = {self._loaded(entry, first.get(entry[0])): int(entry[0]) for entry in groups}
 
-    def _asked(self, entry: tuple[Any, ...], number: int | None) -> Any:
+    def _loaded(self, entry: tuple[Any, ...], number: int | None) -> Any:
         """Returns the group of an entry of the state; if it has none, that of sample `number`."""
         if len(entry) > 1:
             return entry[1]

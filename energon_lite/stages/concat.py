@@ -215,12 +215,12 @@ class RepeatCursor(StageCursor[T]):
 
     Attributes:
         round: rounds that are done.
-        given: items of this round that were returned.
+        done: items of this round that were returned.
     """
 
-    saved: ClassVar = {"round": COUNT, "given": COUNT}
+    saved: ClassVar = {"round": COUNT, "done": COUNT}
     round: int
-    given: int
+    done: int
 
     def __init__(self, spec: RepeatDataset[T], stream: Stream) -> None:
         self._stream = stream
@@ -228,7 +228,7 @@ class RepeatCursor(StageCursor[T]):
         self._go_to(0)
 
     def _go_to(self, number: int) -> None:
-        self.round, self.given = number, 0
+        self.round, self.done = number, 0
         below = self.spec.round_stream(self._stream, number)
         self._length = self.spec.round_length(below, number)
         self.inner = self.spec.dataset.cursor(below)
@@ -236,10 +236,10 @@ class RepeatCursor(StageCursor[T]):
 
     def next_in_round(self) -> T:
         """Returns the next item of this round; raises StopIteration at its end and stays there."""
-        if self._length is not None and self.given >= self._length:
+        if self._length is not None and self.done >= self._length:
             raise StopIteration
         item: T = next(self.inner)
-        self.given += 1
+        self.done += 1
         return item
 
     def __next__(self) -> T:
@@ -251,7 +251,7 @@ class RepeatCursor(StageCursor[T]):
             except StopIteration:
                 pass
             # A stream may have no part in many rounds: that of 3 samples is empty for most of 64.
-            num_empty = 0 if self.given else num_empty + 1
+            num_empty = 0 if self.done else num_empty + 1
             if rounds is None and num_empty > 8 + 4 * self._stream.num_streams:
                 names = ", ".join(facts.name for facts in self.spec.sources()) or "the dataset"
                 raise EmptyDatasetError(
@@ -268,11 +268,11 @@ class RepeatCursor(StageCursor[T]):
     def set_fields(self, snapshot: Snapshot) -> None:
         """Goes to a round."""
         super().set_fields(snapshot)
-        number, given, rounds = self.round, self.given, self.spec.num_rounds
+        number, done, rounds = self.round, self.done, self.spec.num_rounds
         if rounds is not None and number > rounds:
             raise StateError(f"The checkpoint stands in round {number} of {rounds}.")
         self._go_to(number)
-        self.given = given
+        self.done = done
 
 
 def total_items(dataset: SavableDataset[Any]) -> int:

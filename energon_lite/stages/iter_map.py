@@ -172,13 +172,13 @@ class _PassCursor(StageCursor[T]):
     """A function over a whole pass.
 
     Attributes:
-        given: items that it returned.
+        done: items that it returned.
         ended: whether the pass has ended.
         draws: samples that the stream had drawn when the pass began.
     """
 
-    saved: ClassVar = {"given": COUNT, "ended": FLAG, "draws": COUNT}
-    given: int
+    saved: ClassVar = {"done": COUNT, "ended": FLAG, "draws": COUNT}
+    done: int
     ended: bool
     draws: int
     key: RestoreKey = ()
@@ -201,7 +201,7 @@ class _PassCursor(StageCursor[T]):
         if self._num_draws is None:
             self.draws = self._num_draws = of_all
         context.num_draws = before = self._num_draws
-        context.batch_index = self.given * self._stream.num_streams + self._stream.index
+        context.batch_index = self.done * self._stream.num_streams + self._stream.index
         try:
             item = self._pull(context)
         finally:
@@ -210,7 +210,7 @@ class _PassCursor(StageCursor[T]):
         inputs = self._inputs
         self.key = ("iter_map", inputs.num_outputs, *([inputs.key] if inputs.key else ()))
         inputs.num_outputs += 1
-        self.given += 1
+        self.done += 1
         return item
 
     def _pull(self, context: StreamContext) -> T:
@@ -251,20 +251,20 @@ class _PassCursor(StageCursor[T]):
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
-        given, self.given, ended, self.ended = self.given, 0, self.ended, False
-        if not given and not ended:
+        done, self.done, ended, self.ended = self.done, 0, self.ended, False
+        if not done and not ended:
             return
         where = self.spec.function.where
         logger.info(
             "%s is run again over the %d items that it returned; with stateless_iter_fn=True a "
-            "resume would be immediate", where, given,
+            "resume would be immediate", where, done,
         )  # fmt: skip
         self._num_draws, context = self.draws, current_context()
         with context.passing(context.batch_index):
-            for number in range(given + ended):
+            for number in range(done + ended):
                 is_end = next(self, SKIPPED) is SKIPPED
-                if is_end != (number == given):
+                if is_end != (number == done):
                     raise StateError(
-                        f"{where} returned {given} items before, and {number if is_end else 'more'}"
+                        f"{where} returned {done} items before, and {number if is_end else 'more'}"
                         " now; it must return the same whenever it is run"
                     )

@@ -62,13 +62,13 @@ def as_user_function(
     return function
 
 
-def plain_config(given: FunctionConfig, name: str) -> dict[str, JSON]:
+def plain_config(config: FunctionConfig, name: str) -> dict[str, JSON]:
     """Returns a function's settings as an entry `name` of a stage's config; nothing for None.
 
     Raises:
         TypeError: They are no JSON-serialisable dict; names the argument.
     """
-    value: Any = given() if callable(given) else given
+    value: Any = config() if callable(config) else config
     if value is None:
         return {}
     try:
@@ -253,15 +253,15 @@ class _ExpandCursor(StageCursor[T]):
     where inputs cannot be re-created.
 
     Attributes:
-        given: items of the current input that were returned.
+        done: items of the current input that were returned.
         slot: the slot in which the input was read.
         draws: samples that the stream had drawn before it.
         tokens: measured of the items returned, where the input will be drawn again.
         input: the restore key of the input, if it can be re-created.
     """
 
-    saved: ClassVar = {"given": COUNT, "slot": COUNT, "draws": COUNT, "tokens": COUNT, "input": KEY}
-    given: int
+    saved: ClassVar = {"done": COUNT, "slot": COUNT, "draws": COUNT, "tokens": COUNT, "input": KEY}
+    done: int
     slot: int
     draws: int
     tokens: int
@@ -286,13 +286,13 @@ class _ExpandCursor(StageCursor[T]):
             start = perf_counter()
             found = next(items, None)
             self._spent_sec += perf_counter() - start
-            if found is None or self.given % _ITEMS_PER_COST == 0:
+            if found is None or self.done % _ITEMS_PER_COST == 0:
                 current_context().spend(self.input or self.inner.key, self._spent_sec)
                 self._spent_sec = 0.0
             if found is None:
                 self._end()
                 continue
-            self.given += 1
+            self.done += 1
             self.key, result = found
             return result
 
@@ -314,7 +314,7 @@ class _ExpandCursor(StageCursor[T]):
 
     def _end(self) -> None:
         self._items = self._before = None
-        self.given = self.slot = self.draws = self.tokens = 0
+        self.done = self.slot = self.draws = self.tokens = 0
         self.input = ()
 
     def places(self) -> tuple[Snapshot, ...]:
@@ -327,9 +327,9 @@ class _ExpandCursor(StageCursor[T]):
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
-        given, self.given, self._items = self.given, 0, None
+        done, self.done, self._items = self.done, 0, None
         key, function, context = self.input, self.spec.function, current_context()
-        if not given:
+        if not done:
             return
         if bool(key) != self._can_replay:
             raise StateError(
@@ -343,10 +343,10 @@ class _ExpandCursor(StageCursor[T]):
                 self._items = self._run.expand(key, self.spec.dataset.restore_sample(key))
             else:
                 context.num_draws = self.draws
-            for number in range(given):
-                if next(self, SKIPPED) is SKIPPED or (self.given, self.input) != (number + 1, key):
+            for number in range(done):
+                if next(self, SKIPPED) is SKIPPED or (self.done, self.input) != (number + 1, key):
                     raise StateError(
-                        f"{function.where} made {given} items or more of "
+                        f"{function.where} made {done} items or more of "
                         f"{name_of_key(key or self.inner.key)} before, and {number} now; it must "
                         "depend on its input only"
                     )

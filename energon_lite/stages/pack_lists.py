@@ -330,7 +330,7 @@ class _Select:
         rest = [number_of(sample) for sample in pushback]
         cursor.drop(unused, "select_samples_to_pack put it into no pack")
         if not chosen and rest and not unused:
-            rest = self._given_up(rest, is_last)
+            rest = self._dropped(rest, is_last)
         return chosen, rest
 
     def _parts(self, found: Any) -> tuple[list[list[Any]], list[Any]]:
@@ -345,7 +345,7 @@ class _Select:
             )
         return list(packs), list(pushback)
 
-    def _given_up(self, rest: list[int], is_last: bool) -> list[int]:
+    def _dropped(self, rest: list[int], is_last: bool) -> list[int]:
         """Ends what would be repeated for ever: the function took nothing of a full buffer."""
         if not is_last:
             raise FatalSampleError(

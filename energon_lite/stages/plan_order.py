@@ -18,8 +18,8 @@ from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
-from energon_lite.sources.given_order import GivenRows, GivenSource
 from energon_lite.sources.order_only import OrderCursor, order_only
+from energon_lite.sources.planned_source import PlannedRows, PlannedSource
 from energon_lite.sources.source import WebdatasetSource
 
 
@@ -76,7 +76,7 @@ class PlannableDataset:
         self.sources = dict(_sources(dataset))
         self.order = _order_of(dataset)
 
-    def reading(self, source: str, rows: GivenRows) -> AnyDataset:
+    def reading(self, source: str, rows: PlannedRows) -> AnyDataset:
         """Returns what reads and encodes samples of a source, in the order of `rows`."""
         found: AnyDataset = _branch(self._dataset, source, rows)
         return found
@@ -104,10 +104,10 @@ def _order_of(dataset: AnyDataset) -> AnyDataset:
     return dataset.with_children([_order_of(child) for child in dataset.children])
 
 
-def _branch(dataset: Any, source: str, rows: GivenRows) -> Any:
+def _branch(dataset: Any, source: str, rows: PlannedRows) -> Any:
     """Returns the stages of one source that work on each sample; None if it is not below."""
     if isinstance(dataset, WebdatasetSource):
-        return GivenSource(dataset, rows) if dataset.name == source else None
+        return PlannedSource(dataset, rows) if dataset.name == source else None
     found = (_branch(child, source, rows) for child in dataset.children)
     below = next((branch for branch in found if branch is not None), None)
     if below is None or not dataset.traits.per_item:

@@ -11,12 +11,12 @@ import numpy as np
 
 from energon_lite.batching.rules import TOKENS
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.keys import GIVEN_AGAIN
+from energon_lite.core.keys import REPEATED
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
-from energon_lite.sources.given_order import GivenRows
+from energon_lite.sources.planned_source import PlannedRows
 from energon_lite.stages.collect import name_of
 from energon_lite.stages.token_lengths import MeasureCursor
 
@@ -26,7 +26,7 @@ class _Branch:
     """The samples of one source."""
 
     cursor: MeasureCursor[Any]
-    rows: GivenRows
+    rows: PlannedRows
 
 
 class PlanReader:
@@ -73,7 +73,7 @@ class PlanReader:
         was_read = (units.starts > 0).tolist()
         for i, (key, lengths) in enumerate(zip(keys, units.planned.tolist(), strict=True)):
             if is_repeated[i]:
-                key = (GIVEN_AGAIN, next(numbers), key)
+                key = (REPEATED, next(numbers), key)
             yield key, (sources[i], was_read[i] or is_repeated[i], lengths)
 
     def next_list(self) -> list[tuple[RestoreKey, Any]]:
@@ -104,7 +104,7 @@ class PlanReader:
     def _open(self, source: int) -> _Branch:
         name, own = self._names[source], self._places[source]
         refs = self._refs.chosen(own)
-        rows = GivenRows(refs.epochs, refs.indices, refs.numbers)
+        rows = PlannedRows(refs.epochs, refs.indices, refs.numbers)
         reading = self._spec.plannable.reading(name, rows)
         cursor: Any = reading.cursor(replace(self._stream, share=len(own) / len(self._refs)))
         branch = self._branches[source] = _Branch(cursor, rows)

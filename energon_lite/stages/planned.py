@@ -445,7 +445,7 @@ class PlanCursor(Cursor[list[Any]]):
         rows = np.column_stack([state.numbers[order], state.columns[order]])
         fields = {
             "units": num_units,
-            "given": self._emitted,
+            "emitted": self._emitted,
             "draws": self._draws,
             "keys": self._carried,
             "rows": tuple(map(tuple, rows.tolist())),
@@ -457,7 +457,7 @@ class PlanCursor(Cursor[list[Any]]):
         """Goes to the position of a snapshot; the window is planned again when it is needed."""
         snapshot.expect("plan", len(self._readers))
         draws, keys, rows, counts = map(snapshot.field, ("draws", "keys", "rows", "counts"))
-        num_units, emitted = snapshot.count("units"), snapshot.count("given")
+        num_units, emitted = snapshot.count("units"), snapshot.count("emitted")
         collector = self._spec.collector(self._stream)
         try:
             places = list(zip(self._readers, snapshot.inner, map(int, draws), strict=True))

@@ -29,7 +29,7 @@ class PlannedBatches(PlannedDataset):
 
     State, Length: those of `PlannedDataset`.
     Keys: `("batch", slot, key, key, ...)`; that of a repeated sample, which fills a list up, is
-    `("given again", number, key)`.
+    `("repeated", number, key)`.
 
     Args:
         dataset: the samples, measured; each stage works on single samples, or on their order.

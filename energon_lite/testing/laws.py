@@ -22,7 +22,7 @@ from energon_lite.testing.reference_run import (
     global_seeds,
 )
 
-# What one held-back sample may cost in a state, and how long a restore key may be.
+# What one buffered sample may cost in a state, and how long a restore key may be.
 _BYTES_PER_KEY = 256
 _LONGEST_KEY = 16
 # A finite pass is run to its end up to here, to count its samples.
@@ -156,7 +156,7 @@ def _pickled(dataset: SavableDataset[Any], when: str) -> bytes:
 def _check_partition(refs: list[ReferenceRun]) -> None:
     law = "Partition"
     first = refs[0]
-    given: dict[Any, int] = {}
+    streams: dict[Any, int] = {}
     owners: dict[Any, tuple[int, Any]] = {}
     is_complete = not first.dataset.endless
     for ref in refs:
@@ -168,10 +168,10 @@ def _check_partition(refs: list[ReferenceRun]) -> None:
         for i, (key, is_item) in enumerate(keys):
             is_complete = is_complete and i < _LONGEST_PASS
             for atom in _atoms(key) if is_item else ():
-                if atom in given:
+                if atom in streams:
                     where = f"key {i}"
-                    raise ref.error(law, where, f"{atom} came in stream {given[atom]} before")
-                given[atom] = stream
+                    raise ref.error(law, where, f"{atom} came in stream {streams[atom]} before")
+                streams[atom] = stream
             for leaf in leaves(key):
                 # Parts of a long sample may be dealt to several streams; it was drawn once.
                 owner = owners.setdefault(leaf[:-1], (stream, leaf[-1:]))
@@ -186,7 +186,7 @@ def _check_partition(refs: list[ReferenceRun]) -> None:
         if len(owners) > expected or (len(owners) < expected and not may_drop):
             raise first.error(
                 law, "all streams",
-                f"{len(owners)} samples were given or counted as skipped, of {expected}",
+                f"{len(owners)} samples were returned or counted as skipped, of {expected}",
             )  # fmt: skip
 
 
@@ -259,24 +259,24 @@ def _check_plain_states(ref: ReferenceRun, states: list[str]) -> None:
         with ref.during(law, f"pickling the snapshot after {i} items"):
             if pickle.loads(pickle.dumps(snapshot)) != snapshot:
                 raise ref.error(law, f"after {i} items", "a pickled snapshot is another")
-        num_keys, longest = _held_keys(value)
+        num_keys, longest = _buffered_keys(value)
         if longest > _LONGEST_KEY:
-            what = f"the state has a list of {longest} values; only restore keys may be held"
+            what = f"the state has a list of {longest} values; only restore keys may be buffered"
             raise ref.error(law, f"after {i} items", what)
         limit = len(states[0]) + _BYTES_PER_KEY * (1 + num_keys)
         if len(states[i]) > limit:
-            what = f"the state has {len(states[i])} bytes for {num_keys} held keys: {states[i]}"
+            what = f"the state has {len(states[i])} bytes for {num_keys} buffered keys: {states[i]}"
             raise ref.error(law, f"after {i} items", what)
         if i < len(ref.entries):
             next(run)
 
 
-def _held_keys(value: JSON) -> tuple[int, int]:
+def _buffered_keys(value: JSON) -> tuple[int, int]:
     """Counts the lists of a state that have no list inside, and the entries of the longest."""
     if isinstance(value, dict):
-        inner = [_held_keys(entry) for entry in value.values()]
+        inner = [_buffered_keys(entry) for entry in value.values()]
     elif isinstance(value, list):
-        inner = [_held_keys(entry) for entry in value if isinstance(entry, (list, dict))]
+        inner = [_buffered_keys(entry) for entry in value if isinstance(entry, (list, dict))]
         if not inner:
             return 1, len(value)
     else:

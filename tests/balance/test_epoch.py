@@ -166,10 +166,10 @@ def test_every_sample_is_in_a_step_or_named(remainder: Any) -> None:
     in_steps = {
         int(sample) for pack in plan.steps[plan.steps >= 0] for sample in balanced.packs[int(pack)]
     }
-    left_out = {int(sample) for pack in plan.left_out for sample in balanced.packs[int(pack)]}
-    assert in_steps.isdisjoint(left_out)
-    assert in_steps | left_out == set(range(1003))
-    assert bool(left_out) == (remainder == "drop")
+    omitted = {int(sample) for pack in plan.omitted for sample in balanced.packs[int(pack)]}
+    assert in_steps.isdisjoint(omitted)
+    assert in_steps | omitted == set(range(1003))
+    assert bool(omitted) == (remainder == "drop")
 
 
 def test_epochs_and_seeds_make_other_packs() -> None:
@@ -205,7 +205,7 @@ def test_a_model_says_what_makes_packs_alike() -> None:
     ("vit_num", "token_num", "message"),
     [
         ([1, 2], [10], "token_num has 1 samples, vit_num 2"),
-        ([1, 0], [10, 0], "Sample 1 has 0 tokens and 0 tiles. Leave out empty samples"),
+        ([1, 0], [10, 0], "Sample 1 has 0 tokens and 0 tiles. Drop empty samples"),
         ([1, -1], [10, 10], "Sample 1 has 10 tokens and -1 tiles"),
         ([[1]], [[10]], r"token_num must have shape \(N,\)"),
     ],

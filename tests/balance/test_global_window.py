@@ -38,7 +38,7 @@ def test_padding_takes_the_first_packs_again_as_often_as_needed() -> None:
 
 def test_dropping_leaves_out_the_last_packs_whatever_they_cost() -> None:
     plan = global_window([4, 2, 9, 1, 7], num_ranks=2, window_steps=3, seed=0, remainder="drop")
-    assert plan.left_out.tolist() == [4]
+    assert plan.omitted.tolist() == [4]
 
 
 def test_fewer_packs_than_ranks() -> None:
@@ -69,7 +69,7 @@ def test_a_window_may_be_far_longer_than_the_epoch() -> None:
 
 def test_plans_compare_by_their_contents() -> None:
     plan = global_window([1, 2, 3], 2, 2, 0)
-    assert plan == StepPlan(plan.steps.copy(), plan.repeated, plan.left_out)
+    assert plan == StepPlan(plan.steps.copy(), plan.repeated, plan.omitted)
     assert plan != global_window([3, 2, 1, 5], 2, 2, 0)
     assert plan != 3
     assert repr(plan) == "StepPlan(2 steps of 2 ranks, 1 packs repeated, 0 omitted)"

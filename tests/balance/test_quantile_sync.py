@@ -52,13 +52,13 @@ def test_a_window_of_one_keeps_the_order() -> None:
 
 def test_a_pack_comes_for_each_that_goes() -> None:
     sync = QuantileSync(8, 0)
-    held = []
+    buffered = []
     for cost in drawn_costs(100, 0):
         sync.add(cost)
         if sync.is_full:
             sync.next_pack()
-            held.append(sync.num_held)
-    assert set(held) == {7}
+            buffered.append(sync.num_buffered)
+    assert set(buffered) == {7}
 
 
 def test_without_packs_there_is_none_to_give() -> None:

@@ -36,7 +36,7 @@ def test_skip_is_as_many_next_and_keeps_what_was_left_out_uncounted(texts) -> No
     run = StreamRun(dataset, Stream(0, 2), max_skip_rate=1)
     run.skip(5)
     assert run.context.take_records() == []
-    assert run.num_given == 5
+    assert run.num_returned == 5
     assert_same(list(islice(run, 7)), expected[5:])
     assert run.context.take_records() != []
 

@@ -151,8 +151,8 @@ def assert_predicted(found: Plan, real: list[Counter[str]]) -> None:
     for interval in found.intervals if found.unit == "samples" else ():
         here: Counter[str] = sum(real[interval.start : interval.stop], Counter())
         shares = {name: number / here.total() for name, number in here.items()}
-        assert interval.given is not None
-        assert {k: v for k, v in interval.given.items() if v} == pytest.approx(shares)
+        assert interval.actual is not None
+        assert {k: v for k, v in interval.actual.items() if v} == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(("world_size", "num_streams"), TOPOLOGIES)
@@ -233,8 +233,8 @@ def test_any_blend_is_predicted(root, split, steps, batch_size, topology, seed):
     assert {s.name: s.samples for s in found.sources} == {n: s.samples for n, s in stats.items()}
     for source in found.sources:
         assert source.epochs == pytest.approx(stats[source.name].epochs)
-        assert source.asked_share == pytest.approx(stats[source.name].asked_share)
-        assert source.given_share == pytest.approx(stats[source.name].given_share)
+        assert source.target_share == pytest.approx(stats[source.name].target_share)
+        assert source.actual_share == pytest.approx(stats[source.name].actual_share)
 
 
 def test_the_draws_carry_the_keys_of_the_real_run(root):
@@ -270,7 +270,7 @@ def test_bytes_are_those_of_the_mean_sample(root):
     size = sum(shard.stat().st_size for shard in (root / "a").glob("*.tar"))
     assert found.read_bytes == 2 * size
     (source,) = found.sources
-    assert (source.samples, source.epochs, source.given_share) == (46, 2.0, 1.0)
+    assert (source.samples, source.epochs, source.actual_share) == (46, 2.0, 1.0)
 
 
 def test_shares_over_time_follow_the_schedule(root):
@@ -278,10 +278,10 @@ def test_shares_over_time_follow_the_schedule(root):
     split = {"blend": [entry("a", weight=falling), entry("b")]}
     found = plan(written(root, split), steps=200, batch_size=4)
     assert [(s.start, s.stop) for s in found.intervals] == [(k * 25, k * 25 + 25) for k in range(8)]
-    asked = [interval.asked["a/train"] for interval in found.intervals]
+    asked = [interval.target["a/train"] for interval in found.intervals]
     assert asked == pytest.approx([0.75] * 4 + [0.5] * 4)
-    given_ = [interval.given["a/train"] for interval in found.intervals]
-    assert given_ == pytest.approx(asked, abs=0.06)
+    actual = [interval.actual["a/train"] for interval in found.intervals]
+    assert actual == pytest.approx(asked, abs=0.06)
 
 
 def test_a_run_of_fewer_steps_than_intervals_has_a_interval_for_each(root):
@@ -323,7 +323,7 @@ def test_what_a_long_run_has_after_the_drawn_samples_is_extrapolated(root, monke
         for one, other in zip(exact.sources, found.sources, strict=True):
             assert one.name == other.name
             assert abs(one.samples - other.samples) <= close
-            assert one.asked_share == pytest.approx(other.asked_share)
+            assert one.target_share == pytest.approx(other.target_share)
 
 
 def test_a_long_pass_is_extrapolated_up_to_its_end(root, monkeypatch):
@@ -358,9 +358,9 @@ def test_tokens_are_counted_with_an_index(root):
     assert [source.name for source in found.sources] == ["a/train", "b/train", "a/train#2"]
     total = sum(source.tokens for source in found.sources)
     for source, share in zip(found.sources, (1 / 6, 3 / 6, 2 / 6), strict=True):
-        assert source.asked_share == pytest.approx(share)
-        assert source.given_share == pytest.approx(share, abs=0.02)
-        assert source.given_share == pytest.approx(source.tokens / total)
+        assert source.target_share == pytest.approx(share)
+        assert source.actual_share == pytest.approx(share, abs=0.02)
+        assert source.actual_share == pytest.approx(source.tokens / total)
     assert "tokens" in plan_text(found).splitlines()[1]
 
 
@@ -371,8 +371,8 @@ def test_tokens_without_an_index_have_only_the_shares_asked_for(root):
     assert (found.drawn_steps, found.unit, found.samples, found.read_bytes) == (
         0, "tokens", None, None,
     )  # fmt: skip
-    assert [source.asked_share for source in found.sources] == [0.25, 0.75]
-    assert all(source.samples is source.given_share is None for source in found.sources)
+    assert [source.target_share for source in found.sources] == [0.25, 0.75]
+    assert all(source.samples is source.actual_share is None for source in found.sources)
     assert "Name a stored index with `lengths`" in found.warnings[0]
     text = plan_text(found)
     assert "only shares can be predicted" in text
@@ -392,7 +392,7 @@ def test_a_long_blend_by_tokens_is_extrapolated_by_the_lengths_of_its_sources(ro
     for one, other in zip(exact.sources, found.sources, strict=True):
         assert other.samples == pytest.approx(one.samples, rel=0.05)
         assert other.tokens == pytest.approx(one.tokens, rel=0.05)
-        assert other.given_share == pytest.approx(one.given_share, abs=0.02)
+        assert other.actual_share == pytest.approx(one.actual_share, abs=0.02)
 
 
 # ------------------------------------------------------------------------------- report and errors

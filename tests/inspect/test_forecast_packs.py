@@ -93,7 +93,7 @@ def test_plan_is_what_the_run_has(blend: dict[str, Any], more: dict[str, Any]) -
     assert {source.name: source.samples for source in predicted.sources} == given
     assert sum(source.tokens or 0 for source in predicted.sources) == tokens
     assert predicted.unit == "samples"
-    assert [s.given_share for s in predicted.sources] == [
+    assert [s.actual_share for s in predicted.sources] == [
         pytest.approx(given[s.name] / sum(given.values())) for s in predicted.sources
     ]
     facts = predicted.packing

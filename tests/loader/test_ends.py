@@ -629,18 +629,18 @@ def test_resumed_ranks_make_equally_many_steps_and_no_sample_is_lost_or_twice(
     settings = {"end": end, "has_store": has_store}
     with pytest.MonkeyPatch.context() as monkeypatch:
         run = Together(monkeypatch, make, before, num_streams=num_streams, **settings)
-        given_before = run.take(step)
+        returned_before = run.take(step)
         states = run.save()
         rest_unbroken = run.take()
         resumed = Together(monkeypatch, make, after or before, states=states, **settings)
         rest = resumed.take()
         whole = resumed.one_pass()
-    assert steps_of(given_before) <= step
-    numbers = valid_numbers(given_before)
+    assert steps_of(returned_before) <= step
+    numbers = valid_numbers(returned_before)
     if end == "pad":
         assert valid_numbers(whole) == encoder.left(23)
-    if steps_of(given_before) and (
-        steps_of(given_before) < step or not valid_numbers(rest_unbroken)
+    if steps_of(returned_before) and (
+        steps_of(returned_before) < step or not valid_numbers(rest_unbroken)
     ):
         # Nothing was left, so it is the next pass, on all ranks.
         if end == "pad" or after is None:

@@ -574,7 +574,7 @@ def test_sample_that_was_being_expanded_goes_on_with_its_next_item(sets, steps, 
     first = run.slots(steps)
     states = run.save()
     inside = [
-        s["inner"][0] for s in opened(states[0])["streams"].values() if s["inner"][0]["given"] % 3
+        s["inner"][0] for s in opened(states[0])["streams"].values() if s["inner"][0]["done"] % 3
     ]
     later, edits = migrated(new, states)
     assert not any("stood inside a sample" in edit for edit in edits)

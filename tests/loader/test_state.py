@@ -415,7 +415,7 @@ def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:
     run_on = run.slots(3)
     row = dict.fromkeys(next(iter(state["stats"].values())), 0)
     for name, number in (("ü \ud800", 0.1 + 0.2), ("large", 1e300), ("int", 2**60)):
-        state["stats"][name] = {**row, "asked": number}
+        state["stats"][name] = {**row, "target": number}
     state = signed(state)
     for _ in range(3):
         text = json.dumps(state, indent=3, ensure_ascii=True, sort_keys=True)

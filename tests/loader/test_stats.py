@@ -150,8 +150,8 @@ def test_counts_are_those_of_the_batches_that_the_loop_received(sets, encoder, n
         assert s.skipped == skipped.get(name, 0)
         assert s.draws == s.samples + s.skipped
         assert s.epochs == pytest.approx(s.draws / SIZES[name[0]])
-        assert s.given_share == pytest.approx(s.samples / 180)
-        assert s.asked_share == pytest.approx(SHARES[name])
+        assert s.actual_share == pytest.approx(s.samples / 180)
+        assert s.target_share == pytest.approx(SHARES[name])
         weight = {"a": 0.2, "b": 1, "c": 3}[name[0]]
         assert s.loss_weight_sum == pytest.approx(weight * s.samples)
     assert sum(s.loss_weight_sum for s in stats.values()) == pytest.approx(
@@ -219,7 +219,7 @@ def test_sum_over_ranks_is_that_of_the_run(sets, encoder, world_size, num_stream
     batches = run.slots(24)
     first, *others = (loader.stats() for loader in run.loaders)
     merged = first.merged(others)
-    fields = (*EXACT, "skipped", "draws", "asked_share", "given_share", "loss_weight_sum")
+    fields = (*EXACT, "skipped", "draws", "target_share", "actual_share", "loss_weight_sum")
     assert of(merged, *fields) == {n: pytest.approx(c) for n, c in of(expected, *fields).items()}
     assert of(first, *EXACT) != of(merged, *EXACT)
     if encoder is not Expanding:
@@ -325,7 +325,7 @@ def test_batches_left_out_are_skips_of_each_of_their_sources(sets) -> None:
 
 
 def counts_of(loader: Any) -> dict[str, Any]:
-    return of(loader.stats(), *EXACT, "skipped", "draws", "asked_share", "loss_weight_sum")
+    return of(loader.stats(), *EXACT, "skipped", "draws", "target_share", "loss_weight_sum")
 
 
 @pytest.mark.parametrize("encoder", [Measuring, Skipping, Expanding])
@@ -355,7 +355,7 @@ def test_sum_over_ranks_is_kept_on_other_topologies(sets, topologies) -> None:
     merged = first.merged(others)
     assert of(merged, *EXACT) == recount(batches)
     for name, s in merged.items():
-        assert s.asked_share == pytest.approx(SHARES[name])
+        assert s.target_share == pytest.approx(SHARES[name])
         assert s.draws == s.samples + s.skipped
 
 
@@ -370,15 +370,15 @@ def test_counts_of_an_edited_blend_keep_what_was(sets) -> None:
     restored = loader.stats()
     for name in SHARES:
         assert of(restored, *EXACT)[name] == first[name]
-        assert restored[name].asked_share == pytest.approx(before[name].asked_share)
+        assert restored[name].target_share == pytest.approx(before[name].target_share)
         assert restored[name].loss_weight_sum == pytest.approx(before[name].loss_weight_sum)
     second = recount(islice(loader, 40))
     stats = loader.stats()
     for name, s in stats.items():
         both = first[name] + second.get(name, Counter())
         assert Counter({field: getattr(s, field) for field in EXACT}) == both
-    asked = {"a/train": 60 + 60, "b/train": 30 + 60, "c/train": 30}
-    assert stats.asked == pytest.approx(asked)
+    target = {"a/train": 60 + 60, "b/train": 30 + 60, "c/train": 30}
+    assert stats.target == pytest.approx(target)
     total = 0.2 * first["a/train"]["samples"] + 2.0 * second["a/train"]["samples"]
     assert stats["a/train"].loss_weight_sum == pytest.approx(total)
 
@@ -401,11 +401,11 @@ def test_state_with_counts_is_plain_small_and_does_not_grow(sets) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda stats: stats["a/train"].pop("asked"),
+        lambda stats: stats["a/train"].pop("target"),
         lambda stats: stats.update({"a/train": 7}),
         lambda stats: stats["a/train"].update({"samples": "7"}),
-        lambda stats: stats["a/train"].update({"asked_share": 1}),
-        lambda stats: stats["a/train"].update({"asked": None}),
+        lambda stats: stats["a/train"].update({"target_share": 1}),
+        lambda stats: stats["a/train"].update({"target": None}),
     ],
 )
 def test_damaged_counts_are_refused(sets, damage) -> None:
@@ -421,7 +421,7 @@ def test_damaged_counts_are_refused(sets, damage) -> None:
     assert counts_of(loader) == before
 
 
-# ------------------------------------------------------------------------------------ asked, given
+# ----------------------------------------------------------------------------------- targets
 
 
 def test_asked_share_of_a_schedule_is_its_integral(sets) -> None:
@@ -441,17 +441,17 @@ def test_asked_share_of_a_schedule_is_its_integral(sets) -> None:
         # The mean of min(1, draw / 600) over the draws.
         inside = min(draws, 600)
         share = (inside * (inside - 1) / 2 / 600 + (draws - inside)) / draws
-        assert stats["b/train"].asked_share == pytest.approx(share, abs=1e-6)
-        assert stats["a/train"].asked_share == pytest.approx(1 - share, abs=1e-6)
-        assert abs(stats["b/train"].given_share - share) * draws < 10
+        assert stats["b/train"].target_share == pytest.approx(share, abs=1e-6)
+        assert stats["a/train"].target_share == pytest.approx(1 - share, abs=1e-6)
+        assert abs(stats["b/train"].actual_share - share) * draws < 10
 
 
 def test_single_source_asks_for_itself_alone(sets) -> None:
     loader = get_loader(blend_of(sets, "path: a")(ONE))
-    assert all(s.asked_share == 0 == s.given_share for s in loader.stats().values())
+    assert all(s.target_share == 0 == s.actual_share for s in loader.stats().values())
     assert len(list(islice(loader, 9))) == 9
     (stats,) = loader.stats().values()
-    assert (stats.asked_share, stats.given_share, stats.samples) == (1, 1, 27)
+    assert (stats.target_share, stats.actual_share, stats.samples) == (1, 1, 27)
 
 
 def test_finite_passes_ask_for_each_source_once(sets) -> None:
@@ -459,8 +459,8 @@ def test_finite_passes_ask_for_each_source_once(sets) -> None:
     loader = get_savable_loader(make(ONE))
     for number in range(1, 4):
         list(loader)
-        asked = loader.stats().asked
-        assert asked == pytest.approx({"a/train": 24 * number, "b/train": 28 * number})
+        target = loader.stats().target
+        assert target == pytest.approx({"a/train": 24 * number, "b/train": 28 * number})
 
 
 # ---------------------------------------------------------------------------------------- loggers
@@ -476,7 +476,7 @@ def stats(sets: Path) -> Any:
 def test_scalars_name_source_and_figure(stats) -> None:
     scalars = stats.scalars()
     assert len(scalars) == 3 * 13
-    assert scalars["data/a/train/given_share"] == stats["a/train"].given_share
+    assert scalars["data/a/train/actual_share"] == stats["a/train"].actual_share
     assert all(type(value) is float for value in scalars.values())
     assert set(stats.scalars("x/")) == {f"x/{name[5:]}" for name in scalars}
 
@@ -502,9 +502,9 @@ def test_figures_are_written_to_loggers_of_both_kinds(stats) -> None:
 
 def test_text_is_a_table_for_people(stats) -> None:
     lines = str(stats).splitlines()
-    assert lines[0].split() == ["source", "asked", "given", "samples", "epochs", "skipped"]
+    assert lines[0].split() == ["source", "target", "actual", "samples", "epochs", "skipped"]
     assert len({len(line) for line in lines}) == 1
-    assert lines[1].split()[:3] == ["a/train", "50.00%", f"{stats['a/train'].given_share:.2%}"]
+    assert lines[1].split()[:3] == ["a/train", "50.00%", f"{stats['a/train'].actual_share:.2%}"]
 
 
 def test_stats_are_a_copy(sets) -> None:
@@ -662,7 +662,7 @@ def test_reduced_stats_are_those_of_all_ranks_on_each(sets, tmp_path) -> None:
     for rank in ranks:
         for name, number in counts.items():
             assert rank["stats"][f"{name}/samples"] == number
-            assert rank["stats"][f"{name}/given_share"] == pytest.approx(number / 42)
+            assert rank["stats"][f"{name}/actual_share"] == pytest.approx(number / 42)
 
 
 def test_reduced_without_processes_is_the_same(stats) -> None:

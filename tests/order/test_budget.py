@@ -43,14 +43,14 @@ class Run:
         *,
         lag: int = 0,
         stream: Stream = ONLY,
-        left_out: Callable[[int, int], bool] = lambda child, number: False,
+        omitted: Callable[[int, int], bool] = lambda child, number: False,
     ) -> None:
         self.order = BudgetOrder(Weights(list(weights)), key_of("budget"), stream)
         self.of = of
         self.lag = lag
         self.places = [stream.index * len(samples) // stream.num_streams for samples in of]
         self.pending: deque[tuple[int, int, float, int]] = deque()
-        self.left_out = left_out
+        self.omitted = omitted
 
     def draw(self) -> tuple[int, int]:
         order = self.order
@@ -61,7 +61,7 @@ class Run:
         child = order.choose()
         number = self.places[child]
         self.places[child] += 1
-        tokens = 0 if self.left_out(child, number) else self.of[child][number % len(self.of[child])]
+        tokens = 0 if self.omitted(child, number) else self.of[child][number % len(self.of[child])]
         if self.lag:
             guess = order.mean(child)
             self.pending.append((child, order.draw, guess, tokens))
@@ -125,7 +125,7 @@ def test_shares_follow_a_schedule(lag) -> None:
 
 def test_source_whose_samples_are_left_out_gets_more_draws() -> None:
     of = [lengths(400, "a"), lengths(400, "b")]
-    run = Run([1, 1], of, lag=LAG, left_out=lambda child, number: child == 0 and number % 3 > 0)
+    run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0 and number % 3 > 0)
     given, draws = [0, 0], [0, 0]
     for _ in range(4000):
         child, tokens = run.draw()
@@ -137,7 +137,7 @@ def test_source_whose_samples_are_left_out_gets_more_draws() -> None:
 
 def test_source_of_which_nothing_comes_through_does_not_stop_the_others() -> None:
     of = [lengths(400, "a"), lengths(400, "b")]
-    run = Run([1, 1], of, lag=LAG, left_out=lambda child, number: child == 0)
+    run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0)
     found = [run.draw()[0] for _ in range(300)]
     assert found.count(1) >= 8
 

@@ -50,7 +50,7 @@ def fill(packer: StreamingPacker, rows: list[Any]) -> None:
 def drive(packer: StreamingPacker, rows: list[Any]) -> list[list[int]]:
     packs = []
     fill(packer, rows)
-    while packer.num_held:
+    while packer.num_buffered:
         packs.append(packer.next_pack())
         fill(packer, rows)
     return packs
@@ -154,7 +154,7 @@ def test_pack_stream_is_the_packer_driven_by_hand_with_restores_anywhere(
         return other
 
     packs: list[list[int]] = []
-    while packer.num_held or packer.num_added < len(case.rows):
+    while packer.num_buffered or packer.num_added < len(case.rows):
         while packer.num_added < len(case.rows) and not packer.is_full:
             packer.add(case.rows[packer.num_added])
             packer = maybe_restored()
@@ -167,14 +167,14 @@ def test_pack_stream_is_the_packer_driven_by_hand_with_restores_anywhere(
 def test_the_oldest_sample_held_is_in_every_pack(case: Case) -> None:
     packer = case.packer()
     fill(packer, case.rows)
-    while packer.num_held:
-        held = packer.held()
-        assert held == sorted(held)
-        assert len(held) == packer.num_held
+    while packer.num_buffered:
+        buffered = packer.buffered()
+        assert buffered == sorted(buffered)
+        assert len(buffered) == packer.num_buffered
         pack = packer.next_pack()
         assert pack == sorted(pack)
-        assert pack[0] == held[0]
-        assert packer.held() == [number for number in held if number not in pack]
+        assert pack[0] == buffered[0]
+        assert packer.buffered() == [number for number in buffered if number not in pack]
         fill(packer, case.rows)
 
 
@@ -183,14 +183,14 @@ def test_a_sample_leaves_within_as_many_packs_as_samples_are_held(case: Case) ->
     packer = case.packer()
     entered: dict[int, tuple[int, int]] = {}
     num_packs = 0
-    while packer.num_held or packer.num_added < len(case.rows):
+    while packer.num_buffered or packer.num_added < len(case.rows):
         while packer.num_added < len(case.rows) and not packer.is_full:
             packer.add(case.rows[packer.num_added])
-            entered[packer.num_added - 1] = num_packs, packer.num_held
+            entered[packer.num_added - 1] = num_packs, packer.num_buffered
         num_packs += 1
         for number in packer.next_pack():
-            since, num_held = entered[number]
-            assert num_packs - since <= num_held
+            since, num_buffered = entered[number]
+            assert num_packs - since <= num_buffered
 
 
 @given(cases())
@@ -198,7 +198,7 @@ def test_full_is_when_the_target_size_is_held(case: Case) -> None:
     packer = case.packer()
     for row in case.rows:
         assert packer.target_size == wanted_size(case, packer.num_added)
-        assert packer.is_full == (packer.num_held >= packer.target_size)
+        assert packer.is_full == (packer.num_buffered >= packer.target_size)
         if packer.is_full:
             packer.next_pack()
         packer.add(row)
@@ -221,7 +221,7 @@ def test_resumes_alike_at_every_pack(capacity: int) -> None:
     packer = StreamingPacker(capacity)
     fill(packer, rows)
     wanted, states = [], []
-    while packer.num_held:
+    while packer.num_buffered:
         states.append(through_json(packer.state()))
         wanted.append(packer.next_pack())
         fill(packer, rows)
@@ -288,7 +288,7 @@ def test_target_size_grows_with_the_samples_in_a_pack() -> None:
     assert not packer.is_full
     while not packer.is_full:
         packer.add(990)
-    assert packer.target_size <= packer.num_held < 202
+    assert packer.target_size <= packer.num_buffered < 202
 
 
 def test_target_size_counts_no_more_samples_than_a_pack_may_have() -> None:
@@ -412,9 +412,9 @@ def test_what_is_held_can_be_packed_before_it_is_full() -> None:
     assert not packer.is_full
     assert packer.next_pack() == [0, 3]
     packer.add(5)
-    assert packer.held() == [1, 2, 4]
+    assert packer.buffered() == [1, 2, 4]
     assert packer.next_pack() == [1, 2]
-    assert (packer.num_held, packer.num_added) == (1, 5)
+    assert (packer.num_buffered, packer.num_added) == (1, 5)
 
 
 def test_nothing_held_gives_no_pack() -> None:
@@ -576,12 +576,12 @@ def test_a_state_of_nothing_is_restored() -> None:
     assert empty == {"numbers": [], "lengths": [], "added": 0, "totals": [0]}
     packer.add(3)
     packer.restore(empty)
-    assert packer.num_held == packer.num_added == 0
+    assert packer.num_buffered == packer.num_added == 0
     packer.add(4)
     packer.next_pack()
     packer.restore(through_json(packer.state()))
     packer.add(5)
-    assert packer.held() == [1]
+    assert packer.buffered() == [1]
 
 
 def test_wait_and_size_of_the_state_stay_bounded_over_a_long_stream() -> None:

@@ -137,21 +137,21 @@ def test_stream_gives_what_windows_give_and_resumes_anywhere(
         for number, start in enumerate(range(0, len(costs), window))
         for i in quantile_sync(costs[start : start + window], window, seed, number)
     ]
-    sync, remaining, given_packs = QuantileSync(window, seed), list(costs), []
-    while remaining or sync.num_held:
-        if len(given_packs) == stop:
+    sync, remaining, emitted_packs = QuantileSync(window, seed), list(costs), []
+    while remaining or sync.num_buffered:
+        if len(emitted_packs) == stop:
             state = json.loads(json.dumps(sync.state()))
             sync = QuantileSync(window, seed)
             sync.restore(state)
             assert sync.state() == state
         # A caller may hold more than a window, never less before the end.
-        while remaining and sync.num_held < window + data.draw(st.integers(0, ahead)):
+        while remaining and sync.num_buffered < window + data.draw(st.integers(0, ahead)):
             sync.add(remaining.pop(0))
         assert sync.is_full or not remaining
-        held = sync.held()
-        given_packs.append(sync.next_pack())
-        assert sorted([*sync.held(), given_packs[-1]]) == held
-    assert given_packs == wanted
+        buffered = sync.buffered()
+        emitted_packs.append(sync.next_pack())
+        assert sorted([*sync.buffered(), emitted_packs[-1]]) == buffered
+    assert emitted_packs == wanted
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
@@ -170,10 +170,10 @@ def test_every_pack_is_in_the_plan_once_or_accounted_for(
     num, rest = len(costs), len(costs) % num_ranks
     assert plan.steps.shape[1] == num_ranks
     present = plan.steps[plan.steps >= 0].tolist()
-    assert sorted([*present, *plan.left_out.tolist()]) == sorted(
+    assert sorted([*present, *plan.omitted.tolist()]) == sorted(
         [*range(num), *plan.repeated.tolist()]
     )
-    assert len(plan.left_out) == (rest if remainder == "drop" else 0)
+    assert len(plan.omitted) == (rest if remainder == "drop" else 0)
     assert len(plan.repeated) == (-num % num_ranks if remainder == "pad" else 0)
     assert (plan.steps < 0).sum() == (-num % num_ranks if remainder == "ragged" else 0)
     assert (plan.steps[:-1] >= 0).all()  # only the last step may be ragged
@@ -259,7 +259,7 @@ def test_every_sample_of_an_epoch_is_in_one_pack_or_named_as_oversize(
     assert (balanced.tokens <= 100).all()
     assert balanced.packs.sizes(vit_num).tolist() == balanced.tiles.tolist()
     plan = balanced.plan
-    assert sorted([*plan.steps[plan.steps >= 0], *plan.left_out]) == sorted(
+    assert sorted([*plan.steps[plan.steps >= 0], *plan.omitted]) == sorted(
         [*range(len(balanced.packs)), *plan.repeated]
     )
     again = balance_epoch(vit_num, token_num, **settings)

@@ -11,7 +11,7 @@ from energon_lite.testing import check_dataset
 
 from ..conftest import examples
 from ..helpers import Ranks, assert_same
-from .trees import MAX_ITEMS, Tree, begins_anew, build, is_worth_it, trees
+from .trees import MAX_ITEMS, Tree, begins_again, build, is_worth_it, trees
 
 OTHERS = [2, 1, 8, 3]
 
@@ -19,7 +19,7 @@ OTHERS = [2, 1, 8, 3]
 @examples(8)
 @given(trees())
 def test_any_tree_keeps_all_laws(tree: Tree) -> None:
-    assume(not begins_anew(tree) and is_worth_it(tree, (1, 3)))
+    assume(not begins_again(tree) and is_worth_it(tree, (1, 3)))
     event(tree[0])
     check_dataset(build(tree), num_streams=(1, 3), max_items=MAX_ITEMS)
 
@@ -40,8 +40,8 @@ def test_any_tree_goes_on_equally_on_other_ranks(tree: Tree, steps: int, ahead: 
         return
     # Ranks of a finite pass may stand apart; what any of them gave is not given again.
     before = {}
-    for rank, number_given in enumerate((steps, steps + ahead)):
-        for _ in range(number_given):
+    for rank, number_returned in enumerate((steps, steps + ahead)):
+        for _ in range(number_returned):
             try:
                 slot, item = first.next(rank)
             except StopIteration:

@@ -14,7 +14,7 @@ from energon_lite.core.errors import EmptyDatasetError, FatalSampleError
 
 from ..conftest import examples
 from .chains import Chain, Model, workers_here
-from .trees import Tree, begins_anew, build, is_worth_it, trees
+from .trees import Tree, begins_again, build, is_worth_it, trees
 
 NUM_RESUMES = 3
 MOST_PASSES = 4
@@ -101,7 +101,7 @@ any_tree = st.one_of(trees(2), trees(3, kinds="finite"), trees(2, kinds="validat
 
 
 def check(tree: Tree, num_streams: int, data: st.DataObject) -> None:
-    assume(not begins_anew(tree) and build(tree).pass_length is None)
+    assume(not begins_again(tree) and build(tree).pass_length is None)
     assume(is_worth_it(tree, (num_streams,), MOST_PASSES))
     event("endless" if build(tree).endless else "finite")
     try:

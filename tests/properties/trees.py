@@ -331,20 +331,20 @@ def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any", is_top: bool = Tr
     return (kind, draw(st.sampled_from(values)), draw(below(kinds)))
 
 
-def begins_anew(tree: Tree, is_repeated: bool = False) -> bool:
+def begins_again(tree: Tree, is_repeated: bool = False) -> bool:
     """Whether something endless is cut off and repeated: how far it came is not known then."""
     kind, *rest = tree
     if kind in ("source", "validation"):
         return False
     if kind == "concat":
-        return any(begins_anew(child, is_repeated) for child in rest[0])
+        return any(begins_again(child, is_repeated) for child in rest[0])
     if kind in ("blend", "tokens", "mix"):
         children = [child for _, child in rest[-1]]
         if is_repeated and rest[0] == "first" and any(map(is_endless, children)):
             return True
         is_repeated = is_repeated or rest[0] in ("forever", "all_once")
-        return any(begins_anew(child, is_repeated) for child in children)
-    return begins_anew(rest[-1], is_repeated or kind == "repeat")
+        return any(begins_again(child, is_repeated) for child in children)
+    return begins_again(rest[-1], is_repeated or kind == "repeat")
 
 
 class Costly(BaseException):

@@ -45,7 +45,7 @@ from energon_lite.stages.token_lengths import MeasureDataset
 from ..conftest import examples
 from ..helpers import Ranks, ignore, number_of, text_set
 
-AGAIN = "given again"
+AGAIN = "repeated"
 
 
 class Pool(SavableDataset[Any]):
@@ -235,20 +235,20 @@ def test_every_sample_comes_once_or_is_counted(
     )
     streams, num_left_out = passes(dataset, num_streams)
     batches = list(itertools.chain(*streams))
-    given_samples = Counter(sample[2] for batch in batches for sample in batch)
+    returned_samples = Counter(sample[2] for batch in batches for sample in batch)
     assert all(len(groups_in(batch)) == 1 for batch in batches)
     if end == "keep":
-        assert set(given_samples) == set(range(len(rows)))
-        assert len(rows) == sum(given_samples.values())
+        assert set(returned_samples) == set(range(len(rows)))
+        assert len(rows) == sum(returned_samples.values())
         assert num_left_out == 0
     elif end == "drop":
         assert all(len(batch) == batch_size for batch in batches)
-        assert max(given_samples.values(), default=1) == 1
-        assert len(given_samples) + num_left_out == len(rows)
+        assert max(returned_samples.values(), default=1) == 1
+        assert len(returned_samples) + num_left_out == len(rows)
     else:
         assert all(len(batch) == batch_size for batch in batches)
-        assert set(given_samples) == set(range(len(rows)))
-        repeated = sum(given_samples.values()) - len(rows)
+        assert set(returned_samples) == set(range(len(rows)))
+        repeated = sum(returned_samples.values()) - len(rows)
         assert repeated < batch_size * 3 * num_streams
 
 
@@ -635,9 +635,9 @@ def test_weights_that_say_no_share_of_batches_are_refused(root: Path) -> None:
     by_tokens = TokenBlendDataset((pictures, 1), (stories, 1))
     with pytest.raises(ValueError, match=r"shares of tokens.* Give ModalitySplit the parts"):
         split_of(by_tokens, by_source)
-    given_shares = ModalitySplit("source", {"pictures/train": 1, "stories/train": 1})
-    assert split_of(rising, given_shares).endless
-    assert split_of(by_tokens, given_shares).endless
+    actual_shares = ModalitySplit("source", {"pictures/train": 1, "stories/train": 1})
+    assert split_of(rising, actual_shares).endless
+    assert split_of(by_tokens, actual_shares).endless
 
 
 @pytest.mark.parametrize(

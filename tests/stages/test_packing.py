@@ -681,7 +681,7 @@ def test_asked_share_of_a_schedule_is_that_of_the_samples_drawn(root, tmp_path, 
         stats = stats.merged([other_rank.stats()])
     assert 400 < sum(source.samples for source in stats.values()) < 2000
     for source in stats.values():
-        assert source.given_share == pytest.approx(source.asked_share, abs=0.01)
+        assert source.actual_share == pytest.approx(source.target_share, abs=0.01)
 
 
 # ------------------------------------------------------------------------------------ balance

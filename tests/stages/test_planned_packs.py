@@ -109,13 +109,13 @@ def packed(
     )
 
 
-def given_by(dataset: SavableDataset[Any], stream: int = 0, num_streams: int = 4) -> list[Any]:
+def lists_of(dataset: SavableDataset[Any], stream: int = 0, num_streams: int = 4) -> list[Any]:
     return list(StreamRun(dataset, Stream(stream, num_streams)))
 
 
 def steps_of(dataset: SavableDataset[Any], num_streams: int = 4) -> list[tuple[Any, ...]]:
     """What all streams give in each cycle that is whole."""
-    return list(zip(*(given_by(dataset, s, num_streams) for s in range(num_streams)), strict=False))
+    return list(zip(*(lists_of(dataset, s, num_streams) for s in range(num_streams)), strict=False))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_each_sample_comes_once_and_packs_are_full(
 ) -> None:
     encoder = Encoder(algorithm=algorithm, plan_window=40, **more)
     dataset = packed(root, encoder)
-    packs = [pack for stream in range(4) for pack in given_by(dataset, stream)]
+    packs = [pack for stream in range(4) for pack in lists_of(dataset, stream)]
     assert sorted(number for pack in packs for number in pack) == list(range(NUM_SAMPLES))
     assert max(sum(map(length_of, pack)) for pack in packs) <= 64
     bound = -(-sum(map(length_of, range(NUM_SAMPLES))) // 64)
@@ -223,10 +223,10 @@ def test_batches_of_a_shared_plan_are_of_one_group(root: Path) -> None:
 
 def test_finite_streams_of_a_shared_plan_differ_by_a_pack_at_most(root: Path) -> None:
     dataset = packed(root, Encoder(plan_window=40, **SHARED))
-    counts = [len(given_by(dataset, stream)) for stream in range(4)]
+    counts = [len(lists_of(dataset, stream)) for stream in range(4)]
     assert max(counts) - min(counts) <= 1
     dropping = packed(root, Encoder(plan_window=40, drop_last=True, **SHARED))
-    assert len({len(given_by(dropping, stream)) for stream in range(4)}) == 1
+    assert len({len(lists_of(dropping, stream)) for stream in range(4)}) == 1
 
 
 def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
     gone, records = {BROKEN, SKIPPED}, []
     for index in range(4):
         run = StreamRun(dataset, Stream(index, 4))
-        kept = [[n for n in pack if n not in gone] for pack in given_by(expected, index)]
+        kept = [[n for n in pack if n not in gone] for pack in lists_of(expected, index)]
         assert list(run) == [pack for pack in kept if pack]
         records += run.context.take_records()
     assert sorted(record.on_purpose for record in records) == [False, True]
@@ -276,8 +276,8 @@ def test_regression_packs_that_fail_whole_do_not_damage_a_state(root: Path) -> N
         max_samples=1, plan_window=5, balance="quantile_sync", balance_window=6, cost=COST
     )
     dataset = packed(root, encoder)
-    whole = given_by(dataset)
-    numbers = [number for stream in range(4) for (number,) in given_by(dataset, stream)]
+    whole = lists_of(dataset)
+    numbers = [number for stream in range(4) for (number,) in lists_of(dataset, stream)]
     assert sorted(numbers) == list(range(0, NUM_SAMPLES, 2))
     run = StreamRun(dataset, Stream(0, 4))
     for place in range(40):

@@ -124,7 +124,7 @@ def blend_of(root: Path, split: str, encoder: Any = Lengths, **settings: Any) ->
     return make
 
 
-def given_tokens(batches: Any, encoder: type[Lengths] = Lengths) -> dict[str, int]:
+def actual_tokens(batches: Any, encoder: type[Lengths] = Lengths) -> dict[str, int]:
     """The tokens that the loop received, by source."""
     found: dict[str, int] = {}
     for batch in batches:
@@ -169,22 +169,22 @@ def test_shares_of_tokens_are_met_within_a_percent(
     run = Ranks(blend_of(sets, split, encoder), 1, num_streams=num_streams)
     batches = run.slots(2000)
     assert len(batches) == 2000
-    found = shares(given_tokens(batches.values(), encoder))
+    found = shares(actual_tokens(batches.values(), encoder))
     assert found == pytest.approx(expected, rel=0.01)
     stats = run.loaders[0].stats()
-    assert {n.split("/")[0]: s.given_share for n, s in stats.items()} == pytest.approx(
+    assert {n.split("/")[0]: s.actual_share for n, s in stats.items()} == pytest.approx(
         expected, rel=0.01
     )
-    assert {n.split("/")[0]: s.asked_share for n, s in stats.items()} == pytest.approx(expected)
+    assert {n.split("/")[0]: s.target_share for n, s in stats.items()} == pytest.approx(expected)
     assert {n.split("/")[0]: s.tokens for n, s in stats.items()} == pytest.approx(
-        given_tokens(batches.values(), encoder), rel=0 if encoder is not Grouping else 0.01
+        actual_tokens(batches.values(), encoder), rel=0 if encoder is not Grouping else 0.01
     )
 
 
 def test_ten_sources_have_their_shares_of_tokens(sets) -> None:
     entries = ", ".join(f"{{path: {name}, weight: {i + 1}}}" for i, name in enumerate(MEANS))
     run = Ranks(blend_of(sets, f"unit: tokens\nblend: [{entries}]", batch_size=8), 1, num_streams=2)
-    found = given_tokens(run.slots(1500).values())
+    found = actual_tokens(run.slots(1500).values())
     longest = max(tokens_of("long", i) for i in range(NUM_SAMPLES))
     total = sum(found.values())
     assert total > 200 * longest
@@ -200,7 +200,7 @@ def test_nested_blends_of_tokens_multiply_their_shares(sets) -> None:
     - {weight: 3, blend: [{path: short}, {path: long, weight: 2}]}
     """
     run = Ranks(blend_of(sets, split), 1)
-    found = shares(given_tokens(run.slots(2000).values()))
+    found = shares(actual_tokens(run.slots(2000).values()))
     assert found == pytest.approx({"s0": 0.25, "short": 0.25, "long": 0.5}, rel=0.01)
 
 
@@ -212,10 +212,10 @@ def test_schedule_of_tokens_is_followed(sets) -> None:
     - {path: long}
     """
     run = Ranks(blend_of(sets, split), 2, num_streams=4)
-    assert shares(given_tokens(run.slots(1000).values())) == pytest.approx(
+    assert shares(actual_tokens(run.slots(1000).values())) == pytest.approx(
         {"short": 0.5, "long": 0.5}, rel=0.02
     )
-    assert shares(given_tokens(run.slots(1000).values())) == pytest.approx(
+    assert shares(actual_tokens(run.slots(1000).values())) == pytest.approx(
         {"short": 0.75, "long": 0.25}, rel=0.03
     )
 
@@ -226,7 +226,7 @@ def errors_of(batches: Any, expected: dict[str, float]) -> list[float]:
     given = dict.fromkeys(expected, 0)
     found = []
     for batch in batches:
-        for name, tokens in given_tokens([batch]).items():
+        for name, tokens in actual_tokens([batch]).items():
             given[name] += tokens
         total = sum(given.values())
         found.append(max(abs(given[n] - s * total) for n, s in expected.items()) / longest)
@@ -351,12 +351,12 @@ def test_index_needs_no_sample_length(sets) -> None:
     loader = get_savable_loader(blend_of(sets, INDEXED, DefaultTaskEncoder)(ONE))
     batches = list(islice(loader, 500))
     stats = loader.stats()
-    found = given_tokens(batches)
+    found = actual_tokens(batches)
     assert {name.split("/")[0]: s.tokens for name, s in stats.items()} == found
     assert stats.unit == "tokens"
     for name, s in stats.items():
-        assert s.given_share == pytest.approx(found[name.split("/")[0]] / sum(found.values()))
-        assert s.asked_share == 0.5
+        assert s.actual_share == pytest.approx(found[name.split("/")[0]] / sum(found.values()))
+        assert s.target_share == 0.5
 
 
 def test_with_index_and_sample_length_tokens_are_those_measured(sets) -> None:
@@ -415,7 +415,7 @@ def test_index_over_something_else_than_datasets_is_refused(sets) -> None:
 def test_subsets_take_their_own_part_of_the_index(sets) -> None:
     split = INDEXED.replace("{path: long}", "{path: long, subset: {range: [40, 60]}}")
     loader = get_savable_loader(blend_of(sets, split, DefaultTaskEncoder)(ONE))
-    found = given_tokens(islice(loader, 600))
+    found = actual_tokens(islice(loader, 600))
     assert {n.split("/")[0]: s.tokens for n, s in loader.stats().items()} == found
     assert shares(found) == pytest.approx({"short": 0.5, "long": 0.5}, rel=0.02)
 
@@ -426,7 +426,7 @@ def test_leaf_used_twice_has_one_index(sets) -> None:
     assert len(list(islice(loader, 900))) == 900
     stats = loader.stats()
     assert list(stats) == ["long/train", "short/train", "long/train#2"]
-    assert all(s.given_share == pytest.approx(1 / 3, rel=0.02) for s in stats.values())
+    assert all(s.actual_share == pytest.approx(1 / 3, rel=0.02) for s in stats.values())
 
 
 def test_two_folders_of_one_name_have_their_own_index(sets) -> None:
@@ -502,7 +502,7 @@ def test_sample_without_a_length_is_left_out_and_counted(sets) -> None:
     run = Ranks(blend_of(sets, HALVES, Failing), 1)
     batches = run.slots(1000)
     assert all(int(key) % 5 for batch in batches.values() for key in batch.__key__)
-    assert shares(given_tokens(batches.values())) == pytest.approx(
+    assert shares(actual_tokens(batches.values())) == pytest.approx(
         {"short": 0.5, "long": 0.5}, rel=0.02
     )
     assert sum(s.skipped for s in run.loaders[0].stats().values()) > 100

@@ -1,4 +1,4 @@
-"""The samples of a source in an order that is given, not its own: that of a plan."""
+"""The samples of a source in the order of a plan."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MISSING: Any = {"__restore_key__": ()}
 
 
 @dataclass(eq=False)
-class GivenRows:
-    """Which samples of a source come; N of them.
+class PlannedRows:
+    """The N samples of a source that a plan chose, in their order.
 
     Attributes:
         epochs: shape (N,).
         indices: shape (N,); which sample of the source.
         numbers: shape (N,); the number of its draw in the run, the last entry of a restore key.
-        num_due: of how many it is the turn. None after these is made, or it would be counted with
-            an item before its own.
+        num_due: number of the samples that are due. Later ones are not read yet: they would be
+            counted with an item before their own.
     """
 
     epochs: Int64Array
@@ -42,8 +42,8 @@ class GivenRows:
         return self.epochs[own], self.indices[own]
 
 
-class GivenSource(Generic[T]):
-    """The samples of `rows`, in their order, read ahead in blocks: for one cursor, that of a plan.
+class PlannedSource(Generic[T]):
+    """The samples of `rows`, in their order, read ahead in blocks, for the cursor of one plan.
 
     A sample that cannot be read is skipped and counted. The cursor stops after `rows.num_due`
     samples, and resumes when this number grows.
@@ -53,17 +53,17 @@ class GivenSource(Generic[T]):
         rows: which of them.
     """
 
-    def __init__(self, source: WebdatasetSource[T], rows: GivenRows) -> None:
+    def __init__(self, source: WebdatasetSource[T], rows: PlannedRows) -> None:
         self._source = source
         self._rows = rows
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        return _GivenCursor(self._source, stream, self._rows)
+        return _PlannedCursor(self._source, stream, self._rows)
 
 
-class _GivenCursor(SourceCursor[T]):
-    def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: GivenRows) -> None:
+class _PlannedCursor(SourceCursor[T]):
+    def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._rows = rows
         super().__init__(source, stream, rows)
 
