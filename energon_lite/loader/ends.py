@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import json
 import logging
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -19,9 +17,10 @@ import torch
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.samples import PADDING, Batch, Sample
+from energon_lite.core.state import digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_rank_items
 from energon_lite.loader.rank_feed import Delivery, PassStart
-from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, Votes, group_store
+from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, group_store
 from energon_lite.loader.resume import LoaderPosition
 
 VALID = "valid"
@@ -162,14 +161,13 @@ class PassEnds:
         shared = group_store(self._config)
         if shared is None:
             even.votes = self._count(position)
-        elif self._votes is None:
-            text = json.dumps(self._dataset.config(), sort_keys=True)
-            name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-            even.votes = self._votes = StoreVotes(shared[0], name, self._config, shared[1])
-        else:
-            self._votes.begin_pass()
-            even.votes = self._votes
-        if shared is not None and _is_whole(position) and position.num_steps == 0:
+            return even
+        if self._votes is None:
+            name = digest(self._dataset.config())
+            self._votes = StoreVotes(shared[0], name, self._config, shared[1])
+        self._votes.begin_pass()
+        even.votes = self._votes
+        if _is_whole(position) and position.num_steps == 0:
             num_streams, num_steps = self._agreed
             even.num_agreed = num_steps * (num_streams == position.start.slots.num_streams)
         return even
@@ -282,7 +280,7 @@ class EvenPass:
 
     Attributes:
         end: "drop" or "pad".
-        votes: where the ranks vote.
+        votes: where the ranks vote; None for a run of one rank.
         num_agreed: steps that all ranks make without a vote, as in the pass before. A rank that has
             fewer batches this time pads.
     """
@@ -290,7 +288,7 @@ class EvenPass:
     def __init__(
         self, dataset: SavableDataset[Any], position: LoaderPosition, end: End, is_default: bool
     ) -> None:
-        self.votes: Votes = _OwnVote()
+        self.votes: StoreVotes | CountedVotes | None = None
         self.num_agreed = 0
         self._dataset = dataset
         self._slots, self._pass_index = position.start.slots, position.start.pass_index
@@ -324,7 +322,8 @@ class EvenPass:
             num_ranks = self._slots.world_size
             sums = Vote(num_ranks, num_ranks, num_ranks)
             if step >= self.num_agreed:
-                sums = self.votes.cast(Vote(is_due, own is not None, self._can_pad), step)
+                sums = Vote(is_due, own is not None, self._can_pad)
+                sums = self.votes.cast(sums, step) if self.votes else sums
             self._step += 1
             if self.end == "pad" and sums.can_pad < num_ranks:
                 self._drop_instead()
@@ -352,8 +351,9 @@ class EvenPass:
 
     def end_pass(self, counts: tuple[int, int]) -> tuple[tuple[int, int], bool]:
         """Ends the pass; returns the sums of two counts over ranks, and whether these are all."""
-        is_all = not isinstance(self.votes, CountedVotes)
-        return self.votes.end_pass(counts), is_all
+        if isinstance(self.votes, StoreVotes):
+            return self.votes.end_pass(counts), True
+        return counts, self.votes is None
 
     def _marked(self) -> bool:
         """Marks the batch that was fetched as valid, if padding is wanted and it has a position."""
@@ -386,19 +386,6 @@ class EvenPass:
         if self._last is None:
             self._last = first_batch(self._dataset, self._slots, self._pass_index)
         return Delivery(as_padding(self._last), -1, -1, None, [], [])
-
-
-class _OwnVote:
-    """The votes of a run of one rank."""
-
-    def cast(self, vote: Vote, step: int) -> Vote:
-        """Returns the vote."""
-        del step
-        return vote
-
-    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
-        """Returns the counts."""
-        return counts
 
 
 def count_batches(

@@ -27,8 +27,7 @@ from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
-from energon_lite.loader.worker_pool import RunSettings
-from energon_lite.loader.worker_process import Limits
+from energon_lite.loader.worker_main import Limits, RunSettings
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -209,8 +208,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 # Kind of message, number of the pass, buffers, files, bytes of the body; then bytes of each buffer.
 _HEAD = struct.Struct("<BIIIQ")
-# Kind of order, and its number or the bytes of its body.
-_ORDER = struct.Struct("<BQ")
+# Kind of order, its number, and the bytes of its body.
+_ORDER = struct.Struct("<BQQ")
 # As many descriptors as one call may send.
 _MAX_FILES = 250
 
@@ -278,10 +277,15 @@ def receive(sock: socket.socket, wait: Wait) -> Message:
     return Message(kind, number, Packed(body, buffers, files))
 
 
-def order(sock: socket.socket, kind: int, number: int) -> bool:
-    """Sends an order to a worker process, if that needs no wait; returns whether it was sent."""
+def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") -> bool:
+    """Sends an order to a worker process; one without a body only if that needs no wait.
+
+    Returns:
+        Whether it was sent.
+    """
     try:
-        sock.send(_ORDER.pack(kind, number), socket.MSG_DONTWAIT)
+        head = _ORDER.pack(kind, number, len(body))
+        sock.sendall(head + body, 0 if body else socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except OSError:
@@ -289,29 +293,14 @@ def order(sock: socket.socket, kind: int, number: int) -> bool:
     return True
 
 
-def order_with(sock: socket.socket, kind: int, body: bytes) -> None:
-    """Sends an order with a body to a worker process."""
-    with suppress(OSError):  # as above
-        sock.sendall(_ORDER.pack(kind, len(body)) + body)
-
-
-def read_order(sock: socket.socket, wait: Wait) -> tuple[int, int]:
-    """Returns the next order, and its number or the bytes of its body.
+def read_order(sock: socket.socket, wait: Wait) -> tuple[int, int, memoryview]:
+    """Returns the next order, its number and its body.
 
     Raises:
         Closed: The training loop is gone.
     """
-    kind, number = _ORDER.unpack(_read(sock, _ORDER.size, wait))
-    return kind, number
-
-
-def read_body(sock: socket.socket, size: int, wait: Wait) -> memoryview:
-    """Returns the body of an order.
-
-    Raises:
-        Closed: The training loop is gone.
-    """
-    return _read(sock, size, wait)
+    kind, number, size = _ORDER.unpack(_read(sock, _ORDER.size, wait))
+    return kind, number, _read(sock, size, wait)
 
 
 def _read(sock: socket.socket, size: int, wait: Wait) -> memoryview:

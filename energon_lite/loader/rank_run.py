@@ -30,8 +30,8 @@ from energon_lite.loader.resume import (
 from energon_lite.loader.stats import Counter, FailureLimit
 from energon_lite.loader.trainers import Seek
 from energon_lite.loader.watchdog import Watchdog
-from energon_lite.loader.worker_pool import RunSettings, WorkerPool
-from energon_lite.loader.worker_process import WorkerDied
+from energon_lite.loader.worker_main import RunSettings
+from energon_lite.loader.worker_pool import WorkerDied, WorkerPool
 
 T = TypeVar("T")
 

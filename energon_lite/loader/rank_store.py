@@ -9,7 +9,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -45,16 +45,6 @@ class Vote(NamedTuple):
     can_pad: int
 
 
-class Votes(Protocol):
-    """Where the ranks vote in a pass."""
-
-    def cast(self, vote: Vote, step: int) -> Vote:
-        """Returns the sum of the votes of all ranks on a step."""
-
-    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
-        """Returns the sums of two counts over all ranks that can talk, at the end of a pass."""
-
-
 class CountedVotes:
     """Votes of ranks that cannot talk: known from the steps for which each has a batch.
 
@@ -73,10 +63,6 @@ class CountedVotes:
         del vote
         is_left = sum(last >= step for last in self._last)
         return Vote(self._num_with[step], is_left, len(self._last) * self._can_pad)
-
-    def end_pass(self, counts: tuple[int, int]) -> tuple[int, int]:
-        """Returns the counts: they are this rank's alone."""
-        return counts
 
 
 class StoreVotes:
@@ -100,7 +86,6 @@ class StoreVotes:
         self._limit_sec = store.timeout.total_seconds()
         self._kept: deque[list[str]] = deque()
         self._total = 0
-        self.begin_pass()
 
     def begin_pass(self) -> None:
         """Begins to count votes from 0, under another name."""
@@ -260,10 +245,8 @@ class Exchange:
         """
         if self._is_alone:
             return [value]
-        if collector is None:
-            return self._round(value, what, 0, is_shared=True)
-        values = self._round(value, what, collector, is_shared=False)
-        return values if self._config.rank == collector else None
+        values = self._round(value, what, collector or 0, is_shared=collector is None)
+        return values if collector in (None, self._config.rank) else None
 
     def broadcast(self, value: Any, what: str, src_rank: int) -> Any:
         """Returns the value of the rank `src_rank` of the group on all ranks; see `gather`."""
@@ -280,15 +263,15 @@ class Exchange:
         Raises:
             ValueError: It is not in the group.
         """
-        ranks = [0] if self._is_alone else self._global_ranks()
-        if global_rank in ranks:
-            return ranks.index(global_rank)
         if self._is_alone:
             return 0
-        raise ValueError(
-            f"rank {global_rank} is not in the data-parallel group of this rank, which has the "
-            f"ranks {ranks} of the whole world; give one of these"
-        )
+        ranks = self._global_ranks()
+        if global_rank not in ranks:
+            raise ValueError(
+                f"rank {global_rank} is not in the data-parallel group of this rank, which has the "
+                f"ranks {ranks} of the whole world; give one of these"
+            )
+        return ranks.index(global_rank)
 
     @property
     def _is_alone(self) -> bool:

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from multiprocessing import forkserver
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -34,10 +35,9 @@ from energon_lite.loader.messages import (
     Message,
     packed,
     packed_delivery,
-    read_body,
     read_order,
     send,
-)
+)  # fmt: skip
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 
@@ -65,6 +65,40 @@ class Pass(NamedTuple):
     others: frozenset[int]
 
 
+class Limits(NamedTuple):
+    """How long a delivery may be waited for, in seconds; 0 for any time.
+
+    Attributes:
+        report_sec: until it is logged what the worker process does.
+        stall_sec: until it is taken for stuck, and ended.
+        timeout_sec: until the wait is an error.
+    """
+
+    report_sec: float = 0
+    stall_sec: float = 0
+    timeout_sec: float = 0
+
+
+class RunSettings(NamedTuple):
+    """What decides how a rank runs, and no content.
+
+    Attributes:
+        prefetch_factor: batches that each worker process computes ahead.
+        limits: how long a batch of a worker process may be waited for.
+        first_report_sec: `report_sec` of the first batch.
+        restart_workers: how many worker processes may be replaced within ten minutes.
+        max_skip_rate: failures per sample that a stream may have.
+        skip_log: file of the samples that were skipped.
+    """
+
+    prefetch_factor: int
+    limits: Limits
+    first_report_sec: float
+    restart_workers: int
+    max_skip_rate: float
+    skip_log: Path | None
+
+
 class Settings(NamedTuple):
     """What a worker process gets when it starts.
 
@@ -73,16 +107,14 @@ class Settings(NamedTuple):
         num_workers: how many there are.
         seed: of the global generators.
         dataset: the pipeline.
-        max_skip_rate: failures per sample that a stream may have.
-        prefetch_factor: deliveries that it may compute before the training loop takes one.
+        run: how the rank runs.
     """
 
     worker: int
     num_workers: int
     seed: int
     dataset: SavableDataset[Any]
-    max_skip_rate: float
-    prefetch_factor: int
+    run: RunSettings
 
 
 def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent: bool) -> None:
@@ -118,7 +150,7 @@ class _Work:
         self._is_ending = False
         self._parent = os.getppid()
         self._passes: SimpleQueue[Pass] = SimpleQueue()
-        self._room = threading.Semaphore(settings.prefetch_factor)
+        self._room = threading.Semaphore(settings.run.prefetch_factor)
         self._is_packing = False
         self._sending = threading.Lock()
         self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
@@ -171,7 +203,7 @@ class _Work:
     def _run_pass(self, job: Pass) -> None:
         settings = self._settings
         self._feed = feed = RankFeed(
-            settings.dataset, job.start, settings.max_skip_rate, job.others
+            settings.dataset, job.start, settings.run.max_skip_rate, job.others
         )
         while True:
             self._room.acquire()
@@ -209,11 +241,11 @@ class _Work:
         """Takes orders until the parent is gone; then ends the process."""
         with contextlib.suppress(Closed):
             while True:
-                kind, number = read_order(self._sock, self._wait)
+                kind, number, body = read_order(self._sock, self._wait)
                 if kind == TAKEN:
                     self._room.release(number)
                 elif kind == PASS:
-                    self._passes.put(pickle.loads(read_body(self._sock, number, self._wait)))
+                    self._passes.put(pickle.loads(body))
                     self._room.release()
                 elif kind == REPORT:
                     self._report(number)

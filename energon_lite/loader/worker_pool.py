@@ -1,17 +1,26 @@
-"""The worker processes of a rank: received from in turn, and replaced where they die."""
+"""The worker processes of a rank: started, received from in turn, replaced, and ended."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import multiprocessing.process
+import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import pickle
+import select
+import signal
+import socket
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -21,47 +30,238 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
-from energon_lite.loader.messages import Unsendable
+from energon_lite.loader.messages import Closed, Unsendable, close, order, receive, unpacked
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
-from energon_lite.loader.worker_main import Pass, Settings
-from energon_lite.loader.worker_process import (
+from energon_lite.loader.worker_main import (
+    GRACE_SEC,
+    PASS,
+    REPORT,
+    TAKEN,
     Limits,
-    Worker,
-    WorkerDied,
-    WorkerTimeout,
-    end_workers,
-)
+    Pass,
+    RunSettings,
+    Settings,
+    work,
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 # Worker processes that die in this time are counted together.
 RESTART_WINDOW_SEC = 600.0
+_POLL_SEC = 0.5
+# How long a worker may take to report what it does.
+_ANSWER_SEC = 1.0
+# After a kill; a process in an uninterruptible wait for a storage outlives it.
+_KILL_SEC = 2.0
+_STATES = {
+    "D": "it waits for the kernel, often for a storage that does not answer",
+    "R": "it runs native code that keeps Python's lock",
+    "S": "it sleeps in native code that keeps Python's lock",
+    "T": "it was stopped by a signal",
+}
+
+
+class WorkerDied(Exception):
+    """A worker process ended by itself, or was ended as it was stuck.
+
+    Args:
+        name: which, and how it ended.
+        report: what it did, as far as that is known.
+        may_restart: whether another one may do better.
+    """
+
+    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
+        super().__init__(name)
+        self.report = report
+        self.may_restart = may_restart
+
+
+class WorkerTimeout(Exception):
+    """A batch took too long; the text reports what the worker process does."""
+
+
+class Worker:
+    """One worker process.
+
+    Args:
+        start_method: "fork", "forkserver" or "spawn"; None for that of `multiprocessing`.
+        settings: of the process.
+        first: what it computes first.
+    """
+
+    def __init__(self, start_method: str | None, settings: Settings, first: Pass) -> None:
+        self._sock, other = socket.socketpair()
+        self._num_taken = 0
+        self._has_sent = False
+        self.num_requests = 0
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        context: Any = multiprocessing.get_context(start_method)
+        # The kernel reports the end of the thread that starts a process, not of its process.
+        is_main = threading.current_thread() is threading.main_thread()
+        args = (other, settings, first, is_main)
+        self.process = context.Process(target=work, args=args, daemon=True)
+        _workers.add(self)
+        if context.get_start_method() != "fork":
+            multiprocessing.resource_tracker.ensure_running()  # which would unblock the signal
+        # Until it ignores them, the process would print a traceback of an interrupt.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            other.close()
+
+    def is_ready(self, for_sec: float = 0) -> bool:
+        """Whether a message comes, or begins to, within a time, or none ever will."""
+        return bool(self._poll.poll(1000 * for_sec))
+
+    def receive(self, number: int, limits: Limits) -> Any:
+        """Returns its next delivery, or the error that it met.
+
+        Args:
+            number: of the pass; what is of another one is dropped.
+            limits: how long that may take.
+
+        Raises:
+            WorkerDied: It ended, or is stuck and was ended.
+            WorkerTimeout: The wait was too long.
+        """
+        wait = _Wait(self, limits)
+        while True:
+            try:
+                message = receive(self._sock, wait)
+            except Closed:
+                raise self._death() from None
+            self._has_sent = True
+            try:
+                if message.kind == REPORT:
+                    if message.number == self.num_requests:
+                        wait.on_report(unpacked(message.content))
+                    continue
+                self._num_taken += 1
+                if order(self._sock, TAKEN, self._num_taken):
+                    self._num_taken = 0
+                if message.number == number:
+                    return unpacked(message.content)
+            finally:
+                close(message.content.files)
+
+    def begin(self, job: Pass) -> None:
+        """Orders the worker to begin a pass."""
+        order(self._sock, PASS, body=pickle.dumps(job))
+
+    def ask(self) -> None:
+        """Asks it what it does."""
+        self.num_requests += 1
+        order(self._sock, REPORT, self.num_requests)
+
+    def _death(self) -> WorkerDied:
+        """Waits for the end of the process; returns how it ended."""
+        end_workers([self])
+        code = self.process.exitcode
+        how = "has not ended" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {-code}"
+        is_broken = code is not None and code > 0 and not self._has_sent  # it could not start
+        return WorkerDied(f"{self.process.pid} ({how})", may_restart=not is_broken)
+
+    def leave(self) -> None:
+        """Closes the socket, upon which the process ends by itself."""
+        self._sock.close()
+
+    def forget(self) -> None:
+        """Forgets the process, in a fork of its parent."""
+        self._sock.close()
+        multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
+
+
+class _Wait:
+    """One wait for a message of a worker process; called before each read of the socket."""
+
+    def __init__(self, worker: Worker, limits: Limits) -> None:
+        self._worker = worker
+        self._limits = limits
+        self._since = time.monotonic()
+        self._due = sorted(limit for limit in limits if limit)
+        self._poll_sec = min([_POLL_SEC, *(limit / 4 for limit in self._due)])
+        self._answer_due = 0.0
+
+    def __call__(self) -> None:
+        """Waits until there is something to read.
+
+        Raises:
+            Closed: Nothing will come.
+            WorkerDied: The process is stuck.
+            WorkerTimeout: The wait was too long.
+        """
+        worker = self._worker
+        while not worker.is_ready(self._poll_sec):
+            # A process that it started may have its end of the socket.
+            if not worker.process.is_alive() and not worker.is_ready():
+                raise Closed
+            now = time.monotonic()
+            if self._due and now > self._since + self._due[0]:
+                self._due = [limit for limit in self._due if now <= self._since + limit]
+                self._answer_due = now + _ANSWER_SEC
+                worker.ask()
+            if self._answer_due and now > self._answer_due:
+                report = f"It does not answer: {_state_of(worker.process.pid)}."
+                self.on_report(report, grace_sec=0)
+
+    def on_report(self, report: str, grace_sec: float = GRACE_SEC) -> None:
+        """Logs what the process does, or ends the wait."""
+        self._answer_due = 0.0
+        waited = time.monotonic() - self._since
+        pid = self._worker.process.pid
+        _, stall_sec, timeout_sec = self._limits
+        if stall_sec and waited > stall_sec:
+            end_workers([self._worker], grace_sec)
+            name = f"{pid} (stuck for {waited:.1f} s, stall_timeout_sec={stall_sec:g})"
+            raise WorkerDied(name, report)
+        if timeout_sec and waited > timeout_sec:
+            raise WorkerTimeout(report)
+        logger.warning("No batch of worker process %d for %.0f s. %s", pid, waited, report)
+
+
+def _state_of(pid: int) -> str:
+    """Returns the state of a process as the kernel knows it."""
+    with suppress(OSError, IndexError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return f"its state is {state}, so {_STATES.get(state, 'it has ended')}"
+    return "nothing is known of it"
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _forget_workers() -> None:
+    """Closes the sockets in a fork, which would hide the end of its parent from the workers."""
+    for worker in list(_workers):
+        worker.forget()
+
+
+os.register_at_fork(after_in_child=_forget_workers)
+
+
+def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
+    """Ends worker processes: by themselves, or after some time by a kill."""
+    with DeferredSignals():
+        deadline = time.monotonic() + grace_sec
+        for worker in workers:
+            worker.leave()
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join(_KILL_SEC)
 
 
 def _end_dropped(workers: list[Worker]) -> None:
     """Ends the worker processes of a loader that was dropped, or at the end of the program."""
     with suppress(KeyboardInterrupt):  # it hurries the end
         end_workers(workers)
-
-
-class RunSettings(NamedTuple):
-    """What decides how a rank runs, and no content.
-
-    Attributes:
-        prefetch_factor: batches that each worker process computes ahead.
-        limits: how long a batch of a worker process may be waited for.
-        first_report_sec: `report_sec` of the first batch.
-        restart_workers: how many worker processes may be replaced within ten minutes.
-        max_skip_rate: failures per sample that a stream may have.
-        skip_log: file of the samples that were skipped.
-    """
-
-    prefetch_factor: int
-    limits: Limits
-    first_report_sec: float
-    restart_workers: int
-    max_skip_rate: float
-    skip_log: Path | None
 
 
 class WorkerPool(Iterator[Delivery]):
@@ -135,17 +335,10 @@ class WorkerPool(Iterator[Delivery]):
         return self._streams[worker :: self._num_workers]
 
     def _started(self, number: int) -> Worker:
-        settings, config = self._settings, self._config
+        config = self._config
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
-        settings_of_worker = Settings(
-            number,
-            self._num_workers,
-            seed,
-            self._dataset,
-            settings.max_skip_rate,
-            settings.prefetch_factor,
-        )
-        return Worker(config.start_method, settings_of_worker, self._pass_of(number))
+        settings = Settings(number, self._num_workers, seed, self._dataset, self._settings)
+        return Worker(config.start_method, settings, self._pass_of(number))
 
     def _is_ready(self) -> bool:
         return self._slot is not None and self._workers[self._worker_of(self._slot)].is_ready()

@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 625,
     "core": 2218,
     "inspect": 1181,
-    "loader": 3153,
+    "loader": 3117,
     "loss": 210,
     "metadataset": 1280,
     "names": 165,

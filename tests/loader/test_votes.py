@@ -27,6 +27,7 @@ def voters(store: Any, world_size: int, *, peers: int = 1) -> list[StoreVotes]:
         rank_store._num_passes.clear()  # each would be a process of its own
         config = WorkerConfig(rank=rank, world_size=world_size, num_workers=0)
         found.append(StoreVotes(store, "run", config, has_peers=peers > 1))
+        found[-1].begin_pass()
     return found
 
 

@@ -280,7 +280,7 @@ class WorkerHere:
 
     def __init__(self, _: Any, settings: Settings, job: Pass) -> None:
         self._dataset = pickle.loads(pickle.dumps(settings.dataset))
-        self._max_skip_rate = settings.max_skip_rate
+        self._max_skip_rate = settings.run.max_skip_rate
         self.begin(job)
 
     def begin(self, job: Pass) -> None:
