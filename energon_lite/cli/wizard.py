@@ -19,7 +19,6 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Shard, find_shards
 from energon_lite.prepare.decisions import (
     CRUDE,
-    FieldSpec,
     Request,
     decide_splits,
     fields_of,
@@ -28,7 +27,7 @@ from energon_lite.prepare.decisions import (
     sample_type_of,
 )
 from energon_lite.prepare.indexing import first_parts
-from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.field_access import FieldMap, FieldSpec
 from energon_lite.storage.nvmeta import META, is_prepared
 
 # A script that has not answered within this time never answers.
@@ -261,7 +260,7 @@ def _ask_field(spec: FieldSpec, parts: Sequence[str], answers: Answers) -> str:
         if not answer and not spec.is_required:
             return ""
         try:
-            ways = FieldMap.parse({spec.name: answer}, "").paths[spec.name]
+            ways = FieldMap({spec.name: answer}, "").paths[spec.name]
         except DatasetFormatError:
             ways = ()
         if any(way.part in parts for way in ways):

@@ -5,8 +5,7 @@
 - `indexing`: what is in a tar, found in one pass and kept for a run that resumes; other sample
   keys for tars that share some.
 - `pool`: many tars in parallel processes.
-- `run`: puts it together and writes `.nv-meta`, all or nothing.
-- `energon_prepare`: the same with the signature of Energon's dataset class.
+- `run`: puts it together and writes `.nv-meta`, all or nothing; also as Energon's class does.
 """
 
 from energon_lite.prepare.decisions import Progress

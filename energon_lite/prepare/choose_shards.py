@@ -146,9 +146,9 @@ def split_by_patterns(
         ValueError: A pattern is malformed.
     """
     owner: dict[str, str] = {}
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, set[str]] = {}
     for part, text in patterns:
-        members = parts.setdefault(part, [])
+        members = parts.setdefault(part, set())
         try:
             expanded = expand(text)
         except ValueError as error:
@@ -166,9 +166,8 @@ def split_by_patterns(
                     f"shard {name!r} matches the patterns of both {owner[name]!r} and {part!r}; "
                     "change one, so that no sample is in two split parts"
                 )
-        members += [name for name in matched if name not in members]
-    order = {name: index for index, name in enumerate(names)}
-    return {part: sorted(members, key=order.__getitem__) for part, members in parts.items()}
+        members.update(matched)
+    return {part: [n for n in names if n in members] for part, members in parts.items()}
 
 
 def patterns_of(

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.prepare import choose_shards
 from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
 from energon_lite.storage import nvmeta
-from energon_lite.storage.field_access import FieldMap, check_fields
+from energon_lite.storage.field_access import FieldMap, FieldSpec, check_fields, mappable_fields
 from energon_lite.storage.files import is_there, read_file
-from energon_lite.storage.nvmeta import (
-    INFO_JSON,
-    META,
-    config_path,
-    is_prepared,
-    read_info,
-    split_text,
-)
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_yaml
 
@@ -37,15 +29,6 @@ Watch = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
 # ----------------------------------------------------------------------------- dataset.yaml
-
-
-@dataclasses.dataclass(frozen=True)
-class FieldSpec:
-    """A field of a sample type, as the command asks for it."""
-
-    name: str
-    type_name: str
-    is_required: bool
 
 
 def sample_type_names() -> tuple[str, ...]:
@@ -76,18 +59,7 @@ def fields_of(name: str) -> list[FieldSpec]:
         ValueError: There is no sample type of this name.
     """
     kind = sample_type_of(name)
-    if kind is None:
-        return []
-    missing = dataclasses.MISSING
-    return [
-        FieldSpec(
-            item.name,
-            item.type if isinstance(item.type, str) else item.type.__name__,
-            item.default is item.default_factory is missing,
-        )
-        for item in dataclasses.fields(kind)
-        if item.init and not item.name.startswith("__")
-    ]
+    return [] if kind is None else list(mappable_fields(kind).values())
 
 
 def check_config(
@@ -114,7 +86,7 @@ def check_config(
     if not field_map:
         names = ", ".join(spec.name for spec in fields_of(sample_type))
         raise ValueError(f"{sample_type} needs a field map (field_map, --field-map) for: {names}")
-    parsed = FieldMap.parse(field_map, "field map")
+    parsed = FieldMap(field_map, "field map")
     check_fields(parsed, kind, "field map")
     return parsed
 
@@ -162,7 +134,7 @@ def config_text(sample_type: str, field_map: FieldMap | None, by_loader: bool = 
         return dump_yaml({"__module__": _MODULE, "__class__": sample_type})
     reference = {"__module__": _MODULES.get(sample_type, _MODULE), "__class__": sample_type}
     if field_map is not None:
-        return dump_yaml({"sample_type": reference, "field_map": field_map.to_mapping()})
+        return dump_yaml({"sample_type": reference, "field_map": field_map.mapping})
     functions = {name: f"{SAMPLE_LOADER}:{name}" for name in ("sample_loader", "part_filter")}
     return dump_yaml({"sample_type": reference, **functions})
 
@@ -200,8 +172,13 @@ class Plan(NamedTuple):
     shards: list[Shard]
     splits: dict[str, list[str]] | None
     field_map: FieldMap | None
-    texts: dict[str, str]  # files of .nv-meta that users may edit
+    texts: dict[str, str]  # files of .nv-meta that the tars do not change
     old_counts: dict[str, int] | None  # of the info file that stays (tar_index_only)
+
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the tars."""
+        return {shard.path.parent for shard in self.shards}
 
     def writes_info(self, counts: dict[str, int]) -> bool:
         """Returns whether the info file is written: it is new, or its counts are other ones."""
@@ -284,37 +261,38 @@ def make_plan(root: Path, request: Request) -> Plan:
     if request.split_ratio is not None:
         parse_ratio(request.split_ratio)
     shards = find_shards(root, request.exclude, request.paths)
-    if is_prepared(root) and not request.force_overwrite:
+    if nvmeta.is_prepared(root) and not request.force_overwrite:
         raise prepared_already(root)
     splits = decide_splits([shard.name for shard in shards], request)
-    texts = {request.split_config: split_text(splits, (), request.split_config)}
+    texts = {request.split_config: nvmeta.split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
         texts[request.dataset_config] = config_text(request.sample_type, field_map, by_loader)
     for name, text in texts.items():
-        file = config_path(root, name)
+        file = nvmeta.config_path(root, name)
         if request.force_overwrite or not is_there(file) or read_file(file) == text.encode():
             continue
         raise FileExistsError(
             f"{file} exists and would be changed; use force_overwrite (--force-overwrite), "
             "another file name, or drop the options that write it"
         )
-    if request.loader_parts is not None and not is_there(root / META / SAMPLE_LOADER):
+    if request.loader_parts is not None and not is_there(root / nvmeta.META / SAMPLE_LOADER):
         texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
-    return Plan(root, shards, splits, field_map, texts, None)
+    return Plan(root, shards, splits, field_map, {nvmeta.INDEX_UUID: str(uuid4()), **texts}, None)
 
 
 def plan_again(root: Path, request: Request) -> Plan:
     """Decides about making the indexes of a prepared dataset again."""
     if any(request[:4]) or request.exclude:
         raise ValueError("tar_index_only keeps split and sample type; do not pass them")
-    if request.paths is not None and not is_prepared(root):
-        return Plan(root, find_shards(root, None, request.paths), None, None, {}, None)
-    counts = read_info(root).shard_counts
+    texts = {nvmeta.INDEX_UUID: str(uuid4())}
+    if request.paths is not None and not nvmeta.is_prepared(root):
+        return Plan(root, find_shards(root, None, request.paths), None, None, texts, None)
+    counts = nvmeta.read_info(root).shard_counts
     missing = [name for name in counts if not is_there(root / name)]
     if missing:
         raise FileNotFoundError(
-            f"{root / missing[0]} is listed in {META}/{INFO_JSON} but does not exist "
+            f"{root / missing[0]} is listed in {nvmeta.META}/{nvmeta.INFO_JSON} but does not exist "
             f"({len(missing)} such shards); prepare the dataset again with --force-overwrite"
         )
     shards = [Shard(name, root / name) for name in counts]
-    return Plan(root, shards, None, None, {}, counts)
+    return Plan(root, shards, None, None, texts, counts)

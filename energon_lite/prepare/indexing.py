@@ -22,7 +22,7 @@ from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
-_RECORD_FORMAT = 1
+_RECORD_FORMAT = 2
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -38,19 +38,19 @@ class ShardResult(NamedTuple):
     Attributes:
         shard: the tar.
         rows: file with the rows of its samples and parts.
-        samples: number of samples.
         size_bytes: size of the tar.
-        parts: number of members by part name.
         is_resumed: whether an earlier run had read it.
+        samples: number of samples.
+        parts: number of members by part name.
         warning: what is odd about it, or "".
     """
 
     shard: Shard
     rows: Path
-    samples: int
     size_bytes: int
-    parts: dict[str, int]
     is_resumed: bool
+    samples: int
+    parts: dict[str, int]
     warning: str
 
 
@@ -76,50 +76,41 @@ def index_shard(task: tuple[Shard, Path]) -> ShardResult:
 def _index_shard(shard: Shard, folder: Path) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
-    made_from = [_RECORD_FORMAT, shard.name, status.st_size, status.st_mtime_ns]
+    size = status.st_size
+    made_from = [_RECORD_FORMAT, shard.name, size, status.st_mtime_ns]
     kept = _kept_record(rows, made_from)
     if kept is not None:
-        return _result(shard, rows, status.st_size, kept, is_resumed=True)
+        return ShardResult(shard, rows, size, True, **kept)
     found, end = scan_shard(shard.path)
-    parts = Counter(part for _, part, _, _ in found.parts)
     after = shard.path.stat()
-    if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+    if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns):
         raise DatasetFormatError(f"{shard.path}: changed while it was read; prepare again")
     warning = ""
-    if end == status.st_size:
+    if end == size:
         warning = f"{shard.path}: has no end-of-archive mark; it may have been cut off"
-    record = {
-        "made_from": made_from, "samples": len(found.samples), "parts": parts, "warning": warning,
-    }  # fmt: skip
-    found.write(rows, json.dumps(record))
-    return _result(shard, rows, status.st_size, record, is_resumed=False)
+    parts = Counter(part for _, part, _, _ in found.parts)
+    record: dict[str, Any] = {"samples": len(found.samples), "parts": parts, "warning": warning}
+    found.write(rows, json.dumps([made_from, record]))
+    return ShardResult(shard, rows, size, False, **record)
 
 
 def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
-    """Returns the record of an earlier run, if its rows are of this tar and whole."""
+    """Returns what an earlier run found, if its rows are of this tar and whole."""
     try:
         text, offsets = read_shard_rows(rows)
-        record = json.loads(text)
-    except (DatasetFormatError, FileNotFoundError, ValueError, RecursionError):
+        stored, record = json.loads(text)
+        is_whole = (
+            stored == made_from
+            and record.keys() == {"samples", "parts", "warning"}
+            and all(type(number) is int for number in record["parts"].values())
+            and record["samples"] == len(offsets) - 1 > 0
+            and isinstance(record["warning"], str)
+            and all(a < b for a, b in pairwise(offsets))
+            and 0 <= offsets[0] < offsets[-1] <= made_from[2]
+        )
+    except (FileNotFoundError, ValueError, AttributeError, TypeError, RecursionError):
         return None
-    if not isinstance(record, dict) or record.get("made_from") != made_from:
-        return None
-    parts, size_bytes = record.get("parts"), made_from[2]
-    is_whole = (
-        isinstance(parts, dict)
-        and all(type(number) is int for number in parts.values())
-        and record.get("samples") == len(offsets) - 1 > 0
-        and all(a < b for a, b in pairwise(offsets))
-        and 0 <= offsets[0] < offsets[-1] <= size_bytes
-    )
     return record if is_whole else None
-
-
-def _result(
-    shard: Shard, rows: Path, size_bytes: int, record: dict[str, Any], is_resumed: bool
-) -> ShardResult:
-    samples, parts, warning = record["samples"], record["parts"], record.get("warning", "")
-    return ShardResult(shard, rows, samples, size_bytes, parts, is_resumed, str(warning))
 
 
 def scan_shard(path: Path) -> tuple[ShardRows, int]:

@@ -12,30 +12,23 @@ import fcntl
 import logging
 import os
 import shutil
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
-from energon_lite.prepare.decisions import (
-    Plan,
-    Progress,
-    Request,
-    SplitParts,
-    check_samples,
-    make_plan,
-    plan_again,
-)
 from energon_lite.prepare.indexing import ShardResult, index_shard, rename_samples
 from energon_lite.prepare.pool import default_workers, ordered_results
 from energon_lite.storage import files, nvmeta
-from energon_lite.storage.nvmeta import INDEX_UUID, INFO_JSON, INFO_YAML, META
-from energon_lite.storage.sqlite import INDEX_SQLITE, DuplicateKeyError, new_index, read_shard_rows
+from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
+from energon_lite.storage.sqlite import INDEX_SQLITE, new_index, read_shard_rows
+from energon_lite.storage.tar import iter_tar
 
 # The version of Energon whose formats these are.
 FORMAT_VERSION = "7.4.1"
@@ -46,7 +39,7 @@ PARTIAL = "prepare.partial"
 
 
 @contextmanager
-def _partial_folder(plan: Plan) -> Iterator[Path]:
+def _partial_folder(plan: decisions.Plan) -> Iterator[Path]:
     """Yields the folder for the rows, locked against a second run; removed after success."""
     folder = plan.root / META / PARTIAL
     try:
@@ -67,30 +60,27 @@ def _partial_folder(plan: Plan) -> Iterator[Path]:
             raise RuntimeError(f"another run is preparing {plan.root}; wait for it") from None
         except OSError:
             pass  # no locks on this file system
-        for parent in {shard.path.parent for shard in plan.shards}:
-            if not os.access(parent, os.W_OK):
-                raise PermissionError(f"{parent} cannot be written to; the indexes go there")
-        temporary = defaultdict(set)
-        temporary[plan.root / META] = {INFO_JSON, INFO_YAML, INDEX_UUID, *plan.texts}
-        for shard in plan.shards:
-            names = shard.path.name, nvmeta.index_path(shard.path).name
-            temporary[shard.path.parent].update(names)
-        for place, names_there in temporary.items():
-            files.remove_leftovers(place, names_there)
+        tars = [shard.path for shard in plan.shards]
+        written = {INFO_JSON, INFO_YAML, *plan.texts}
+        written.update(path.name for tar in tars for path in (tar, nvmeta.index_path(tar)))
+        for place in (plan.root / META, *plan.folders):
+            if not os.access(place, os.W_OK):
+                raise PermissionError(f"{place} cannot be written to; the indexes go there")
+            files.remove_leftovers(place, written)
         yield folder
         shutil.rmtree(folder)
 
 
-def _check_places(plan: Plan) -> None:
+def _check_places(plan: decisions.Plan) -> None:
     """Refuses to write where links lead out of the dataset.
 
     Raises:
         DatasetFormatError: Names the folder, where the link leads, and how to allow it.
     """
     partial = plan.root / META / PARTIAL
-    for folder in sorted({partial, *(shard.path.parent for shard in plan.shards)}):
-        if folder == partial and partial.is_symlink():
-            raise DatasetFormatError(f"{partial} is a link; remove it")
+    if partial.is_symlink():
+        raise DatasetFormatError(f"{partial} is a link; remove it")
+    for folder in sorted({partial, *plan.folders}):
         if files.leads_out(folder, plan.root):
             raise DatasetFormatError(
                 f"{folder}: a link leads out of the dataset, to {os.path.realpath(folder)}, where "
@@ -136,11 +126,6 @@ class PrepareReport:
     warnings: tuple[str, ...]
     is_dry_run: bool
 
-    @property
-    def part_names(self) -> frozenset[str]:
-        """The names of all parts."""
-        return frozenset(self.parts)
-
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON-serialisable values."""
         return {**dataclasses.asdict(self), "path": str(self.path)}
@@ -150,7 +135,7 @@ def prepare_dataset(
     path: str | os.PathLike[str],
     *,
     split_ratio: Ratio | None = None,
-    split_parts: SplitParts | None = None,
+    split_parts: decisions.SplitParts | None = None,
     sample_type: str | None = None,
     field_map: Mapping[str, str | list[str]] | None = None,
     split_config: str = nvmeta.DEFAULT_SPLIT,
@@ -162,7 +147,7 @@ def prepare_dataset(
     fix_duplicates: bool = False,
     force_overwrite: bool = False,
     dry_run: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[decisions.Progress], None] | None = None,
     paths: Iterable[str | os.PathLike[str]] | None = None,
     follow_links: bool = False,
 ) -> PrepareReport:
@@ -198,7 +183,7 @@ def prepare_dataset(
         DatasetFormatError: Tars cannot be used; names file, key and members.
         RuntimeError: A worker process died, or another run prepares the folder at this time.
     """
-    request = Request(
+    request = decisions.Request(
         split_ratio, split_parts, sample_type, field_map, split_config, dataset_config, exclude,
         shuffle_seed, force_overwrite, paths, follow_links=follow_links, num_workers=num_workers,
         tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
@@ -207,10 +192,10 @@ def prepare_dataset(
     return prepare_as(path, request)
 
 
-def prepare_as(path: str | os.PathLike[str], request: Request) -> PrepareReport:
+def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> PrepareReport:
     """Does what `prepare_dataset` does, with the arguments in one value."""
     root = local_root(path)
-    plan = (plan_again if request.tar_index_only else make_plan)(root, request)
+    plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
     workers = default_workers() if request.num_workers is None else request.num_workers
     dry_run = request.dry_run
     if not (dry_run or request.follow_links):
@@ -232,7 +217,9 @@ def prepare_as(path: str | os.PathLike[str], request: Request) -> PrepareReport:
     return _report(plan, results, dry_run)
 
 
-def _read_shards(plan: Plan, folder: Path, num_workers: int, request: Request) -> list[ShardResult]:
+def _read_shards(
+    plan: decisions.Plan, folder: Path, num_workers: int, request: decisions.Request
+) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
     num_shards, total = len(plan.shards), sum(map(size_of, plan.shards))
     results: list[ShardResult] = []
@@ -245,19 +232,18 @@ def _read_shards(plan: Plan, folder: Path, num_workers: int, request: Request) -
             if isinstance(result, Exception):
                 errors.append(result)
             else:
-                try:
-                    add(result.rows, number)
-                except DuplicateKeyError as error:
-                    errors.append(_duplicate(plan, error, result.shard))
+                twice = add(result.rows, number)
+                if twice is not None:
+                    errors.append(_duplicate(result.shard, *twice, plan))
                 results.append(result)
                 samples, size = samples + result.samples, size + result.size_bytes
             if request.progress is not None:
-                request.progress(Progress(number + 1, num_shards, samples, size, total))
+                request.progress(decisions.Progress(number + 1, num_shards, samples, size, total))
         if errors:
             raise _combined(errors, num_shards)
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
-        check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
+        decisions.check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
     return results
 
 
@@ -265,16 +251,15 @@ class _SharedKeys(DatasetFormatError):
     """The tars are valid, but some of them have samples of the same key."""
 
 
-def _duplicate(plan: Plan, error: DuplicateKeyError, shard: Shard) -> _SharedKeys:
-    first = plan.shards[error.tar_file_id]
+def _duplicate(shard: Shard, key: str, first: int, plan: decisions.Plan) -> _SharedKeys:
     return _SharedKeys(
-        f"{shard.path}: sample key {error.key!r} is also in {first.path}; a key must be unique in "
-        "the dataset. Let --fix-duplicates (fix_duplicates=True) write the tars again with their "
-        "names before the keys, or exclude one (--exclude)"
+        f"{shard.path}: sample key {key!r} is also in {plan.shards[first].path}; a key must be "
+        "unique in the dataset. Let --fix-duplicates (fix_duplicates=True) write the tars again "
+        "with their names before the keys, or exclude one (--exclude)"
     )
 
 
-def _rename(plan: Plan, num_workers: int) -> None:
+def _rename(plan: decisions.Plan, num_workers: int) -> None:
     """Writes the tars again, with sample keys that begin with the name of the tar."""
     if plan.splits is not None:  # what an earlier run wrote is wrong from here on
         for name in (INFO_JSON, INFO_YAML):
@@ -297,7 +282,7 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 
-def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> PrepareReport:
+def _report(plan: decisions.Plan, results: Sequence[ShardResult], dry_run: bool) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
         part: SplitCount(len(names), sum(counts[name] for name in names))
@@ -311,9 +296,7 @@ def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> Prepar
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
-    written = [INDEX_SQLITE, INDEX_UUID, *plan.texts]
-    if plan.writes_info(counts):
-        written.append(INFO_JSON)
+    written = [INDEX_SQLITE, *plan.texts, *([INFO_JSON] if plan.writes_info(counts) else [])]
     return PrepareReport(
         path=plan.root,
         shards=len(results),
@@ -328,7 +311,7 @@ def _report(plan: Plan, results: Sequence[ShardResult], dry_run: bool) -> Prepar
     )
 
 
-def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
+def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     """Writes all files; until the last one the folder is no dataset."""
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
@@ -339,8 +322,109 @@ def _commit(plan: Plan, folder: Path, results: Sequence[ShardResult]) -> None:
     for result in results:
         nvmeta.write_index(result.shard.path, read_shard_rows(result.rows)[1])
     (folder / INDEX_SQLITE).replace(meta / INDEX_SQLITE)
-    files.write_atomically(meta / INDEX_UUID, str(uuid.uuid4()).encode())
     for name, text in plan.texts.items():
         files.write_atomically(meta / name, text.encode())
     if plan.writes_info(counts):
         nvmeta.write_info(plan.root, nvmeta.DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
+
+
+# ------------------------------------------------------------ with the arguments of Energon's class
+
+
+def prepare_like_energon(
+    parent_path: str | os.PathLike[str],
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+    split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+    split_config: str = "split.yaml",
+    shuffle_seed: int | None = 42,
+    progress_fn: decisions.Watch = decisions.unwatched,
+    workers: int = 32,
+    tar_index_only: bool = False,
+    media_filter: None = None,
+    fix_duplicates: bool = False,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> set[str]:
+    """Prepares the tars `paths` below `parent_path`, but writes no `dataset.yaml`.
+
+    As in Energon a folder that is prepared is prepared again, a split part may be empty, and a
+    shard may be in several; a warning is logged.
+
+    Args:
+        parent_path: the folder.
+        paths: the tars, relative to the folder: names, brace patterns, globs.
+        split_parts_ratio: (part, share) pairs, in order.
+        split_parts_patterns: (part, regular expression) pairs; they win over the ratio.
+        split_config: name of the split file in `.nv-meta`.
+        shuffle_seed: shuffles the shards before they are split by ratio; None keeps their order.
+        progress_fn: wraps the iterator over the shards: `progress_fn(iterator, total)`.
+        workers: processes, at most.
+        tar_index_only: only indexes the tars: of a prepared dataset those that it has.
+        media_filter: not in this version.
+        fix_duplicates: writes tars that share sample keys again, with `<tar>/<name>` as names.
+        index_sqlite_tmp_path: not used; the database is built beside its place.
+
+    Returns:
+        The names of the parts in the data.
+
+    Raises:
+        ValueError: As `prepare_dataset`; or an argument needs a feature that this version lacks.
+    """
+    del index_sqlite_tmp_path
+    if media_filter is not None:
+        raise ValueError("media_filter: this version has no media metadata; leave it at None")
+    request = decisions.Request(
+        split_ratio=None if tar_index_only else split_parts_ratio,
+        split_parts=None if tar_index_only else split_parts_patterns,
+        split_config=split_config,
+        shuffle_seed=shuffle_seed,
+        force_overwrite=True,
+        paths=paths,
+        on_odd=logger.warning,
+        num_workers=workers,
+        tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates,
+        watch=progress_fn,
+    )
+    report = prepare_as(parent_path, request)
+    return set(report.parts)
+
+
+def iter_dataset_content(
+    path: str | os.PathLike[str], extract_keys: Container[str] = ()
+) -> Iterator[dict[str, bytes | None]]:
+    """Yields the samples of a tar: for each part its bytes if it is in `extract_keys`, else None.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable.
+    """
+    tar, key = local_path(path), None
+    sample: dict[str, bytes | None] = {}
+    with os.fdopen(files.open_regular(tar), "rb") as file:
+        for header in iter_tar(tar):
+            found = header.key_and_part()
+            if found is None:
+                continue
+            if found[0] != key and sample:
+                yield sample
+                sample = {}
+            key, part = found
+            sample[part] = None
+            if part in extract_keys:
+                file.seek(header.data)
+                sample[part] = file.read(header.size)
+    if sample:
+        yield sample
+
+
+def add_media_metadata(parent_path: object, **kwargs: object) -> NoReturn:
+    """Refuses: this version has no media metadata.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    del parent_path, kwargs
+    raise NotImplementedError(
+        "add_media_metadata: this version has no media metadata, and needs none for pictures"
+    )

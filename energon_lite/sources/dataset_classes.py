@@ -103,7 +103,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        fields = FieldMap.parse(field_map or {}, "field_map")
+        fields = FieldMap(field_map or {}, "field_map")
         check_fields(fields, sample_type, "field_map")
         self._wants = PartFilter(fields.parts)
         return FieldMapMaker(sample_type, fields)

@@ -22,7 +22,7 @@ from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.prepare.energon_prepare import (
+from energon_lite.prepare.run import (
     add_media_metadata,
     iter_dataset_content,
     prepare_like_energon,
@@ -134,8 +134,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         excluded = excluded_positions(self.path, info, self._part)
         numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
         self._reader = ShardReader(
-            self.path, self._part.shards, self._part.counts, excluded, max_open,
-            [numbers[shard] for shard in self._part.shards],
+            self.path, self._part.shards, self._part.counts,
+            [numbers[shard] for shard in self._part.shards], excluded, max_open,
         )  # fmt: skip
         if self._reader.num_samples == 0:
             raise EmptyDatasetError(

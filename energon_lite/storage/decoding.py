@@ -16,16 +16,8 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
-from energon_lite.storage import decode_limits
-from energon_lite.storage.decode_limits import MAX_DECODED_BYTES, TooLargeError, check_size
+from energon_lite.storage import part_formats
 from energon_lite.storage.files import warn_once
-from energon_lite.storage.images import (
-    IMAGE_EXTENSIONS,
-    IMAGE_MODES,
-    UNDECODED,
-    image_decoder,
-    image_format,
-)
 
 PartDecoder = Callable[[bytes], Any]
 
@@ -83,15 +75,15 @@ class SampleDecoder:
     video_decode_audio: bool = False
     guess_content: bool = False
     unpickle: tuple[str, ...] = ()
-    max_bytes: int = MAX_DECODED_BYTES
+    max_bytes: int = part_formats.MAX_DECODED_BYTES
     _decoders: dict[str, PartDecoder | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        if self.image_decode not in (*IMAGE_MODES, UNDECODED):
-            image_decoder(self.image_decode)  # raises, with the closest mode
+        if self.image_decode not in (*part_formats.IMAGE_MODES, part_formats.UNDECODED):
+            part_formats.image_decoder(self.image_decode)  # raises, with the closest mode
         if self.av_decode not in AV_MODES:
             hint = did_you_mean(self.av_decode, AV_MODES)
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
@@ -117,7 +109,7 @@ class SampleDecoder:
     def config(self) -> dict[str, Any]:
         """Returns the settings for the configuration; `max_bytes` only if it is not the default."""
         settings = {**self._settings(), "unpickle": list(self.unpickle)}
-        if self.max_bytes == MAX_DECODED_BYTES:
+        if self.max_bytes == part_formats.MAX_DECODED_BYTES:
             del settings["max_bytes"]
         return settings
 
@@ -182,40 +174,31 @@ class SampleDecoder:
     def _make_decoder(self, part: str) -> PartDecoder | None:
         if part != "gz" and not part.endswith(".gz"):
             return self._unzipped_decoder(part)
-        gunzip = functools.partial(decode_limits.gunzip, max_bytes=self.max_bytes)
-        unzip = _guarded(part, gunzip, functools.partial(_not, "gzip data"), self.max_bytes)
+        gunzip = functools.partial(part_formats.gunzip, max_bytes=self.max_bytes)
+        unzip = _guarded(part, gunzip, "gzip data", self.max_bytes)
         inner = self._unzipped_decoder(part[:-3])
         return unzip if inner is None else lambda raw: inner(unzip(raw))
 
     def _unzipped_decoder(self, part: str) -> PartDecoder | None:
         extension = _extension_of(part)
-        lower = extension.lower()
-        if lower in IMAGE_EXTENSIONS:
-            return None if self.image_decode == UNDECODED else self._image_decoder(part, lower)
+        is_image = extension.lower() in part_formats.IMAGE_EXTENSIONS
         if extension in _DECODERS:
-            what, decode = _DECODERS[extension]
-        elif extension in _LIMITED_DECODERS:
-            what, limited = _LIMITED_DECODERS[extension]
+            return _guarded(part, *_DECODERS[extension], self.max_bytes)
+        if extension in _LIMITED_DECODERS:
+            limited, what = _LIMITED_DECODERS[extension]
             decode = functools.partial(limited, max_bytes=self.max_bytes)
-        elif extension in self.unpickle:
-            what, decode = "a pickle", _PICKLE_DECODERS[extension]
-        else:
-            if extension in _PICKLE_DECODERS:
-                _warn_of_pickle(extension)
-            elif self.guess_content and lower not in AV_EXTENSIONS:
-                return self._guessing_decoder(part, lower)
-            return None
-        return _guarded(part, decode, functools.partial(_not, what), self.max_bytes)
-
-    def _image_decoder(self, part: str, extension: str) -> PartDecoder:
-        decode = image_decoder(self.image_decode, self.max_bytes)
-        return _guarded(part, decode, functools.partial(_not_image, extension))
-
-    def _guessing_decoder(self, part: str, extension: str) -> PartDecoder | None:
-        if self.image_decode == UNDECODED:
-            return None
-        decode = self._image_decoder(part, extension)
-        return lambda raw: raw if image_format(raw) is None else decode(raw)
+            return _guarded(part, decode, what, self.max_bytes)
+        if extension in self.unpickle:
+            return _guarded(part, _PICKLE_DECODERS[extension], "a pickle", self.max_bytes)
+        if extension in _PICKLE_DECODERS:
+            _warn_of_pickle(extension)
+        elif self.image_decode != part_formats.UNDECODED and (is_image or self.guess_content):
+            image = _guarded(part, part_formats.image_decoder(self.image_decode, self.max_bytes))
+            if is_image:
+                return image
+            if extension.lower() not in AV_EXTENSIONS:
+                return lambda raw: raw if part_formats.image_format(raw) is None else image(raw)
+        return None
 
 
 def _extension_of(part: str) -> str:
@@ -236,25 +219,23 @@ def _warn_of_pickle(extension: str) -> None:
 
 
 def _guarded(
-    part: str,
-    decode: PartDecoder,
-    describe: Callable[[bytes, Exception], str],
-    max_bytes: float = math.inf,
+    part: str, decode: PartDecoder, what: str = "", max_bytes: float = math.inf
 ) -> PartDecoder:
-    """Turns every failure of `decode` into a `DecodingError`."""
+    """Turns every failure of `decode` into a `DecodingError`; without `what` it decodes images."""
 
     def decode_part(raw: bytes) -> Any:
         try:
             if len(raw) > max_bytes:
-                check_size(len(raw), int(max_bytes), "as it is stored")
+                part_formats.check_size(len(raw), int(max_bytes), "as it is stored")
             return decode(raw)
         except ImportError:  # not the fault of the sample
             raise
-        except TooLargeError as error:
+        except part_formats.TooLargeError as error:
             raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
         # A recursion or an allocation that the content causes is the fault of the sample, too.
         except Exception as error:
-            raise DecodingError(f"part {part!r} {describe(raw, error)}") from error
+            text = _not(what, raw, error) if what else _not_image(part, raw, error)
+            raise DecodingError(f"part {part!r} {text}") from error
 
     return decode_part
 
@@ -266,11 +247,12 @@ def _not(what: str, raw: bytes, error: object = "") -> str:
     return f"is not {what} (starts with {raw[:4].hex(' ')}){error and f': {error}'}"
 
 
-def _not_image(extension: str, raw: bytes, error: Exception) -> str:
+def _not_image(part: str, raw: bytes, error: Exception) -> str:
     """Describes an image that cannot be decoded: a corrupt image, or no image."""
-    found = image_format(raw)
+    found = part_formats.image_format(raw)
     if found is not None:
         return f"is a broken {found} of {len(raw):,} bytes: {error}"
+    extension = _extension_of(part).lower()
     name = _FORMAT_NAMES.get(extension, extension.upper())
     # Pillow's text names nothing but the address of a stream.
     return _not(f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}", raw)
@@ -282,18 +264,18 @@ def _load_torch(raw: bytes) -> Any:
     return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=weights_only)
 
 
-_DECODERS: dict[str, tuple[str, PartDecoder]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), ("UTF-8 text", bytes.decode)),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), ("a whole number", int)),
-    "npy": ("a plain npy array", decode_limits.npy),
+_DECODERS: dict[str, tuple[PartDecoder, str]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), (bytes.decode, "UTF-8 text")),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), (int, "a whole number")),
+    "npy": (part_formats.npy, "a plain npy array"),
+    **dict.fromkeys(("ten", "tb"), (part_formats.tenbin, "tenbin data")),
 }
 
-_LIMITED_DECODERS: dict[str, tuple[str, Callable[..., Any]]] = {
-    **dict.fromkeys(("json", "jsn"), ("JSON", decode_limits.json_value)),
-    "npz": ("an npz archive of plain arrays", decode_limits.npz),
-    **dict.fromkeys(("ten", "tb"), ("tenbin data", decode_limits.tenbin)),
-    **dict.fromkeys(("mp", "msg"), ("msgpack data", decode_limits.msgpack)),
-    "cbor": ("CBOR data", decode_limits.cbor),
+_LIMITED_DECODERS: dict[str, tuple[Callable[..., Any], str]] = {
+    **dict.fromkeys(("json", "jsn"), (part_formats.json_value, "JSON")),
+    "npz": (part_formats.npz, "an npz archive of plain arrays"),
+    **dict.fromkeys(("mp", "msg"), (part_formats.msgpack, "msgpack data")),
+    "cbor": (part_formats.cbor, "CBOR data"),
 }
 
 _PICKLE_DECODERS: dict[str, PartDecoder] = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, FieldAccessError, did_you_mean
 from energon_lite.core.stacking import SERVICE_FIELDS
@@ -54,13 +53,11 @@ class FieldPath:
         """Describes at which step the path ends, and what is there instead."""
         if self.part not in sample:
             return f"{self}: no part {self.part!r}"
-        value = sample[self.part]
         for depth, key in enumerate(self.keys):
-            entry = _step(value, key)
-            if entry is MISSING:
-                parent = FieldPath(self.part, self.keys[:depth])
+            parent = FieldPath(self.part, self.keys[:depth])
+            value = parent.find(sample)
+            if _step(value, key) is MISSING:
                 return f"{self}: no [{key}], {parent} {_contents(value)}"
-            value = entry
         return f"{self}: found"
 
 
@@ -88,65 +85,51 @@ class FieldMap:
     `image: jpg,png` takes the first part that is there; `caption: json[text][0]` goes into it;
     `images: [jpg.0, jpg.1]` makes a list of values, of which none may be missing.
 
+    Args:
+        mapping: Access string of each field, or a list of them, as in `dataset.yaml`.
+        where: File and key, for errors.
+
     Attributes:
-        fields: Names of the fields, in the order of the YAML.
+        mapping: As it was passed.
         paths: The paths to each value, tried in this order; by the name of the field, or by field
             and position, as in `images[0]`.
         parts: All parts that may be needed.
         direct: Where each field is one whole part, the field of each part; else None.
+
+    Raises:
+        DatasetFormatError: It is not a map of strings, or a string is malformed.
     """
 
-    def __init__(self, mapping: Mapping[str, str | list[str]], where: str = "field_map") -> None:
-        """Prepares the access to each field; `parse` checks the mapping first."""
-        self.fields: tuple[str, ...] = tuple(mapping)
-        self.paths: dict[str, tuple[FieldPath, ...]] = {}
-        self._mapping: dict[str, str | list[str]] = {}
-        self._getters: list[tuple[str, _Getter]] = []
-        for name, access in mapping.items():
-            is_single = isinstance(access, str)
-            texts = [access] if isinstance(access, str) else access
-            labels = [name] if is_single else [f"{name}[{i}]" for i in range(len(texts))]
-            paths = {
-                label: _parse_paths(text, f"{where}.{label}")
-                for label, text in zip(labels, texts, strict=True)
-            }
-            self.paths.update(paths)
-            accesses = [",".join(map(str, own)) for own in paths.values()]
-            self._mapping[name] = accesses[0] if is_single else accesses
-            getters: list[_Getter] = [partial(_find, *item) for item in paths.items()]
-            self._getters.append((name, getters[0] if is_single else partial(_find_all, getters)))
-            if is_single and len(paths[name]) == 1 and not paths[name][0].keys:
-                self._getters[-1] = name, operator.itemgetter(paths[name][0].part)
-        self.parts = frozenset(path.part for paths in self.paths.values() for path in paths)
-        direct = {a: name for name, a in self._mapping.items() if not isinstance(a, list)}
-        is_direct = self.parts == direct.keys() and len(direct) == len(self.fields)
-        self.direct = direct if is_direct else None
-
-    @classmethod
-    def parse(cls, mapping: object, where: str) -> FieldMap:
-        """Reads a field map.
-
-        Args:
-            mapping: Access string of each field, or a list of them, as in `dataset.yaml`.
-            where: File and key, for errors.
-
-        Raises:
-            DatasetFormatError: It is not a map of strings, or a string is malformed.
-        """
+    def __init__(self, mapping: object, where: str = "field_map") -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise DatasetFormatError(
                 f"{where}: expected a map from fields to parts, such as `image: jpg,png`, but "
                 f"found {mapping!r}."
             )
+        self.mapping: dict[str, str | list[str]] = dict(mapping)
+        self.paths: dict[str, tuple[FieldPath, ...]] = {}
+        self._getters: list[tuple[str, _Getter]] = []
         for field, access in mapping.items():
             texts = access if isinstance(access, list) else [access]
-            is_text = [isinstance(text, str) for text in (field, *texts)]
-            if not texts or not all(is_text):
+            if not texts or not all(isinstance(text, str) for text in (field, *texts)):
                 raise DatasetFormatError(
                     f"{where}.{field}: expected text such as `jpg,png` or `json[caption]`, or a "
                     f"list of such texts, `[jpg.0, jpg.1]`, but found {access!r}."
                 )
-        return cls(mapping, where)
+            if texts is access:
+                getters = [self._getter(f"{field}[{i}]", t, where) for i, t in enumerate(texts)]
+                self._getters.append((field, partial(_find_all, getters)))
+            else:
+                self._getters.append((field, self._getter(field, access, where)))
+        self.parts = frozenset(path.part for paths in self.paths.values() for path in paths)
+        whole = {paths[0].part: name for name, paths in self.paths.items() if _is_part(paths)}
+        self.direct = whole if list(whole.values()) == list(mapping) else None
+
+    def _getter(self, name: str, access: str, where: str) -> _Getter:
+        paths = self.paths[name] = _parse_paths(access, f"{where}.{name}")
+        return (
+            operator.itemgetter(paths[0].part) if _is_part(paths) else partial(_find, name, paths)
+        )
 
     def access(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the value of every field.
@@ -163,25 +146,30 @@ class FieldMap:
             # A whole part is missing: raises the error that names it.
             return {name: _find(name, paths, sample) for name, paths in self.paths.items()}
 
-    def to_mapping(self) -> dict[str, str | list[str]]:
-        """Returns the access string of each field, or their list, as `parse` reads it."""
-        return copy.deepcopy(self._mapping)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the mapping only."""
-        return FieldMap, (self._mapping,)
+        return FieldMap, (self.mapping,)
 
-    def __eq__(self, other: object) -> bool:
-        """Compares fields and paths."""
-        return self.paths == other.paths if isinstance(other, FieldMap) else NotImplemented
 
-    def __hash__(self) -> int:
-        """Hashes fields and paths."""
-        return hash(tuple(self.paths.items()))
+class FieldSpec(NamedTuple):
+    """A field of a sample type that a field map may name."""
 
-    def __repr__(self) -> str:
-        """Shows the access strings."""
-        return f"FieldMap({self.to_mapping()})"
+    name: str
+    type_name: str
+    is_required: bool
+
+
+def mappable_fields(sample_type: type[Any]) -> dict[str, FieldSpec]:
+    """Returns the fields of a sample type that a field map may name."""
+    return {
+        field.name: FieldSpec(
+            field.name,
+            field.type if isinstance(field.type, str) else field.type.__name__,
+            field.default is field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(sample_type)
+        if field.init and field.name not in SERVICE_FIELDS
+    }
 
 
 def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> None:
@@ -196,12 +184,8 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
         DatasetFormatError: A field does not exist, is set by the pipeline, or a required one is
             missing.
     """
-    own = {
-        field.name: field
-        for field in dataclasses.fields(sample_type)
-        if field.init and field.name not in SERVICE_FIELDS
-    }
-    for name in field_map.fields:
+    own = mappable_fields(sample_type)
+    for name in field_map.mapping:
         if name in SERVICE_FIELDS and name not in _MAPPABLE_SERVICE_FIELDS:
             raise DatasetFormatError(
                 f"{where}: {name!r} is set for every sample by the pipeline. Remove it."
@@ -212,10 +196,7 @@ def check_fields(field_map: FieldMap, sample_type: type[Any], where: str) -> Non
                 f"{where}: {sample_type.__name__} has no field {name!r}.{hint}"
             )
     missing = [
-        name
-        for name, field in own.items()
-        if name not in field_map.fields
-        and field.default is field.default_factory is dataclasses.MISSING
+        name for name, spec in own.items() if spec.is_required and name not in field_map.mapping
     ]
     if missing:
         raise DatasetFormatError(
@@ -240,6 +221,11 @@ def _parse_paths(access: str, where: str) -> tuple[FieldPath, ...]:
             )
         paths.append(FieldPath(match["part"].strip(), tuple(_KEY.findall(match["keys"]))))
     return tuple(paths)
+
+
+def _is_part(paths: tuple[FieldPath, ...]) -> bool:
+    """Whether there is one path, to a whole part."""
+    return len(paths) == 1 and not paths[0].keys
 
 
 def _step(value: Any, key: str) -> Any:

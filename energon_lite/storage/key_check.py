@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,17 +47,15 @@ class KeyCheck:
     Args:
         root: folder of the dataset.
         shards: shard names relative to `root`; in all methods a shard is a position in these.
-        tar_file_ids: number of each shard in the index; None compares nothing.
+        tar_file_ids: number of each shard in the index.
     """
 
-    def __init__(
-        self, root: Path, shards: Sequence[str], tar_file_ids: Sequence[int] | None
-    ) -> None:
+    def __init__(self, root: Path, shards: Sequence[str], tar_file_ids: Sequence[int]) -> None:
         self._root = root
         self._shards = shards
         self._ids = tar_file_ids
         self._first: dict[int, str] = {}
-        self._sums: dict[int, Int64Array] = {}
+        self._sums = lru_cache(_MOST_SHARDS)(self._load_sums)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only."""
@@ -69,7 +68,7 @@ class KeyCheck:
             DatasetFormatError: Its first key, or where its samples begin, is not that of the index.
         """
         stored = self._first_key(shard)
-        if self._ids is None or not stored:
+        if not stored:
             return
         keys = first_keys(descriptor, int(offsets[-1]))
         if keys[:1] not in ([], [stored]):
@@ -86,8 +85,6 @@ class KeyCheck:
 
     def _first_key(self, shard: int) -> str:
         """Returns the key of the first sample of a shard; empty if the index does not have it."""
-        if self._ids is None:
-            return ""
         if shard not in self._first:
             start = shard // _SHARDS_AT_ONCE * _SHARDS_AT_ONCE
             ids = self._ids[start : start + _SHARDS_AT_ONCE]
@@ -106,13 +103,9 @@ class KeyCheck:
             places: shape (N,), the number of each in its shard.
             rows: which of them are compared.
         """
-        if self._ids is None:
-            return
         for row in rows:
             shard, place = int(shards[row]), int(places[row])
-            sums = self._sums.get(shard)
-            if sums is None:
-                sums = self._load_sums(shard)
+            sums = self._sums(shard)
             key = key_of_members(members[row])
             if key and place < len(sums) and sums[place] not in (_UNKNOWN, _key_sum(key)):
                 stored = self._ask(IndexDatabase.keys_of, self._ids[shard])
@@ -121,15 +114,11 @@ class KeyCheck:
 
     def _load_sums(self, shard: int) -> Int64Array:
         """Looks up all keys of a shard, which costs less per sample than a query for some."""
-        assert self._ids is not None
         keys = self._ask(IndexDatabase.keys_of, self._ids[shard])
         sums = np.full(len(keys), _UNKNOWN, dtype=np.int64)
         for place, key in keys.items():
             if 0 <= place < len(sums):
                 sums[place] = _key_sum(key)
-        if len(self._sums) >= _MOST_SHARDS:
-            del self._sums[next(iter(self._sums))]
-        self._sums[shard] = sums
         return sums
 
     def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:

@@ -24,8 +24,8 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
-from energon_lite.storage.decode_limits import npy_view
 from energon_lite.storage.nvmeta import INDEX_UUID, META
+from energon_lite.storage.part_formats import npy_view
 
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
@@ -105,49 +105,33 @@ def write_lengths(
         root: folder of the dataset.
         part: the split part.
         name: of the index, for example that of a tokenizer.
-        lengths: tokens of each sample that is not excluded, shape (N,), in the order of the part;
-            or such an array for each resource, with "tokens" among them.
+        lengths: tokens of each sample that is not excluded, shape (N,), each at least 0, in the
+            order of the part; or such an array for each resource, with "tokens" among them.
         data: hash of the data, to notice that they changed.
         encoder: names what measured, to notice that the code changed.
 
     Returns:
         The file of the tokens.
-
-    Raises:
-        ValueError: `lengths` are no integers of at least 0, or have another shape.
     """
     arrays = lengths if isinstance(lengths, Mapping) else {TOKENS: lengths}
-    checked = {resource: _checked_lengths(array) for resource, array in arrays.items()}
     path = lengths_path(root, part, name)
     _check_place(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = _facts_path(root, part, name)
-    targets = {resource: lengths_path(root, part, name, resource) for resource in checked}
+    targets = {resource: lengths_path(root, part, name, resource) for resource in arrays}
     names = {facts.name, *(target.name for target in targets.values())}
     files.remove_leftovers(path.parent, names, _LEFT_SEC)
     # Until all is written there is no index: lengths without their facts are none.
     facts.unlink(missing_ok=True)
-    for resource, array in checked.items():
+    for resource, array in arrays.items():
         with files.new_file(targets[resource]) as file:
-            np.save(file, array, allow_pickle=False)
+            np.save(file, np.asarray(array, dtype=np.int64), allow_pickle=False)
     written = {
-        "data": data, "samples": len(checked[TOKENS]), "resources": list(checked),
+        "data": data, "samples": len(arrays[TOKENS]), "resources": list(arrays),
         "encoder": encoder,
     }  # fmt: skip
     files.write_atomically(facts, json.dumps(written).encode())
     return path
-
-
-def _checked_lengths(lengths: Int64Array) -> Int64Array:
-    checked = np.asarray(lengths)
-    if checked.ndim != 1 or not (np.issubdtype(checked.dtype, np.integer) or not len(checked)):
-        raise ValueError(
-            f"lengths have shape {checked.shape} and type {checked.dtype}; give integers, (N,)"
-        )
-    if checked.min(initial=0) < 0:
-        index = int(np.argmin(checked))
-        raise ValueError(f"the length of sample {index} is {checked[index]}; it must be at least 0")
-    return checked.astype(np.int64)
 
 
 def _load_facts(root: Path, part: str, name: str) -> Any:
@@ -265,7 +249,17 @@ class PartialLengths:
         path = lengths_path(root, part, name)
         self._path = path.with_name(path.name + ".partial")
         self._facts_path = path.with_name(path.name + ".partial.json")
-        _make_writable(path.parent, root, name)
+        _check_place(root, name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise PermissionError(
+                f"{path.parent} cannot be written to ({error.strerror}): no place for the length "
+                f"index {name!r} of {root}. Write it elsewhere with --meta-dir DIR "
+                f"(meta_dir=...), and read it as lengths='DIR/{name.rpartition('/')[2]}'"
+            ) from None
         shape = (num_samples, len(self._resources))
         num_bytes = 8 * shape[0] * shape[1]
         facts = {"data": data, "encoder": encoder, "resources": list(resources), "shape": shape}
@@ -311,17 +305,3 @@ class PartialLengths:
         path = write_lengths(*self._target, arrays, self._data, self._encoder)
         self._remove()
         return path
-
-
-def _make_writable(folder: Path, root: Path, name: str) -> None:
-    _check_place(root, name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PermissionError(
-            f"{folder} cannot be written to ({error.strerror}): no place for the length index "
-            f"{name!r} of {root}. Write it elsewhere with --meta-dir DIR (meta_dir=...), and "
-            f"read it as lengths='DIR/{name.rpartition('/')[2]}'"
-        ) from None

@@ -227,7 +227,7 @@ def read_info(root: Path) -> DatasetInfo:
     counts = info["shard_counts"]
     for shard, count in counts.items():
         if type(count) is not int or not 0 < count <= _MAX_SAMPLES:
-            place = counts.place(shard, "shard_counts")
+            place = counts.place(shard, f"shard_counts.{shard}")
             raise DatasetFormatError(
                 f"{place}: a shard has a number of samples above 0, not {shown(count)}; {again}"
             )
@@ -377,7 +377,7 @@ class SplitFile:
         if part not in parts:
             hint = did_you_mean(part, parts) if parts else " It has no split part at all."
             raise DatasetFormatError(f"{split.place()}: there is no split part {part!r}.{hint}")
-        place = parts.place(part, "split_parts")
+        place = parts.place(part, f"split_parts.{part}")
         names = _expanded(parts[part], place)
         excludes = self.excludes
         if excludes.unknown:

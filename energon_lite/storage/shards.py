@@ -59,9 +59,6 @@ class _Rows(NamedTuple):
     starts: Int64Array  # first byte in the shard
     stops: Int64Array
 
-    def chosen(self, rows: Any) -> _Rows:
-        return _Rows(*(column[rows] for column in self))
-
 
 class _OpenShard(NamedTuple):
     descriptor: int
@@ -346,9 +343,9 @@ class ShardReader:
         root: folder of the dataset.
         shards: shard names relative to `root`.
         counts: samples of each shard.
+        tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
         max_open: files that stay open; 0 opens each file again for every block.
-        tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
 
     Attributes:
         num_samples: samples that count; they are numbered 0..num_samples-1.
@@ -359,9 +356,9 @@ class ShardReader:
         root: Path,
         shards: Sequence[str],
         counts: Sequence[int],
+        tar_file_ids: Sequence[int],
         excluded: Sequence[int] = (),
         max_open: int = MAX_OPEN,
-        tar_file_ids: Sequence[int] | None = None,
     ) -> None:
         self.root = root
         self.max_open = max_open
@@ -391,7 +388,7 @@ class ShardReader:
         sizes[order] = rows.stops - rows.starts
         taken = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes)))
         if taken < len(indices):
-            rows = rows.chosen(order < taken)
+            rows = _Rows(*(column[order < taken] for column in rows))
         data, shifts = self._read_runs(rows, MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES, lost)
         self._files.close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.

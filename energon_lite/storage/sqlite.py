@@ -120,7 +120,7 @@ class ReadOnlyDatabase:
                 self._connection.execute("PRAGMA query_only = ON")
             self.tables = frozenset(name for name in tables if self._has(name, tables[name]))
         except BaseException:
-            self.close()
+            self._connection.close()
             raise
 
     def __enter__(self) -> Self:
@@ -128,10 +128,6 @@ class ReadOnlyDatabase:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes the file."""
-        self.close()
-
-    def close(self) -> None:
         """Closes the file."""
         self._connection.close()
 
@@ -324,16 +320,6 @@ def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
 # ------------------------------------------------------------------------------------- writing
 
 
-class DuplicateKeyError(DatasetFormatError):
-    """Two shards hold a sample of the same key."""
-
-    def __init__(self, key: str, tar_file_id: int) -> None:
-        """Names the key, and the shard that had it first."""
-        super().__init__(f"sample key {key!r} is there twice")
-        self.key = key
-        self.tar_file_id = tar_file_id
-
-
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Turns errors of SQLite where it cannot write into errors of the system."""
@@ -408,13 +394,14 @@ def read_shard_rows(path: Path) -> tuple[str, list[int]]:
 
 
 @contextmanager
-def new_index(path: Path) -> Iterator[Callable[[Path, int], None]]:
+def new_index(path: Path) -> Iterator[Callable[[Path, int], tuple[str, int] | None]]:
     """Creates an index database; the caller moves it to its place.
 
     Yields:
         The function that adds the rows of a shard: a file that `ShardRows.write` made, and the
-        position of the shard in `.info.json`. It raises a DuplicateKeyError where an earlier shard
-        has a sample of the same key, a DatasetFormatError where the rows are corrupt.
+        position of the shard in `.info.json`. Where an earlier shard has a sample of the same key,
+        it adds nothing, and returns the key and that shard's position. It raises a
+        DatasetFormatError where the rows are corrupt.
 
     Raises:
         OSError: There is no room for the database.
@@ -429,8 +416,11 @@ def new_index(path: Path) -> Iterator[Callable[[Path, int], None]]:
             raise
 
 
-def _add_rows(connection: sqlite3.Connection, path: Path, rows: Path, tar_file_id: int) -> None:
+def _add_rows(
+    connection: sqlite3.Connection, path: Path, rows: Path, tar_file_id: int
+) -> tuple[str, int] | None:
     execute = connection.execute
+    twice: tuple[str, int] | None = None
     with _reading(rows, _ROWS_AGAIN.format(rows.parent)), _writing(path):
         execute("ATTACH ? AS shard", (_read_only_uri(rows),))
         execute("BEGIN")
@@ -440,18 +430,17 @@ def _add_rows(connection: sqlite3.Connection, path: Path, rows: Path, tar_file_i
                 "byte_size FROM shard_samples ORDER BY sample_index",
                 (tar_file_id,),
             )
+            execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
         except sqlite3.IntegrityError:
-            row = execute(
+            twice = execute(
                 "SELECT sample_key, tar_file_id FROM samples JOIN shard_samples "
                 "USING (sample_key) WHERE tar_file_id <> ? LIMIT 1",
                 (tar_file_id,),
             ).fetchone()
-            if row is None:
+            if twice is None:
                 raise
-            raise DuplicateKeyError(*row) from None
-        else:
-            execute("INSERT INTO sample_parts SELECT ?, * FROM shard_parts", (tar_file_id,))
         finally:
             if connection.in_transaction:  # an error of the disk has ended it already
                 execute("COMMIT")
             execute("DETACH shard")
+    return twice

@@ -63,10 +63,6 @@ class Header(NamedTuple):
         """Returns sample key and part name; None for what belongs to no sample."""
         return split_name(self.name) if self.is_file else None
 
-    def member(self, base: int) -> tuple[str, int, int]:
-        """Returns name, first byte and last byte + 1 in a buffer from byte `base` of the tar on."""
-        return self.name, self.data - base, self.data + self.size - base
-
 
 class TarError(DatasetFormatError):
     """The bytes are not a readable tar."""
@@ -433,14 +429,12 @@ def block_members(
         is_open = (is_file | is_time) & ~is_last
         active, pos = active[is_open], ends[is_open]
     found = found or [[] for _ in range(len(starts))]
-    others = np.flatnonzero(~is_whole)
-    columns = [column[others].tolist() for column in (starts, stops, bases)]
-    return found, _read_others(buffer, list(zip(others.tolist(), *columns, strict=True)), found)
+    rows = np.flatnonzero(~is_whole)
+    others = np.stack([rows, starts[rows], stops[rows], bases[rows]], axis=1)
+    return found, _read_others(buffer, others.tolist(), found)
 
 
-def _read_others(
-    buffer: UInt8Array, others: list[tuple[int, int, int, int]], found: list[Any]
-) -> list[int]:
+def _read_others(buffer: UInt8Array, others: list[list[int]], found: list[Any]) -> list[int]:
     """Reads samples one by one: (number, start, stop, base) each; returns those with long names."""
     long = []
     for i, start, stop, base in others:
@@ -449,7 +443,7 @@ def _read_others(
         except TarError as error:
             found[i] = error
             continue
-        found[i] = [header.member(base) for header in headers]
+        found[i] = [(h.name, h.data - base, h.data - base + h.size) for h in headers]
         if any(header.is_long for header in headers):
             long.append(i)
     return long

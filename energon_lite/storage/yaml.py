@@ -50,20 +50,17 @@ class YamlMap(dict[str, Any]):
         self.line = line
         self.lines: dict[str, int] = {}
 
-    def place(self, key: str | None = None, where: str = "") -> str:
-        """Names a place for an error text, as `FILE:LINE, KEYPATH`.
+    def place(self, key: str | None = None, path: str | None = None) -> str:
+        """Names a place for an error text, as `FILE:LINE, PATH`.
 
         Args:
             key: the key whose line is meant; None for the mapping itself.
-            where: key path of this mapping in its file, "" at the top.
+            path: key path that is named; by default the key.
         """
-        return self.line_of(key, ".".join(part for part in (where, key) if part))
-
-    def line_of(self, key: str | None, path: str) -> str:
-        """Names the line of a key, or of the mapping itself, as `FILE:LINE, PATH`."""
-        line = self.lines.get(key, self.line) if key is not None else self.line
+        line = self.line if key is None else self.lines.get(key, self.line)
+        path = key if path is None else path
         file = f"{self.file}:{line}" if line else self.file
-        return ", ".join(part for part in (file, path) if part)
+        return f"{file}, {path}" if path else file
 
 
 # libyaml's parser of events does not recurse, unlike its composer of nodes.
@@ -327,4 +324,4 @@ def check_keys(mapping: YamlMap, allowed: Collection[str], where: str) -> None:
     for key in mapping:
         if key not in allowed:
             hint = did_you_mean(key, allowed)
-            raise DatasetFormatError(f"{mapping.line_of(key, where)}: unknown key {key!r}.{hint}")
+            raise DatasetFormatError(f"{mapping.place(key, where)}: unknown key {key!r}.{hint}")

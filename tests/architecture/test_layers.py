@@ -25,8 +25,8 @@ ROWS: list[list[str | frozenset[str]]] = [
 # that few runs need.
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
-    "PIL": "energon_lite/storage/images.py",
-    "webdataset": "energon_lite/storage/decode_limits.py",  # tenbin only; slow to import
+    "PIL": "energon_lite/storage/part_formats.py",
+    "webdataset": "energon_lite/storage/part_formats.py",  # tenbin only; slow to import
 }
 
 # Folders that import each other still; none may be added.

@@ -174,7 +174,7 @@ def test_index_that_gives_a_part_to_another_sample_is_an_error(tmp_path: Path) -
     offsets = np.fromfile(folder / "a.tar.idx", dtype="<u8")
     offsets[2] += 1024
     offsets.tofile(folder / "a.tar.idx")
-    (error,) = ShardReader(folder, ["a.tar"], [4], tar_file_ids=[0]).read(np.array([3])).members
+    (error,) = ShardReader(folder, ["a.tar"], [4], [0]).read(np.array([3])).members
     assert f"{folder / 'a.tar.idx'}: samples begin at other bytes than in index.sqlite" in str(
         error
     )

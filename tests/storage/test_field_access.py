@@ -22,7 +22,7 @@ NAME = st.text("abcxyz._-0 ", min_size=1, max_size=6).map(str.strip).filter(bool
 
 
 def parse(**mapping: str) -> FieldMap:
-    return FieldMap.parse(mapping, WHERE)
+    return FieldMap(mapping, WHERE)
 
 
 @given(part=NAME, path=st.lists(st.one_of(NAME, st.integers(0, 3)), max_size=4), value=st.none())
@@ -36,7 +36,7 @@ def test_every_nested_value_is_found_by_its_path(
     field_map = parse(field=access)
     assert field_map.parts == {part}
     assert field_map.access({part: content}) == {"field": value}
-    assert field_map.to_mapping() == {"field": access}
+    assert field_map.mapping == {"field": access}
 
 
 @given(parts=st.lists(NAME, min_size=1, max_size=4, unique=True), data=st.data())
@@ -49,7 +49,7 @@ def test_first_alternative_that_is_there_wins(parts: list[str], data: st.DataObj
 
 def test_alternatives_and_nesting_combine() -> None:
     field_map = parse(image="jpg,png", caption="json[a][0][b], txt")
-    assert field_map.fields == ("image", "caption")
+    assert tuple(field_map.mapping) == ("image", "caption")
     assert field_map.parts == {"jpg", "png", "json", "txt"}
     nested = {"json": {"a": [{"b": "nested"}]}, "txt": "plain", "png": 1}
     assert field_map.access(nested) == {"image": 1, "caption": "nested"}
@@ -100,14 +100,13 @@ def test_malformed_access_strings_are_refused_with_their_place(access: str) -> N
 @pytest.mark.parametrize("mapping", [None, {}, "jpg", ["jpg"], {"x": 3}, {"x": None}, {1: "a"}])
 def test_field_map_must_be_a_map_of_text(mapping: Any) -> None:
     with pytest.raises(DatasetFormatError, match=r"dataset\.yaml, field_map"):
-        FieldMap.parse(mapping, WHERE)
+        FieldMap(mapping, WHERE)
 
 
 def test_field_map_survives_pickling() -> None:
     field_map = parse(image="jpg,png", caption="json[a][0]", text="txt")
     copy = pickle.loads(pickle.dumps(field_map))
-    assert copy == field_map
-    assert hash(copy) == hash(field_map)
+    assert copy.paths == field_map.paths
     assert copy.access({"png": 1, "json": {"a": [2]}, "txt": 3}) == {
         "image": 1,
         "caption": 2,
@@ -134,14 +133,14 @@ def test_fields_are_checked_before_any_sample_is_read() -> None:
 
 def test_a_list_takes_several_parts() -> None:
     mapping: dict[str, Any] = {"images": ["jpg.0", "jpg.1,png.1", "json[more][0]"], "text": "txt"}
-    field_map = FieldMap.parse(mapping, WHERE)
-    assert field_map.fields == ("images", "text")
+    field_map = FieldMap(mapping, WHERE)
+    assert tuple(field_map.mapping) == ("images", "text")
     assert field_map.parts == {"jpg.0", "jpg.1", "png.1", "json", "txt"}
     assert field_map.direct is None
-    assert field_map.to_mapping() == mapping
+    assert field_map.mapping == mapping
     sample = {"jpg.0": "a", "png.1": "b", "json": {"more": ["c"]}, "txt": "d"}
     for again in (field_map, pickle.loads(pickle.dumps(field_map))):
-        assert again == field_map
+        assert again.paths == field_map.paths
         assert again.access(sample) == {"images": ["a", "b", "c"], "text": "d"}
 
 
@@ -149,7 +148,7 @@ def test_a_list_takes_several_parts() -> None:
 def test_a_list_keeps_its_order_and_names_the_part_that_is_missing(
     parts: list[str], data: st.DataObject
 ) -> None:
-    field_map = FieldMap.parse({"images": parts}, WHERE)
+    field_map = FieldMap({"images": parts}, WHERE)
     sample = {part: f"of {part}" for part in parts}
     assert field_map.access(sample) == {"images": [f"of {part}" for part in parts]}
     missing = data.draw(st.sampled_from(parts))
@@ -162,4 +161,4 @@ def test_a_list_keeps_its_order_and_names_the_part_that_is_missing(
 @pytest.mark.parametrize("access", [[], ["jpg", 1], [["jpg"]], ["jpg]"], {"a": "b"}])
 def test_a_list_that_is_none_of_parts_is_refused(access: Any) -> None:
     with pytest.raises(DatasetFormatError, match=r"field_map\.image"):
-        FieldMap.parse({"image": access}, WHERE)
+        FieldMap({"image": access}, WHERE)

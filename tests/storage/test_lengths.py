@@ -122,14 +122,9 @@ def test_array_of_another_kind_is_refused(root, array) -> None:
     np.save(lengths_path(root, "train", "tok"), array)
     with pytest.raises(DatasetFormatError, match="no length index, but"):
         read_lengths(root, "train", "tok", 3, "abc")
-    with pytest.raises(ValueError, match=r"give integers, \(N,\)"):
-        write_lengths(root, "train", "tok", array, "abc")
 
 
 def test_lengths_that_no_sample_has_are_refused(root) -> None:
-    with pytest.raises(ValueError, match="length of sample 1 is -2"):
-        write_lengths(root, "train", "tok", np.array([3, -2, 4]), "abc")
-    assert read_lengths(root, "train", "tok", 3, "abc").tolist() == [3, 1, 4]
     for value in (-1, 1 << 62):
         np.save(lengths_path(root, "train", "tok"), np.array([value] * 3))
         with pytest.raises(DatasetFormatError, match="those of no sample"):

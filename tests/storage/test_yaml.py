@@ -77,7 +77,7 @@ def test_mappings_know_the_line_of_each_key():
     value = parse_yaml("a: 1\n\nb:\n  c: 2\n", "x.yaml")
     assert isinstance(value["b"], YamlMap)
     assert value.lines == {"a": 1, "b": 3}
-    assert value["b"].place("c", "b") == "x.yaml:4, b.c"
+    assert value["b"].place("c", "b.c") == "x.yaml:4, b.c"
 
 
 def test_json_is_read_by_suffix_and_its_errors_name_file_and_line(tmp_path):
@@ -87,7 +87,7 @@ def test_json_is_read_by_suffix_and_its_errors_name_file_and_line(tmp_path):
         load_yaml(file)
     file.write_text('{"a": "yes", "b": {"c": null}}')
     assert load_yaml(file) == {"a": "yes", "b": {"c": None}}
-    assert load_yaml(file)["b"].place("c", "b") == f"{file}, b.c"
+    assert load_yaml(file)["b"].place("c", "b.c") == f"{file}, b.c"
     file.write_text('{"a": 1, "a": 2}')
     with pytest.raises(DatasetFormatError, match="key 'a' is there twice"):
         load_yaml(file)
