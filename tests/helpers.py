@@ -77,6 +77,12 @@ def prepared(folder: Path, sample_type: str, field_map: dict[str, str] | None = 
     return folder
 
 
+def metadataset(split: dict[str, Any]) -> dict[str, Any]:
+    """The content of a metadataset of one split."""
+    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    return {**head, "splits": {"train": split}}
+
+
 def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows with every pair of values of any two factors, far fewer than all combinations.
 

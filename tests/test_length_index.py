@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,9 +36,10 @@ from energon_lite.storage.length_files import lengths_path, read_lengths
 from energon_lite.task_encoder.hooks import fingerprint
 
 from .conftest import REPO
-from .helpers import number_of, text_of, text_set
+from .helpers import metadataset, number_of, text_of, text_set
 
 NUM_SAMPLES = 2500  # three tasks
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
 class Letters(DefaultTaskEncoder):
@@ -79,9 +81,14 @@ def letters(sample: TextSample) -> int:
 EXPECTED = [len(text_of(i)) for i in range(NUM_SAMPLES)]
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("lengths") / "texts", NUM_SAMPLES)
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return text_set(tmp_path / "texts", NUM_SAMPLES)
+def root(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "texts")
 
 
 def stored(root: Path, name: str = "default", resource: str = "tokens") -> list[int]:
@@ -193,20 +200,9 @@ def test_blend_of_tokens_uses_the_index(root, tmp_path) -> None:
     other = text_set(tmp_path / "other", 40)
     for path in (root, other):
         measure_lengths(path, Letters(), name="letters", num_workers=0)
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "unit": "tokens",
-                "lengths": "letters",
-                "blend": [{"path": str(root)}, {"path": str(other)}],
-            }
-        },
-    }
-    dataset = get_train_dataset(
-        blend, batch_size=4, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0)
-    )
+    entries = [{"path": str(root)}, {"path": str(other)}]
+    blend = metadataset({"unit": "tokens", "lengths": "letters", "blend": entries})
+    dataset = get_train_dataset(blend, batch_size=4, worker_config=CONFIG)
     loader = get_savable_loader(dataset)
     assert list(islice(loader, 300))
     shares = [stats.actual_share for stats in loader.stats().values()]
@@ -215,31 +211,24 @@ def test_blend_of_tokens_uses_the_index(root, tmp_path) -> None:
 
 def test_blend_warns_of_an_index_of_code_that_changed(root, tmp_path, caplog) -> None:
     measure_lengths(root, Letters(), num_workers=0)
-    split = {"unit": "tokens", "lengths": "default", "blend": [{"path": str(root)}]}
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": split},
-    }
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    entries = [{"path": str(root)}]
+    blend = metadataset({"unit": "tokens", "lengths": "default", "blend": entries})
     for encoder in (Letters(), Expanding(), DefaultTaskEncoder()):
-        get_train_dataset(blend, batch_size=4, worker_config=config, task_encoder=encoder)
+        get_train_dataset(blend, batch_size=4, worker_config=CONFIG, task_encoder=encoder)
     assert not caplog.records
     facts = lengths_path(root, "train", "default").with_suffix(".json")
     text = facts.read_text()
     before = fingerprint(Letters())
     assert before in text
     facts.write_text(text.replace(before, before[:-1] + "x"))
-    get_train_dataset(blend, batch_size=4, worker_config=config, task_encoder=Letters())
+    get_train_dataset(blend, batch_size=4, worker_config=CONFIG, task_encoder=Letters())
     assert "the code of the task encoder changed since length index 'default'" in caplog.text
 
 
 def test_metadataset_has_each_of_its_folders_measured_once(root, tmp_path) -> None:
     part = {"path": "texts", "subset": {"range": [0, 10]}}
-    (tmp_path / "meta.yaml").write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend: "
-        + json.dumps([part, {"path": "texts"}])
-    )
+    blend = metadataset({"blend": [part, {"path": "texts"}]})
+    (tmp_path / "meta.yaml").write_text(json.dumps(blend))
     (report,) = measure_lengths(tmp_path / "meta.yaml", Letters(), num_workers=0)
     assert report.measured == NUM_SAMPLES
     assert stored(root) == EXPECTED
@@ -311,7 +300,7 @@ class Nothing(DefaultTaskEncoder):
     [
         (DefaultTaskEncoder, ValueError, "does not say how long a sample is"),
         (Changing, DatasetFormatError, r"\['tiles', 'tokens'\] for .* and \['tokens'\]"),
-        (Negative, FatalSampleError, "gave -1; return the sample's tokens"),
+        (Negative, FatalSampleError, "returned -1; return the sample's tokens"),
         (Nothing, DatasetFormatError, "no sample has a length"),
     ],
 )

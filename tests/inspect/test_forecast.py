@@ -23,7 +23,7 @@ from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
 from ..conftest import examples
-from ..helpers import Ranks, text_set
+from ..helpers import Ranks, metadataset, text_set
 
 SIZES = {"a": 23, "b": 40, "c": 7, "d": 61}
 FADING = {"schedule": "linear", "points": {0: 3, 60: 0}}
@@ -110,12 +110,7 @@ def root(tmp_path_factory):
 
 def written(root: Path, split: dict[str, Any], name: str = "meta.yaml") -> Path:
     """Writes a metadataset with one split; JSON is YAML."""
-    file = {
-        "__module__": "energon_lite",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": split},
-    }
-    (root / name).write_text(json.dumps(file))
+    (root / name).write_text(json.dumps(metadataset(split)))
     return root / name
 
 

@@ -25,7 +25,7 @@ from energon_lite.inspect.forecast import DEFAULT_COST, balance_report
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths
 
-from ..helpers import number_of, text_set
+from ..helpers import metadataset, number_of, text_set
 
 NUM_SAMPLES = 3000
 
@@ -160,11 +160,7 @@ def test_cost_of_nothing_is_refused(root) -> None:
 
 
 def test_blend_of_one_folder_twice_has_its_lengths_twice(root) -> None:
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": [{"path": str(root)}, {"path": str(root), "weight": 2}]}},
-    }
+    blend = metadataset({"blend": [{"path": str(root)}, {"path": str(root), "weight": 2}]})
     report = balance_report(blend, lengths="documents", capacity=32_768, ranks=2, steps=20)
     assert report.rows[1].full > 0.99
 

@@ -23,7 +23,7 @@ from energon_lite.inspect import forecast as module
 from energon_lite.inspect.forecast import plan
 from energon_lite.length_index import measure_lengths
 
-from ..helpers import number_of, text_set
+from ..helpers import metadataset, number_of, text_set
 
 COST = CostModel(token=1, token_squared=0.1)
 SHARED: dict[str, Any] = {"balance": "global_window", "balance_window": 8, "cost": COST}
@@ -66,10 +66,7 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("a", "b"):
         measure_lengths(text_set(folder / name, NUM_SAMPLES), Encoder(), name="x", num_workers=0)
     entries = [{"path": str(folder / name), "weight": w} for name, w in (("a", 1), ("b", 3))]
-    return {
-        "__class__": "MetadatasetV2", "__module__": "megatron.energon",
-        "splits": {"train": {"blend": entries}},
-    }  # fmt: skip
+    return metadataset({"blend": entries})
 
 
 @pytest.mark.parametrize("more", [{}, SHARED, {"capacity": 50, "overlong": "drop"}, SPLITTING])

@@ -346,6 +346,10 @@ MISTAKES = {
         "demo.yaml: expected a map with the keys splits, __module__, __class__, expand_paths, not "
         "[{'path': 'a'}].",
     ),
+    "key that is twice": (
+        HEAD + "splits:\n  train: {path: a}\n  train: {path: b}\n",
+        "demo.yaml:5: key 'train' is there twice (first in line 4)",
+    ),
     "empty file (item 28)": ("", "demo.yaml: the file is empty; write it, or remove it"),
     "expand_paths": (
         HEAD + "expand_paths: 1\nsplits:\n  train: {path: a}\n",

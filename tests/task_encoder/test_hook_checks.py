@@ -29,23 +29,16 @@ def method(self: Any, *arguments: Any) -> Any:
     return arguments
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("encode_samples", "encode_sample"),
-        ("encodesample", "encode_sample"),
-        ("encode_smaple", "encode_sample"),
-        ("encodeSample", "encode_sample"),
-        ("pre_encode_sample", "preencode_sample"),
-        ("select_sample_to_pack", "select_samples_to_pack"),
-        ("pack_selected_sample", "pack_selected_samples"),
-        ("batch_group_criteria", "batch_group_criterion"),
-        ("encode_batches", "encode_batch"),
-        ("cook_crude_samples", "cook_crude_sample"),
-        ("build_train_dataset", "build_train_datasets"),
-        ("batchs", "batch"),
-    ],
-)
+MISSPELT = {
+    "encode_samples": "encode_sample", "encodesample": "encode_sample",
+    "encode_smaple": "encode_sample", "encodeSample": "encode_sample",
+    "pre_encode_sample": "preencode_sample", "select_sample_to_pack": "select_samples_to_pack",
+    "batch_group_criteria": "batch_group_criterion", "encode_batches": "encode_batch",
+    "build_train_dataset": "build_train_datasets", "batchs": "batch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
 def test_misspelt_hook_warns_with_the_closest_name(name, meant) -> None:
     with pytest.warns(UserWarning, match=f"Mine has '{name}', .* did you mean '{meant}'"):
         checked_encoder(encoder_with(**{name: method}))
@@ -111,6 +104,8 @@ def test_override_that_nothing_would_call_is_refused(name) -> None:
         ({"max_samples_per_sequence": 0}, ValueError, "max_samples_per_sequence=0"),
         ({"virtual_epoch_length": "10"}, TypeError, "virtual_epoch_length='10'"),
         ({"virtual_epoch_length": -1}, ValueError, "virtual_epoch_length=-1 must be at least 0"),
+        ({"packing_buffer_size": 5}, ValueError, "packing_buffer_size=5, but"),
+        ({"shuffle_over_epochs_multiplier": 0}, ValueError, "multiplier=0"),
     ],
 )
 def test_sizes_that_cannot_be_are_named(texts, settings, error, text) -> None:

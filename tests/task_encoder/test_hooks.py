@@ -257,6 +257,11 @@ def test_failing_batch_is_skipped_and_counts_its_samples(texts) -> None:
 # -------------------------------------------------------------------------------------- randomness
 
 
+def seed_all() -> None:
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(1)
+
+
 def noise() -> list[float]:
     return [torch.rand(()).item(), np.random.rand(), random.random()]
 
@@ -301,13 +306,9 @@ def test_noise_of_a_sample_differs_from_epoch_to_epoch(texts, encoder) -> None:
 
 
 def test_restore_seeds_leaves_the_global_generators_as_they_were(texts) -> None:
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
+    seed_all()
     expected = noise()
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
+    seed_all()
     loader = loader_of(texts, Seeded())
     samples = first(loader, 5)
     loader.restore_sample(samples[0].__restore_key__)
@@ -366,42 +367,6 @@ def test_generator_that_yields_one_object_repeatedly_emits_separate_items(texts)
         seen.update(batch.text)
         assert_same(loader.restore_sample(batch.__restore_key__), batch)
     assert len(seen) == 60
-
-
-def test_generator_that_yields_its_input_repeatedly_has_separate_keys(texts) -> None:
-    @stateless
-    def encode_sample(self: Any, sample: Any) -> Any:
-        yield sample
-        yield sample
-
-    loader = loader_of(texts, encoder_with(encode_sample=encode_sample))
-    samples = first(loader, 20)
-    keys = [sample.__restore_key__ for sample in samples]
-    assert len(set(keys)) == 20
-    assert len({id(sample) for sample in samples}) == 20
-    for sample in samples:
-        assert loader.restore_sample(sample.__restore_key__).__key__ == sample.__key__
-
-
-@pytest.mark.parametrize("restore_seeds", [False, True])
-def test_state_saved_inside_a_generator_resumes_with_its_next_item(texts, restore_seeds) -> None:
-    @stateless(restore_seeds=restore_seeds)
-    def encode_sample(self: Any, sample: Any) -> Any:
-        draw = random.random if restore_seeds else sample_rng().random
-        for i in range(5):
-            yield TextSample.derive_from(sample, text=f"{i} {draw()}")
-
-    def make() -> Any:
-        return loader_of(texts, encoder_with(encode_sample=encode_sample))
-
-    expected = first(make(), 30)
-    assert [sample.text[0] for sample in expected[:6]] == list("012340")
-    assert len({sample.text for sample in expected}) == 30
-    for at in range(12):
-        loader, resumed = make(), make()
-        first(loader, at) if at else None
-        resumed.load_state_dict(through_json(loader.state_dict()))
-        assert_same(first(resumed, 30 - at), expected[at:])
 
 
 def test_noise_of_a_generator_does_not_depend_on_what_is_drawn_between_its_items(texts) -> None:
@@ -552,13 +517,11 @@ def test_groups_above_a_hook_that_is_not_stateless_are_refused_at_construction(t
         loader_of(texts, encoder, batch_size=4)
 
 
-def test_batch_size_of_a_group_comes_from_exactly_one_place(texts) -> None:
-    both = encoder_with(batch_group_criterion=lambda self, sample: (0, 3))
-    neither = encoder_with(batch_group_criterion=lambda self, sample: (0, None))
+@pytest.mark.parametrize(("of_group", "batch_size"), [(3, 4), (None, None)])
+def test_batch_size_of_a_group_comes_from_exactly_one_place(texts, of_group, batch_size) -> None:
+    encoder = encoder_with(batch_group_criterion=lambda self, sample: (0, of_group))
     with pytest.raises(FatalSampleError, match="exactly one of the two must be None"):
-        next(iter(loader_of(texts, both, batch_size=4)))
-    with pytest.raises(FatalSampleError, match="exactly one of the two must be None"):
-        next(iter(loader_of(texts, neither, batch_size=None)))
+        next(iter(loader_of(texts, encoder, batch_size=batch_size)))
 
 
 def test_each_group_may_have_its_own_batch_size_but_not_two(texts) -> None:
@@ -625,13 +588,6 @@ def test_hook_that_is_not_stateless_runs_but_says_that_it_cannot_be_replayed(tex
     assert len(first(loader, 3)) == 3
     assert not loader.can_restore_sample()
     assert loader_of(texts, Seeded()).can_restore_sample()
-
-
-def test_batches_and_grouped_batches_are_replayed(texts) -> None:
-    for encoder in (Seeded(), Parity(), Yielding()):
-        loader = loader_of(texts, encoder, batch_size=3)
-        for batch in first(loader, 8):
-            assert_same(loader.restore_sample(batch.__restore_key__), batch)
 
 
 def test_replay_of_a_sample_that_is_skipped_now_says_so(texts) -> None:
