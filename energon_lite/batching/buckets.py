@@ -185,7 +185,7 @@ def cut_epoch(
         the window of each, shape (B,), rising.
     """
     carried = order_N[:0]
-    indices, sizes, windows = [carried], [carried], [carried]
+    batches, windows = [], [carried]
     for number, start in enumerate(range(0, len(order_N), window)):
         read = np.concatenate((carried, order_N[start : start + window]))
         cut = cut_window(
@@ -196,11 +196,9 @@ def cut_epoch(
             is_last=start + window >= len(order_N) and not drop_last,
         )
         carried = read[cut.carried]
-        indices.append(read[cut.batches.indices])
-        sizes.append(np.diff(cut.batches.offsets))
+        batches.append(Lists(read[cut.batches.indices], cut.batches.offsets))
         windows.append(np.full(len(cut.batches), number))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    return Lists(np.concatenate(indices), offsets), np.concatenate(windows)
+    return Lists.joined(batches), np.concatenate(windows)
 
 
 def shuffle_steps(windows_B: Int64Array, world_size: int, key: int, epoch: int) -> Int64Array:
@@ -259,7 +257,7 @@ class BucketCollector(WindowCollector):
 
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
-    ) -> tuple[list[Int64Array], Int64Array]:
+    ) -> tuple[Lists, Int64Array]:
         lengths = samples.lengths[:, 0]
         cut = cut_window(
             lengths,
@@ -270,7 +268,7 @@ class BucketCollector(WindowCollector):
         )
         self._num_cut = len(cut.batches.indices)
         order = self._order(cut.batches, lengths)
-        return list(cut.batches.reordered(order)), np.sort(cut.carried)
+        return cut.batches.reordered(order), np.sort(cut.carried)
 
     def _order(self, batches: Lists, lengths: Int64Array) -> Int64Array:
         """Returns a random order of batches; the largest one may come first of all."""

@@ -182,14 +182,14 @@ class WindowCollector(Collector):
         self._num_read = self._num_windows = 0
         self._lists = Lists(np.empty(0, np.int64), np.zeros(1, np.int64))  # of the last window
         self._num_returned = 0  # of its lists
-        self._ready: list[list[int]] = []  # the same
+        self._ready: list[list[int]] = []  # the same; empty if they were not asked for one by one
         self._leftover: Int64Array = self._lists.indices
         self._blocks: list[tuple[Samples, BoolArray]] = []  # of the next window
 
     @abstractmethod
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
-    ) -> tuple[list[Int64Array], Int64Array]:
+    ) -> tuple[Lists, Int64Array]:
         """Cuts a window into lists.
 
         Args:
@@ -204,7 +204,7 @@ class WindowCollector(Collector):
 
     @property
     def _has_lists(self) -> bool:
-        return self._num_returned < len(self._ready)
+        return self._num_returned < len(self._lists)
 
     @property
     def num_due(self) -> int:
@@ -229,28 +229,40 @@ class WindowCollector(Collector):
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next list of the window, once as much as is due was read."""
+        if not self._is_due(has_ended):
+            return None
+        self._ready = self._ready or self._lists.tolist()
+        self._num_returned += 1
+        return self._ready[self._num_returned - 1]
+
+    def next_window(self, has_ended: bool) -> Lists:
+        """Returns all lists that are left of a window; none to add more, or at the end."""
+        first = self._num_returned if self._is_due(has_ended) else len(self._lists)
+        self._num_returned = max(first, len(self._lists))
+        return self._lists.reordered(np.arange(first, len(self._lists)))
+
+    def _is_due(self, has_ended: bool) -> bool:
+        """Returns whether there is a next list; cuts a window where one is due."""
         while has_ended or self._num_read >= self.num_due:
             if self._has_lists:
-                self._num_returned += 1
-                return self._ready[self._num_returned - 1]
+                return True
             if not self._blocks:
-                return None
+                return False
             self._begin(is_last=has_ended)
-        return None
+        return False
 
     def _begin(self, is_last: bool) -> None:
         """Cuts the window that was read into lists."""
         samples, waited = self._joined()
         # Groups are numbered as they come, so that it does not matter who numbered them before.
-        _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
-        groups = np.argsort(np.argsort(firsts))[of_N]
+        groups = np.zeros_like(samples.groups)
+        if (samples.groups != samples.groups[0]).any():
+            _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
+            groups = np.argsort(np.argsort(firsts))[of_N]
         lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)
-        places = np.concatenate([rest[:0], *lists])
-        numbers = samples.numbers[np.where(places < 0, ~places, places)]
-        numbers = np.where(places < 0, ~numbers, numbers)
-        offsets = np.cumsum([0, *map(len, lists)])
-        self._lists, self._num_returned = Lists(numbers, offsets), 0
-        self._ready = self._lists.tolist()
+        numbers = samples.numbers[np.where(lists.indices < 0, ~lists.indices, lists.indices)]
+        numbers = np.where(lists.indices < 0, ~numbers, numbers)
+        self._lists, self._num_returned, self._ready = Lists(numbers, lists.offsets), 0, []
         self._num_windows += 1
         self._num_read = 0
         self._blocks = []
@@ -307,4 +319,3 @@ class WindowCollector(Collector):
         order = order[lists_N[order] >= 0]
         ends = np.flatnonzero(np.diff(lists_N[order], append=-1)) + 1
         self._lists = Lists(samples.numbers[order], np.append(0, ends))
-        self._ready = self._lists.tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,6 +48,23 @@ class Lists:
                 f"offsets must start with 0 and end with len(indices) = {len(self.indices)}, "
                 f"but are {self.offsets!r}."
             )
+
+    @classmethod
+    def joined(cls, blocks: Iterable[Lists]) -> Lists:
+        """Returns the packs of several."""
+        none = np.empty(0, np.int64)
+        indices, sizes = [none], [none]
+        for packs in blocks:
+            indices.append(packs.indices)
+            sizes.append(np.diff(packs.offsets))
+        offsets = np.cumsum(np.append(0, np.concatenate(sizes)))
+        return cls(np.concatenate(indices), offsets)
+
+    @classmethod
+    def of(cls, packs: Sequence[Sequence[int] | Int64Array]) -> Lists:
+        """Returns packs that are sequences of sample indices."""
+        indices = np.concatenate([np.empty(0, np.int64), *(np.asarray(p, np.int64) for p in packs)])
+        return cls(indices, np.cumsum([0, *map(len, packs)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

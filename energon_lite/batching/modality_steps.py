@@ -11,6 +11,7 @@ import numpy as np
 
 from energon_lite.batching.buckets import sort_places
 from energon_lite.batching.collector import Samples, WindowCollector
+from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import ModalitySplit
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import random_words
@@ -129,7 +130,7 @@ class ModalitySteps(WindowCollector):
 
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
-    ) -> tuple[list[Int64Array], Int64Array]:
+    ) -> tuple[Lists, Int64Array]:
         tokens = samples.lengths[:, 0]
         _, groups = np.unique(samples.groups, return_inverse=True)
         # The last of each group fill no step; in the next window they are the first.
@@ -152,7 +153,7 @@ class ModalitySteps(WindowCollector):
         self.num_lists += (sizes[:, None] > np.arange(self._num_streams)).sum(axis=0)
         # Since steps are sorted, all streams get samples of similar lengths.
         lists = [step[self._index :: self._num_streams] for step in steps]
-        return [own for own in lists if len(own)], rest
+        return Lists.of([own for own in lists if len(own)]), rest
 
     def _order(self, longest: Int64Array) -> Int64Array:
         """Returns an order of steps: random, or for the first window from long to short."""

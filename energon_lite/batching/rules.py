@@ -256,7 +256,7 @@ class Packing(LengthRules):
             before anything is read: no sample is buffered, and a checkpoint stays small.
         plan_window: with `lengths`, samples of each stream that are packed together; samples that
             fill no pack well wait for the next window. By default as many as 64 packs take (with a
-            shared plan, `balance_window`), and at least 4,096.
+            shared plan, `balance_window`), and at least 4,096, or as many as the data have.
         cost: with `balance`, an `energon_lite.balance.CostModel`; tiles are the second resource.
         drop_last: whether the last pack of a pass, of each stream and group, is dropped, since it
             has what was left over.

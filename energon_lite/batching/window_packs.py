@@ -81,8 +81,8 @@ def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
     if is_long.any():
         alone, rest = np.flatnonzero(is_long), np.flatnonzero(~is_long)
         found = _packed(lengths_NR[rest], packing)
-        offsets = np.append(found.offsets, found.offsets[-1] + 1 + np.arange(len(alone)))
-        return Lists(np.append(rest[found.indices], alone), offsets)
+        singles = Lists(alone, np.arange(len(alone) + 1))
+        return Lists.joined([Lists(rest[found.indices], found.offsets), singles])
     is_single = len(packing.resources) == 1
     lengths = lengths_NR[:, 0] if is_single else lengths_NR
     limits: dict[str, Any] = {
@@ -130,16 +130,12 @@ def _by_oldest(
     packs: list[Lists], groups: list[Int64Array], left: list[Int64Array]
 ) -> PackedWindow:
     """Puts the packs of all groups into one order: by the oldest sample in each."""
-    none = np.empty(0, dtype=np.int64)
-    indices = np.concatenate([none, *(p.indices for p in packs)])
-    counts = np.concatenate([none, *(np.diff(p.offsets) for p in packs)])
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    all_packs = Lists(indices, offsets)
-    oldest = np.minimum.reduceat(indices, offsets[:-1]) if len(all_packs) else none
+    none, joined = np.empty(0, dtype=np.int64), Lists.joined(packs)
+    oldest = np.minimum.reduceat(joined.indices, joined.offsets[:-1]) if len(joined) else none
     order = np.argsort(oldest, kind="stable")
     all_groups = np.concatenate([none, *groups])
     carried = np.sort(np.concatenate([none, *left]))
-    return PackedWindow(all_packs.reordered(order), all_groups[order], carried)
+    return PackedWindow(joined.reordered(order), all_groups[order], carried)
 
 
 class WindowPacks(WindowCollector):
@@ -165,10 +161,11 @@ class WindowPacks(WindowCollector):
     def add(self, samples: Samples) -> Sequence[int]:
         """Puts samples into the window, which grows if they are short."""
         super().add(samples)
-        aligns = np.array(self._packing.alignments)
-        self._totals[0] += len(samples.numbers)
-        self._totals[1:] += (-(-samples.lengths // aligns) * aligns).sum(axis=0)
-        self._grow()
+        if self._grows:
+            aligns = np.array(self._packing.alignments)
+            self._totals[0] += len(samples.numbers)
+            self._totals[1:] += (-(-samples.lengths // aligns) * aligns).sum(axis=0)
+            self._grow()
         return ()
 
     def _grow(self) -> None:
@@ -196,12 +193,12 @@ class WindowPacks(WindowCollector):
 
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
-    ) -> tuple[list[Int64Array], Int64Array]:
+    ) -> tuple[Lists, Int64Array]:
         lengths, groups = samples.lengths, samples.groups
         found = pack_planned(
             lengths, groups, waited_N, self._packing, multiple=self.multiple, is_last=is_last
         )
-        return list(self._ordered(found.packs, found.groups, lengths)), found.carried
+        return self._ordered(found.packs, found.groups, lengths), found.carried
 
     def _ordered(self, packs: Lists, groups: Int64Array, lengths: Int64Array) -> Lists:
         """Returns the packs that are to come, in their order."""

@@ -147,7 +147,9 @@ class PlannedPacks(PlannedDataset):
         if self.packing.plan_window is not None:
             return self.packing.plan_window
         packs = max(_PACKS_PER_WINDOW, self.packing.balance_window * self.is_shared)
-        return min(max(_LEAST_WINDOW, int(packs * self.samples_per_list)), _LARGEST_WINDOW)
+        # Few data would be read a hundred times for a window of all streams.
+        least = min(_LEAST_WINDOW, sum(facts.num_samples for facts in self.sources()))
+        return min(max(least, int(packs * self.samples_per_list)), _LARGEST_WINDOW)
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns all that decides which samples share a pack."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.batching.collector import Collector, CollectorState, Samples
+from energon_lite.batching.collector import CollectorState, Samples, WindowCollector
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError, number_groups
 from energon_lite.core.arrays import Int64Array
@@ -145,7 +145,7 @@ class PlannedDataset(ListDataset[list[Any]]):
         self._counted: dict[tuple[int, int, int], int] = {}
 
     @abstractmethod
-    def collector(self, stream: Stream) -> Collector:
+    def collector(self, stream: Stream) -> WindowCollector:
         """Returns what chooses the lists of a stream."""
 
     @abstractmethod
@@ -319,23 +319,15 @@ class PlanCursor(Cursor[list[Any]]):
     def _plan(self) -> PlannedWindow:
         """Plans lists up to the next place between windows."""
         collector, dropped = self.collector, Dropped()
-        lists: list[Sequence[int]] = []
         blocks = [self._units]
-        cycle = current_context().batch_index // self._stream.num_streams - self._emitted
         has_ended = False
-        while True:
-            numbers = collector.next(cycle + len(lists), has_ended)
-            if numbers is not None:
-                lists.append(numbers)
-            elif has_ended or (lists and collector.is_between_windows):
-                break
-            else:
-                num = -(-collector.num_wanted // len(self._readers))
-                taken = [reader.take(num) for reader in self._readers]
-                has_ended = all(len(refs) < num for refs in taken)
-                units = self._new_units(joined(taken), dropped)
-                collector.add(self._samples(units))
-                blocks.append(units)
+        while not len(lists := collector.next_window(has_ended)) and not has_ended:
+            num = -(-collector.num_wanted // len(self._readers))
+            taken = [reader.take(num) for reader in self._readers]
+            has_ended = all(len(refs) < num for refs in taken)
+            units = self._new_units(joined(taken), dropped)
+            collector.add(self._samples(units))
+            blocks.append(units)
         self._units = units = _joined_units(blocks)
         if has_ended:
             rest = units.chosen(np.searchsorted(units.numbers, collector.leftover()))
@@ -348,11 +340,10 @@ class PlanCursor(Cursor[list[Any]]):
             )
         if not self._emitted:  # else they were counted with a list that was emitted
             dropped.count()
-        rows = np.array([number for numbers in lists for number in numbers], np.int64)
-        is_repeated = rows < 0
-        rows = np.searchsorted(units.numbers, np.where(is_repeated, ~rows, rows))
-        offsets = np.cumsum([0, *map(len, lists)]).astype(np.int64)
-        packs = Lists(np.where(is_repeated, ~rows, rows), offsets)
+        is_repeated = lists.indices < 0
+        rows = np.where(is_repeated, ~lists.indices, lists.indices)
+        rows = np.searchsorted(units.numbers, rows)
+        packs = Lists(np.where(is_repeated, ~rows, rows), lists.offsets)
         self._window, self._reader = PlannedWindow(units, packs, has_ended, dropped), None
         return self._window
 
