@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -666,17 +665,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_heap(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Takes what the test process holds out of the thousands of collections of `GcDataset`."""
-    if "GcDataset" not in request.node.name:
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "unfreeze", lambda: None)  # of the stage, which would undo this
-        yield
-    gc.unfreeze()
+def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GcDataset` would collect the garbage of the test process thousands of times."""
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(f"energon_lite.stages.observers.gc.{name}", lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -688,8 +680,8 @@ def small_heap(request: pytest.FixtureRequest) -> Iterator[None]:
     ],
 )
 def test_dataset_keeps_all_laws(case: Case, number: int, root: Path) -> None:
-    # Several streams for every third case of a kind; `make soak` has them all, and more items.
-    check_dataset(case(root), num_streams=(1,) if number % 3 else (1, 3), max_items=8)
+    # Two streams for every third case of a kind; `make soak` has more streams, and more items.
+    check_dataset(case(root), num_streams=(1 if number % 3 else 2,), max_items=8)
 
 
 @pytest.mark.soak
