@@ -149,7 +149,7 @@ def test_no_two_batches_of_any_rank_and_stream_draw_the_same(texts: Path, encode
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     num_streams=st.sampled_from([1, 2, 4, 6]),
     world_sizes=st.tuples(*[st.integers(1, 4)] * 3),

@@ -228,14 +228,7 @@ def test_sum_over_ranks_is_that_of_the_run(sets, encoder, world_size, num_stream
 
 @pytest.mark.parametrize(
     ("world_size", "num_streams"),
-    [
-        (1, 4),
-        (2, 4),
-        (3, 3),
-        (3, 4),
-        (4, 2),
-        (4, 6),
-    ],
+    [(1, 4), (3, 4), (4, 2), (4, 6)],
 )
 def test_sum_over_ranks_of_a_finite_pass_is_that_of_the_run(sets, world_size, num_streams) -> None:
     split = "blend_epochized: [{path: a}, {path: b}, {path: c}]"
@@ -312,13 +305,7 @@ def test_batches_left_out_count_for_none_of_their_sources(sets) -> None:
     assert {n: s.samples for n, s in stats.items()} == {n: c["samples"] for n, c in found.items()}
     lost = {name: s.draws - s.samples for name, s in stats.items()}
     assert min(lost.values()) > 5
-    assert sum(s.skipped for s in stats.values()) == sum(lost.values())
-
-
-def test_batches_left_out_are_skips_of_each_of_their_sources(sets) -> None:
-    run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
-    run.slots(40)
-    assert all(s.skipped == s.draws - s.samples for s in run.loaders[0].stats().values())
+    assert {name: s.skipped for name, s in stats.items()} == lost
 
 
 # ------------------------------------------------------------------------------------- the state

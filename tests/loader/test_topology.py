@@ -1,4 +1,7 @@
-"""The topology law: slot m holds the same batch whoever computes it, before and after a resume."""
+"""The topology law: slot m holds the same batch whoever computes it, before and after a resume.
+
+Runs that are resumed at random are in tests/properties.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ import pytest
 from energon_lite.core.topology import RankSlots, WorkerConfig
 
 from ..helpers import ENCODERS, Ranks, assert_same, keys_of, text_set, train, validation
-
-# (ranks, workers): in one process a run of w workers is one of w streams a rank.
-OTHERS = [(2, 3), (1, 0), (8, 1), (3, 2)]
 
 
 @pytest.fixture(scope="session")
@@ -30,45 +30,6 @@ def part(slots: dict[int, Any], start: int, number: int) -> dict[int, Any]:
     found = {m: item for m, item in slots.items() if start <= m < start + number}
     assert len(found) == number
     return found
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("steps", [1, 3, 7, 40])
-def test_run_of_4x2_goes_on_equally_anywhere(texts, encoder: str, steps: int) -> None:
-    make = train(texts[65], encoder, batch_size=2)
-    whole = from_start(make, 8, 4 * steps + 130)
-    first = Ranks(make, 4, num_streams=8)
-    assert_same(dict(sorted(first.steps(steps).items())), part(whole, 0, 4 * steps))
-    states = first.save()
-    others = OTHERS if encoder == "skipping" or steps == 7 else OTHERS[steps % 2 :: 2]
-    for world_size, _ in others:
-        resumed = Ranks(make, world_size, states=states)
-        assert_same(resumed.slots(100), part(whole, 4 * steps, 100))
-
-
-@pytest.mark.parametrize("third", [(4, 2), (1, 0), (5, 1)])
-@pytest.mark.parametrize("second", OTHERS)
-def test_second_resume_on_a_third_topology_is_exact(texts, second, third) -> None:
-    make = train(texts[40], "skipping")
-    whole = from_start(make, 8, 200)
-    states = Ranks(make, 4, num_streams=8)
-    states.steps(3)
-    run = Ranks(make, second[0], states=states.save())
-    steps = 5
-    assert_same(dict(sorted(run.steps(steps).items())), part(whole, 12, steps * second[0]))
-    run = Ranks(make, third[0], states=run.save())
-    assert_same(run.slots(100), part(whole, 12 + steps * second[0], 100))
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_one_stream_is_shared_by_all_ranks(texts, steps: int) -> None:
-    make = train(texts[40], "expanding")
-    whole = from_start(make, 1, 60)
-    run = Ranks(make, 3, num_streams=1)
-    assert_same(dict(sorted(run.steps(steps).items())), part(whole, 0, 3 * steps))
-    for world_size in (1, 2, 4):
-        resumed = Ranks(make, world_size, states=run.save())
-        assert_same(resumed.slots(30), part(whole, 3 * steps, 30))
 
 
 @pytest.mark.parametrize("num_samples", [3, 65, 1000])
@@ -92,7 +53,7 @@ def test_finite_pass_has_the_same_slots_on_any_topology(texts, encoder, make_fro
     make = make_from(texts[65], encoder, batch_size=2, **settings)
     whole = Ranks(make, 1, num_streams=6).rest()
     assert len(whole) > 20
-    for world_size in (2, 3, 4, 6, 7, 13):
+    for world_size in (3, 4, 13):
         assert_same(Ranks(make, world_size, num_streams=6).rest(), whole)
 
 
@@ -161,16 +122,14 @@ def test_rank_slots_cover_every_slot_once() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_worker_processes_give_the_same_slots(texts, world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 4), (2, 1), (3, 2)])
+def test_worker_processes_give_the_same_slots(texts, world_size: int, num_workers: int) -> None:
     make = train(texts[65], "skipping")
     whole = from_start(make, 6, 60)
-    for num_workers in (1, 2, 4):
-        run = Ranks(make, world_size, num_workers, num_streams=6)
-        assert_same(run.slots(30), part(whole, 0, 30))
-        states = run.save()
-        resumed = Ranks(make, 2, 2, states=states)
-        assert_same(resumed.slots(20), part(whole, 30, 20))
+    run = Ranks(make, world_size, num_workers, num_streams=6)
+    assert_same(run.slots(30), part(whole, 0, 30))
+    resumed = Ranks(make, 2, 2, states=run.save())
+    assert_same(resumed.slots(20), part(whole, 30, 20))
 
 
 @pytest.mark.processes
@@ -190,14 +149,14 @@ def test_4x2_with_processes_goes_on_equally_on_2x3_and_back(texts) -> None:
 def test_start_method_changes_nothing(texts, start_method: str) -> None:
     make = train(texts[40], "skipping")
     whole = from_start(make, 2, 30)
-    run = Ranks(make, 1, 2, start_method=start_method)
+    run = Ranks(make, 1, 1, num_streams=2, start_method=start_method)
     assert_same(run.slots(10), part(whole, 0, 10))
     resumed = Ranks(make, 1, 0, states=run.save())
     assert_same(resumed.slots(10), part(whole, 10, 10))
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
+@pytest.mark.parametrize("num_workers", [1, 5])
 def test_finite_passes_with_processes_give_the_same_slots_each_time(texts, num_workers) -> None:
     make = train(texts[40], "skipping", repeat=False)
     one = Ranks(make, 1, num_streams=4)
