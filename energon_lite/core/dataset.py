@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.errors import StateError
-from energon_lite.core.global_generators import StreamGenerators, checked_names
-from energon_lite.core.state import JSON, RestoreKey, Snapshot, as_damage
+from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
+from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import (
     DEFAULT_MAX_SKIP_RATE,
     StreamContext,
@@ -130,18 +130,13 @@ class Traits:
     @classmethod
     def merged(cls, children: Sequence[Traits]) -> Traits:
         """Returns what holds for datasets together; ends of passes only for a single one."""
-        return cls(
-            training=any(child.training for child in children),
-            endless=any(child.endless for child in children),
-            replayable=all(child.replayable for child in children),
-            lockstep=any(child.lockstep for child in children),
-            pass_length=children[0].pass_length if len(children) == 1 else None,
-            unit=children[0].unit if children else "samples",
-            weighted=len(children) == 1 and children[0].weighted,
-            measures=any(child.measures for child in children),
-            each_once=all(child.each_once for child in children),
-            drops=any(child.drops for child in children),
-        )
+        of_any = ("training", "endless", "lockstep", "measures", "drops")
+        found: dict[str, Any] = {n: any(getattr(c, n) for c in children) for n in of_any}
+        for name in ("replayable", "each_once"):
+            found[name] = all(getattr(child, name) for child in children)
+        if len(children) == 1:
+            found |= {"pass_length": children[0].pass_length, "weighted": children[0].weighted}
+        return cls(**found, unit=children[0].unit if children else "samples")
 
 
 class SavableDataset(IterableDataset[T_co], ABC):
@@ -152,6 +147,10 @@ class SavableDataset(IterableDataset[T_co], ABC):
     """
 
     worker_config: WorkerConfig | None = None
+    # Of a buffer: a resume re-creates its samples.
+    buffers_samples: bool = False
+    # Of a dataset over several: their names, unlike each other.
+    labels: Sequence[str] = ()
 
     @abstractmethod
     def cursor(self, stream: Stream) -> Cursor[T_co]:
@@ -304,18 +303,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
                 "get_savable_loader), with WorkerConfig(num_workers=...), which is a torch "
                 "DataLoader, too."
             )
-        return self._as_one_stream()
-
-    def _as_one_stream(self) -> Iterator[T_co]:
-        run = StreamRun(self, Stream(0, 1))
-        returned = 0
-        while self.pass_length is None or returned < self.pass_length:
-            try:
-                item = next(run)
-            except StopIteration:
-                return
-            returned += 1
-            yield item
+        return islice(StreamRun(self, Stream(0, 1)), self.pass_length)
 
 
 AnyDataset = SavableDataset[Any]
@@ -348,13 +336,23 @@ def _drawing(
         is_expanded: whether a generator hook lies above; its last input is re-created.
         is_buffered: whether a buffer lies above; its samples are re-created.
     """
-    is_buffered = is_buffered or getattr(dataset, "buffers_samples", False)
+    is_buffered = is_buffered or dataset.buffers_samples
     is_expanded = is_expanded or any(function.is_generator for function in dataset.functions)
     for function in dataset.functions:
         if function.may_draw:
             yield function, is_expanded or (is_buffered and function.is_stateless)
     for child in dataset.children:
         yield from _drawing(child, is_expanded, is_buffered)
+
+
+# What a `StreamRun` saves.
+_STREAM_STATE = {
+    "items": COUNT,
+    "draws": COUNT,
+    "failures": Kind(0.0, lambda fill: NUMBER.fits(fill) and fill >= 0, "a number of failures"),
+    "last_failure": COUNT,
+    "generators": GENERATORS_DRAWN,
+}
 
 
 class StreamRun(Iterator[T]):
@@ -419,16 +417,14 @@ class StreamRun(Iterator[T]):
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot; if that fails, everything is as before."""
         snapshot.expect("stream", 1)
-        num_returned = snapshot.count("items")
-        fill = snapshot.fields.get("failures", 0.0)
-        if not isinstance(fill, (int, float)) or fill < 0:
-            raise StateError(f"The checkpoint's stream has failures={fill!r}, which is no number.")
-        last_draw = snapshot.count("last_failure") if "last_failure" in snapshot.fields else 0
+        fields = {name: kind.start for name, kind in _STREAM_STATE.items()} | snapshot.fields
+        for name in ("items", "draws"):  # the others are saved where they are not at their start
+            fields[name] = snapshot.field(name)
+        fields = Snapshot("stream", fields).checked(_STREAM_STATE)
+        num_returned, drawn = fields["items"], fields["generators"]
         context = StreamContext(self.stream, self.context.max_skip_rate)
         context.worker_config = self.context.worker_config
-        num_draws = snapshot.count("draws")
         cursor = self._dataset.cursor(self.stream)
-        drawn = checked_names(snapshot.fields.get("generators", ()))
         context.generators = generators_of(self._dataset, self.stream, drawn)
         with context_of(context), context.generators or nullcontext():
             context.batch_index = num_returned * self.stream.num_streams + self.stream.index
@@ -443,8 +439,8 @@ class StreamRun(Iterator[T]):
         # What is skipped while samples are re-created was counted when it was skipped first.
         context.take_records()
         context.take_costs()
-        context.fill, context.last_draw = float(fill), last_draw
-        context.num_draws = num_draws
+        context.fill, context.last_draw = float(fields["failures"]), fields["last_failure"]
+        context.num_draws = fields["draws"]
         self.context, self.num_returned, self._cursor = context, num_returned, cursor
         self._is_restored = True
 

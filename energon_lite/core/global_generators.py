@@ -17,8 +17,8 @@ import torch
 from numpy.random import MT19937
 from torch.utils.data import get_worker_info
 
-from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.state import Kind
 from energon_lite.core.topology import Stream
 
 TORCH, NUMPY, PYTHON = 1, 2, 4
@@ -138,18 +138,12 @@ def seeded(key: int) -> Iterator[None]:
         before.put()
 
 
-def checked_names(names: Any) -> tuple[str, ...]:
-    """Returns the names of generators in a state.
-
-    Raises:
-        StateError: They are others.
-    """
-    if not isinstance(names, tuple) or [n for n in GENERATORS if n in names] != list(names):
-        raise StateError(
-            f"The checkpoint's stream has generators={names!r:.80}, which are not some of "
-            f"{', '.join(GENERATORS)}; it was edited or corrupted."
-        )
-    return names
+# Names of the generators that were drawn from, as a state has them.
+GENERATORS_DRAWN = Kind(
+    (),
+    lambda names: type(names) is tuple and [n for n in GENERATORS if n in names] == list(names),
+    f"some of {', '.join(GENERATORS)}",
+)
 
 
 class _Owner:
@@ -193,11 +187,8 @@ class StreamGenerators:
     @property
     def names(self) -> tuple[str, ...]:
         """Names the generators that were drawn from, as the state has them."""
-        return (
-            ()
-            if self._from_start
-            else tuple(n for n, bit in GENERATORS.items() if self.drawn & bit)
-        )
+        drawn = 0 if self._from_start else self.drawn
+        return tuple(name for name, bit in GENERATORS.items() if drawn & bit)
 
     def seed(self, *names: object) -> None:
         """Seeds what was drawn from, by texts, integers and tuples of these."""

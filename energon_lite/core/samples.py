@@ -14,29 +14,10 @@ from energon_lite.core.edataclass import ExtendableDataclassMixin, PinMemoryMixi
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
 
-__all__ = [
-    "SAMPLE_TYPES",
-    "Batch",
-    "CaptioningSample",
-    "CrudeSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "RestoreKey",
-    "Sample",
-    "SimilarityInterleavedSample",
-    "SourceInfo",
-    "TextSample",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "edataclass",
-]
-
-
 T = TypeVar("T")
+
+# Of an encoded sample, the first of these that it has holds its images.
+IMAGE_FIELDS = ("images", "image", "pixel_values")
 
 
 class SourceInfo(NamedTuple):
@@ -89,6 +70,17 @@ class RowWeightsMixin:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+def _service_fields(value: Any) -> dict[str, Any]:
+    """Returns the service fields of a sample or batch by name."""
+    return {
+        "__key__": value.__key__,
+        "__restore_key__": value.__restore_key__,
+        "__subflavors__": value.__subflavors__,
+        "__sources__": value.__sources__,
+        "__loss_weight__": value.__loss_weight__,
+    }
+
+
 @edataclass
 class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
     """One training item. Subclass it with `edataclass` and add fields.
@@ -116,15 +108,7 @@ class Sample(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
             base_sample: The sample with key, restore key, subflavors, sources and loss weight.
             kwargs: The other fields; service fields given here win.
         """
-        values: dict[str, Any] = {
-            "__key__": base_sample.__key__,
-            "__restore_key__": base_sample.__restore_key__,
-            "__subflavors__": base_sample.__subflavors__,
-            "__sources__": base_sample.__sources__,
-            "__loss_weight__": base_sample.__loss_weight__,
-        }
-        values.update(kwargs)
-        return cls(**values)
+        return cls(**{**_service_fields(base_sample), **kwargs})
 
     @classmethod
     def from_joined(cls, *args: Sample | None, **kwargs: Sample | None) -> Self:
@@ -288,20 +272,9 @@ class CrudeSample(dict[str, Any]):
 
 
 SAMPLE_TYPES: dict[str, type[Sample]] = {
-    kind.__name__: kind
-    for kind in (
-        TextSample,
-        ImageSample,
-        CaptioningSample,
-        ImageClassificationSample,
-        InterleavedSample,
-        SimilarityInterleavedSample,
-        VQASample,
-        MultiChoiceVQASample,
-        VidQASample,
-        OCRSample,
-        VQAOCRSample,
-    )
+    name: kind
+    for name, kind in vars().items()
+    if isinstance(kind, type) and issubclass(kind, Sample) and kind is not Sample
 }
 
 
@@ -334,14 +307,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
         Raises:
             TypeError: A service field is given again.
         """
-        return cls(
-            __key__=base_batch.__key__,
-            __restore_key__=base_batch.__restore_key__,
-            __subflavors__=base_batch.__subflavors__,
-            __sources__=base_batch.__sources__,
-            __loss_weight__=base_batch.__loss_weight__,
-            **kwargs,
-        )
+        return cls(**_service_fields(base_batch), **kwargs)
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **kwargs: Any) -> Self:
@@ -408,6 +374,16 @@ def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:
         "__sources__": sources or None,
         "__loss_weight__": column("__loss_weight__", 1.0),
     }
+
+
+def images_of(sample: Any) -> list[Any]:
+    """Returns the images of an encoded sample or dict."""
+    for name in IMAGE_FIELDS:
+        value = _entry_or_none(sample, name)
+        if value is not None:
+            is_one = name == "image" and getattr(value, "ndim", 3) == 3
+            return [value] if is_one else list(value)
+    return []
 
 
 def get_source_info(sample: Any) -> list[Any] | None:

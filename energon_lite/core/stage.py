@@ -33,68 +33,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
-from energon_lite.core.errors import StateError
-from energon_lite.core.state import JSON, MAX_COUNT, RestoreKey, Snapshot
+from energon_lite.core.state import JSON, Kind, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 
 T = TypeVar("T")
-
-
-class Kind(NamedTuple):
-    """What a saved attribute of a cursor is.
-
-    Attributes:
-        start: its value at the start of a stream.
-        fits: whether a value may be restored.
-        text: what it is, for messages.
-    """
-
-    start: Any
-    fits: Callable[[Any], bool]
-    text: str
-
-
-COUNT = Kind(0, lambda value: type(value) is int and 0 <= value <= MAX_COUNT, "a count")
-FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
-NUMBER = Kind(0.0, lambda value: type(value) in (int, float), "a number")
-TEXT = Kind("", lambda value: type(value) is str, "a text")
-KEY = Kind((), lambda value: type(value) is tuple, "a restore key")
-
-
-def rows(*columns: Kind) -> Kind:
-    """Returns the kind of a table: a tuple of rows, each with one value of each column's kind."""
-
-    def fits(value: Any) -> bool:
-        return type(value) is tuple and all(
-            type(row) is tuple
-            and len(row) == len(columns)
-            and all(kind.fits(entry) for kind, entry in zip(columns, row, strict=True))
-            for row in value
-        )
-
-    return Kind((), fits, f"rows of {', '.join(kind.text for kind in columns)}")
-
-
-def checked_fields(snapshot: Snapshot, saved: Mapping[str, Kind]) -> dict[str, Any]:
-    """Returns the fields of a snapshot that are declared in `saved`.
-
-    Raises:
-        StateError: A field is missing, or is not what it was declared to be.
-    """
-    values = {name: snapshot.field(name) for name in saved}
-    for name, kind in saved.items():
-        if not kind.fits(values[name]):
-            raise StateError(
-                f"The checkpoint's state of stage {snapshot.kind!r} has {name}="
-                f"{values[name]!r:.80}, which is not {kind.text}; it was edited or corrupted."
-            )
-    return values
 
 
 class Stage(SavableDataset[T]):
@@ -223,7 +171,7 @@ class StageCursor(Cursor[T]):
         fields = self.fields()
         if not fields and len(self.cursors) == 1:
             return self.inner.snapshot()
-        return Snapshot(self.spec.name, fields, self.places(), getattr(self.spec, "labels", ()))
+        return Snapshot(self.spec.name, fields, self.places(), self.spec.labels)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the place of a snapshot.
@@ -236,12 +184,10 @@ class StageCursor(Cursor[T]):
             return
         snapshot.expect(self.spec.name, len(self.cursors))
         self.set_fields(snapshot)
-        labels = getattr(self.spec, "labels", ())  # of a stage over several datasets
-        below = snapshot.below(labels) if labels else snapshot.inner
-        for cursor, inner in zip(self.cursors, below, strict=True):
+        for cursor, inner in zip(self.cursors, snapshot.below(self.spec.labels), strict=True):
             cursor.restore(inner)
 
     def set_fields(self, snapshot: Snapshot) -> None:
         """Sets the saved attributes, if all of them are what they were declared to be."""
-        for name, value in checked_fields(snapshot, self.saved).items():
+        for name, value in snapshot.checked(self.saved).items():
             setattr(self, name, value)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -36,6 +37,47 @@ STATE_KEY = "loader_state"
 VERSION = 5
 
 
+class Kind(NamedTuple):
+    """What a saved attribute of a cursor is.
+
+    Attributes:
+        start: its value at the start of a stream.
+        fits: whether a value may be restored.
+        text: what it is, for messages.
+    """
+
+    start: Any
+    fits: Callable[[Any], bool]
+    text: str
+
+
+def _is_count(value: Any) -> bool:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and 0 <= value <= MAX_COUNT
+
+
+COUNT = Kind(0, _is_count, "a count")
+FLAG = Kind(False, lambda value: type(value) is bool, "true or false")
+NUMBER = Kind(0.0, lambda value: type(value) in (int, float), "a number")
+TEXT = Kind("", lambda value: type(value) is str, "a text")
+KEY = Kind((), lambda value: type(value) is tuple, "a restore key")
+
+
+def rows(*columns: Kind) -> Kind:
+    """Returns the kind of a table: a tuple of rows, each with one value of each column's kind."""
+
+    def fits(value: Any) -> bool:
+        return type(value) is tuple and all(
+            type(row) is tuple
+            and len(row) == len(columns)
+            and all(kind.fits(entry) for kind, entry in zip(columns, row, strict=True))
+            for row in value
+        )
+
+    return Kind((), fits, f"rows of {', '.join(kind.text for kind in columns)}")
+
+
+@dataclass(slots=True)
 class Snapshot:
     """The place of a cursor between two items.
 
@@ -46,25 +88,14 @@ class Snapshot:
         names: of these, where there may be several.
     """
 
-    __slots__ = ("fields", "inner", "kind", "names")
-
-    def __init__(
-        self,
-        kind: str,
-        fields: dict[str, Any],
-        inner: tuple[Snapshot, ...] = (),
-        names: Sequence[str] = (),
-    ) -> None:
-        self.kind = kind
-        self.fields = fields
-        self.inner = inner
-        self.names = names
+    kind: str
+    fields: dict[str, Any]
+    inner: tuple[Snapshot, ...] = ()
+    names: Sequence[str] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compares by content."""
         return isinstance(other, Snapshot) and self.to_json() == other.to_json()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def expect(self, kind: str, num_inner: int) -> Snapshot:
         """Returns the snapshot itself, if a stage `kind` over `num_inner` cursors made it.
@@ -81,11 +112,13 @@ class Snapshot:
         return self
 
     def below(self, names: Sequence[str]) -> tuple[Snapshot, ...]:
-        """Returns the snapshots below by name.
+        """Returns the snapshots below by name; without names, as they are.
 
         Raises:
             StateError: The snapshot has other names.
         """
+        if not names:
+            return self.inner
         found = dict(zip(self.names, self.inner, strict=True))
         if found.keys() != set(names):
             raise StateError(
@@ -109,8 +142,7 @@ class Snapshot:
                     f"The checkpoint's state of stage {self.kind!r} has {name}="
                     f"{self.field(name)!r} where this pipeline has {value!r}"
                 )
-        below = self.below(fresh.names) if fresh.names else self.inner
-        for own, other in zip(below, fresh.inner, strict=True):
+        for own, other in zip(self.below(fresh.names), fresh.inner, strict=True):
             own.expect_like(other)
         return self
 
@@ -134,14 +166,22 @@ class Snapshot:
         Raises:
             StateError: The state does not have it, or it is no count.
         """
-        value = self.field(name)
-        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_integer or not 0 <= value <= MAX_COUNT:
-            raise StateError(
-                f"The checkpoint's state of stage {self.kind!r} has {name}={value!r:.80}, which is "
-                "no count; it was edited or corrupted."
-            )
-        return int(value)
+        return int(self.checked({name: COUNT})[name])
+
+    def checked(self, saved: Mapping[str, Kind]) -> dict[str, Any]:
+        """Returns the fields that are declared in `saved`.
+
+        Raises:
+            StateError: A field is missing, or is not what it was declared to be.
+        """
+        values = {name: self.field(name) for name in saved}
+        for name, kind in saved.items():
+            if not kind.fits(values[name]):
+                raise StateError(
+                    f"The checkpoint's state of stage {self.kind!r} has {name}="
+                    f"{values[name]!r:.80}, which is not {kind.text}; it was edited or corrupted."
+                )
+        return values
 
     def to_json(self) -> JSON:
         """Returns the snapshot as JSON-serialisable values."""

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ class SkipRecord(NamedTuple):
 CostRow = tuple[str, int, float, float, int, int]
 
 
+@dataclass(slots=True)
 class Cost:
     """What one source contributed since the last item, and its cost.
 
@@ -59,15 +61,12 @@ class Cost:
         overlong: samples that were too long for a pack, and were cut or packed alone.
     """
 
-    __slots__ = ("draws", "encode_sec", "is_touched", "overlong", "read_sec", "tokens")
-
-    def __init__(self) -> None:
-        self.draws = 0
-        self.read_sec = 0.0
-        self.encode_sec = 0.0
-        self.tokens = 0
-        self.overlong = 0
-        self.is_touched = False
+    draws: int = 0
+    read_sec: float = 0.0
+    encode_sec: float = 0.0
+    tokens: int = 0
+    overlong: int = 0
+    is_touched: bool = False
 
     def take(self) -> tuple[int, float, float, int, int]:
         """Returns the five numbers, and sets them to 0."""

@@ -6,6 +6,8 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from pathlib import Path
 from sys import getrefcount
@@ -82,6 +84,7 @@ def stateless(
     return mark if fn is None else mark(fn)
 
 
+@dataclass(eq=False)
 class UserFunction:
     """A function of the user with everything that is known about it; immutable.
 
@@ -95,28 +98,26 @@ class UserFunction:
         failure_tolerance: failures in a row that end the run; 0 for any number.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str,
-        seed: int = 0,
-        config: WorkerConfig | None = None,
-        is_stateless: bool | None = None,
-        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
-    ) -> None:
-        self.function = function
-        self.name = name
-        self.seed = seed
+    function: Callable[..., Any]
+    _: KW_ONLY
+    name: str
+    seed: int = 0
+    config: InitVar[WorkerConfig | None] = None
+    is_stateless: Any = None
+    failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE
+
+    def __post_init__(self, config: WorkerConfig | None) -> None:
+        """Reads what marks the function, and the handlers."""
+        function = self.function
         self.is_generator = inspect.isgeneratorfunction(inspect.unwrap(function))
-        if is_stateless is None:
-            is_stateless = bool(getattr(function, "__stateless__", False))
-        self.is_stateless = is_stateless
+        if self.is_stateless is None:
+            self.is_stateless = bool(getattr(function, "__stateless__", False))
         # Cookers, which are replayed whether they are marked or not, have this attribute.
-        self.may_draw = bool(getattr(function, "__may_draw__", not is_stateless))
+        self.may_draw = bool(getattr(function, "__may_draw__", not self.is_stateless))
         self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
         own_tolerance = getattr(function, "__failure_tolerance__", None)
-        self.failure_tolerance: int = failure_tolerance if own_tolerance is None else own_tolerance
+        if own_tolerance is not None:
+            self.failure_tolerance = own_tolerance
         self.on_error: ErrorHandler = config.global_error_handler if config else log_exception
         self.on_restore_error: ErrorHandler = (
             config.restore_error_handler if config else reraise_exception
@@ -165,10 +166,8 @@ class UserFunction:
             self.enter(context, key, number)
             # What it draws with sample_rng() continues from item to item.
             context.rng = rng
-            if self.restore_seeds:
-                with seeded(key_of("restore_seeds", self.seed, key, self.name, number)):
-                    item = next(items, SKIPPED)
-            else:
+            seeds = (self.seed, key, self.name, number)
+            with seeded(key_of("restore_seeds", *seeds)) if self.restore_seeds else nullcontext():
                 item = next(items, SKIPPED)
             rng = context.rng
             if item is SKIPPED:
@@ -232,12 +231,12 @@ class UserFunction:
         return found
 
 
+@dataclass(eq=False)
 class FunctionRun:
     """One stream's use of a `UserFunction`: skips inputs that fail, within the limits."""
 
-    def __init__(self, spec: UserFunction) -> None:
-        self.spec = spec
-        self.failures = 0
+    spec: UserFunction
+    failures: int = 0
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""

@@ -20,12 +20,14 @@ from typing import Any
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.json_text import read_json
-from energon_lite.core.stage import COUNT, FLAG, Kind
 from energon_lite.core.state import (
+    COUNT,
+    FLAG,
     FORMAT,
     JSON,
     STATE_KEY,
     VERSION,
+    Kind,
     Snapshot,
     as_damage,
     checksum,

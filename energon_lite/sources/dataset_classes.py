@@ -12,17 +12,17 @@ from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON
-from energon_lite.sources.makers import (
-    CrudeMaker,
+from energon_lite.sources.sample_loader import (
     FieldMapMaker,
     FileFunction,
     LoaderMaker,
     PartFilter,
+    SampleLoader,
     SampleMaker,
-    ServiceFields,
+    make_crude,
 )
-from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, plain
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.field_access import FieldMap, check_fields
@@ -123,13 +123,8 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
                 f"{type(self).__name__} has neither field_map nor sample_loader; make the sample "
                 "in load_sample, without super()"
             )
-        service = ServiceFields(
-            sample["__key__"],
-            sample["__restore_key__"],
-            self.subflavors.copy(),
-            sample["__sources__"],
-            self.loss_weight,
-        )
+        service = {name: sample[name] for name in ("__key__", "__restore_key__", "__sources__")}
+        service |= {"__subflavors__": self.subflavors.copy(), LOSS_WEIGHT: self.loss_weight}
         parts = {name: value for name, value in sample.items() if not name.startswith("__")}
         make: Any = maker.of_parts if isinstance(maker, FieldMapMaker) else maker
         made: T_sample = make(parts, service)
@@ -232,7 +227,7 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
         super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
 
     def _make_maker(self, *_: Any) -> SampleMaker:
-        return CrudeMaker()
+        return make_crude
 
     def sample_settings(self) -> dict[str, JSON]:
         """Returns the decoder."""

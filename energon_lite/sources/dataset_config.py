@@ -17,7 +17,7 @@ from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.sources import dataset_classes, legacy, webdataset
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
-from energon_lite.sources.makers import FileFunction
+from energon_lite.sources.sample_loader import FileFunction
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config

@@ -1,23 +1,215 @@
-"""From the tar bytes of one sample to the sample: find its parts, decode them, make the type."""
+"""From the tar bytes of one sample to the sample: find its parts, decode them, make the type.
+
+Everything is picklable, for any kind of worker process.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from energon_lite.core.errors import add_note
-from energon_lite.core.samples import SourceInfo
+from energon_lite.core.errors import (
+    DatasetFormatError,
+    FatalSampleError,
+    SkipSample,
+    add_note,
+)
+from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
+from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import RestoreKey
-from energon_lite.sources.makers import SampleMaker, ServiceFields
+from energon_lite.core.stream_context import current_context
+from energon_lite.core.user_function import UserFunction
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.nvmeta import META
 from energon_lite.storage.tar import TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source = tuple.__new__
 
+# Makes a sample of its decoded parts and its service fields, which are named as in a sample; the
+# loss weight is one of them where it is not 1.
+SampleMaker = Callable[[dict[str, Any], dict[str, Any]], Any]
 
+
+@dataclass(eq=False)
+class PartFilter:
+    """Which parts are read: those of some names, those that a function selects, or all."""
+
+    wanted: Callable[[str], bool] | Collection[str] | None
+
+    def __call__(self, part: str) -> bool:
+        """Returns whether `part` is read."""
+        if self.wanted is None:
+            return True
+        return bool(self.wanted(part)) if callable(self.wanted) else part in self.wanted
+
+
+class FieldMapMaker:
+    """Makes typed samples by a field map.
+
+    Attributes:
+        direct: where every field is one part as it is, the field of each part; the parts are then
+            expected under the names of their fields. None for other maps.
+    """
+
+    def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
+        self.sample_type = sample_type
+        self.direct = field_map.direct
+        self._access = field_map.access
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+        """Makes one sample."""
+        if self.direct is None:
+            return self.of_parts(parts, service)
+        if len(parts) < len(self.direct):
+            # Some part is missing; this raises the error that names it.
+            self._access({p: parts[field] for p, field in self.direct.items() if field in parts})
+        return self.sample_type(**{**service, **parts})  # a field map may name __key__ too
+
+    def of_parts(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+        """Makes one sample of parts under their own names, whatever the map."""
+        return self.sample_type(**{**service, **self._access(parts)})
+
+
+class LoaderMaker:
+    """Makes typed samples by a function of the user, which maps parts to fields."""
+
+    def __init__(
+        self,
+        sample_type: type[Sample],
+        loader: Callable[[dict[str, Any]], dict[str, Any]],
+        seed: int,
+    ) -> None:
+        self.sample_type = sample_type
+        self.function = UserFunction(loader, name="sample_loader", seed=seed)
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
+        """Makes one sample; of the service fields the loader may set the key only."""
+        key = service["__key__"]
+        self.function.enter(current_context(), service["__restore_key__"])
+        fields = self.function.function({"__key__": key, **parts})
+        if not isinstance(fields, dict):
+            raise DatasetFormatError(
+                f"sample_loader returned {type(fields).__name__}; return a dict of fields"
+            )
+        return self.sample_type(**{**fields, **service, "__key__": fields.get("__key__", key)})
+
+
+def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
+    """Makes a crude sample: a dict of the parts with the service fields."""
+    return CrudeSample(**service, __shard__=service["__sources__"][0].shard_name, **parts)
+
+
+class OwnMaker:
+    """Makes samples by the `load_sample` of a dataset class of the user's.
+
+    Args:
+        load_sample: makes a sample of a dict of undecoded parts and service fields.
+        is_wanted: whether the sample of a key is used.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        load_sample: Callable[[dict[str, Any]], Any],
+        is_wanted: Callable[[str], bool],
+        seed: int,
+    ) -> None:
+        self.function = UserFunction(load_sample, name="load_sample", seed=seed)
+        self.is_wanted = is_wanted
+
+    def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Any:
+        """Makes one sample; service fields that it does not set are set here.
+
+        Raises:
+            SkipSample: The sample's key is not wanted.
+            FatalSampleError: It is no sample.
+        """
+        key, restore_key = service["__key__"], service["__restore_key__"]
+        if not self.is_wanted(key):
+            raise SkipSample
+        self.function.enter(current_context(), restore_key)
+        raw = {name: service[name] for name in ("__key__", "__restore_key__", "__sources__")}
+        shard = service["__sources__"][0].shard_name
+        sample = self.function.function({**raw, "__shard__": shard, **parts})
+        if isinstance(sample, dict):
+            return CrudeSample({**service, **sample, "__restore_key__": restore_key})
+        if not isinstance(sample, Sample):
+            raise FatalSampleError.from_sample_key(
+                key,
+                f"load_sample returned a {type(sample).__name__}; return a Sample, or a dict for "
+                "cookers",
+            )
+        sample.__restore_key__ = restore_key
+        for name in ("__subflavors__", "__sources__"):
+            if getattr(sample, name) is None:
+                setattr(sample, name, service[name])
+        sample.__loss_weight__ = service.get(LOSS_WEIGHT, 1.0)
+        return sample
+
+
+@dataclass(eq=False)
+class FileFunction:
+    """A function of a Python file that lies beside a dataset; loaded on first use.
+
+    Args:
+        path: the file.
+        name: the function.
+    """
+
+    path: Path
+    name: str
+    _function: Callable[[Any], Any] | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, root: str | PathLike[str], text: str, default: str) -> FileFunction:
+        """Returns the function that `file.py:function` names, of a file in `.nv-meta`.
+
+        Args:
+            root: the dataset's folder.
+            text: what names it.
+            default: the function, where only the file is named.
+        """
+        file, _, name = text.partition(":")
+        return cls(Path(root) / META / file, name or default)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the function behind: another process loads the file itself."""
+        return {**self.__dict__, "_function": None}
+
+    def __call__(self, argument: Any) -> Any:
+        """Calls the function."""
+        if self._function is None:
+            self._function = self.load()
+        return self._function(argument)
+
+    def load(self) -> Callable[[Any], Any]:
+        """Runs the file and returns the function.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            DatasetFormatError: It has no such function.
+        """
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{self.path}: named by dataset.yaml but not there")
+        spec = importlib.util.spec_from_file_location(self.path.stem, self.path)
+        if spec is None or spec.loader is None:
+            raise DatasetFormatError(f"{self.path} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function = getattr(module, self.name, None)
+        if not callable(function):
+            raise DatasetFormatError(f"{self.path} has no function {self.name!r}")
+        return function  # type: ignore[no-any-return]
+
+
+@dataclass(eq=False)
 class SampleLoader:
     """Makes samples of tar bytes.
 
@@ -30,31 +222,26 @@ class SampleLoader:
         loss_weight: factor for the loss of all samples.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        wants: Callable[[str], bool],
-        decoder: SampleDecoder | None,
-        maker: SampleMaker,
-        subflavors: dict[str, Any],
-        loss_weight: float = 1.0,
-    ) -> None:
-        self.root = root
-        self.decoder = decoder
-        self.subflavors = subflavors
-        self.loss_weight = loss_weight
-        self._path = str(root)
-        self._wants = wants
-        self._maker = maker
-        fields = list((getattr(maker, "direct", None) or {}).values())
+    root: Path
+    wants: Callable[[str], bool]
+    decoder: SampleDecoder | None
+    maker: SampleMaker
+    subflavors: dict[str, Any]
+    loss_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Looks whether every sample is one part as it is."""
+        self._path = str(self.root)
+        fields = list((getattr(self.maker, "direct", None) or {}).values())
         self._is_single = len(fields) == 1 and fields != ["__key__"]
-        self._sample_type: Any = getattr(maker, "sample_type", None)
+        self._sample_type: Any = getattr(self.maker, "sample_type", None)
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
 
     @property
     def may_draw(self) -> bool:
         """Whether a function of the user, not marked `@stateless`, makes the samples."""
-        return bool(getattr(self._maker, "may_draw", False))
+        function: UserFunction | None = getattr(self.maker, "function", None)
+        return function is not None and function.may_draw
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the plans behind: they are built again as parts come."""
@@ -120,14 +307,20 @@ class SampleLoader:
                 files += (name,)
         if not sample_key:
             raise TarError("holds no part of a sample")
-        sources = (SourceInfo(self._path, key[2], shard, files),)
-        service = ServiceFields(sample_key, key, self.subflavors.copy(), sources, self.loss_weight)
-        return self._maker(values, service)
+        service: dict[str, Any] = {
+            "__key__": sample_key,
+            "__restore_key__": key,
+            "__subflavors__": self.subflavors.copy(),
+            "__sources__": (SourceInfo(self._path, key[2], shard, files),),
+        }
+        if self.loss_weight != 1:
+            service[LOSS_WEIGHT] = self.loss_weight
+        return self.maker(values, service)
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
         """Returns under which name a part's value goes (None: it is not read), and its decoder."""
-        if not self._wants(part):
+        if not self.wants(part):
             return None, None
-        fields = getattr(self._maker, "direct", None)
+        fields = getattr(self.maker, "direct", None)
         target = part if fields is None else fields[part]
         return target, None if self.decoder is None else self.decoder.decoder_of(part)

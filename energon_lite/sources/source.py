@@ -46,6 +46,7 @@ class BlockOrder(Protocol):
         """Returns epochs and sample indices, both (N,), of up to `count` positions."""
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class WebdatasetSource(SavableDataset[T]):
     """The samples of some tar shards.
 
@@ -60,39 +61,29 @@ class WebdatasetSource(SavableDataset[T]):
         loader: makes samples.
         data: hash of what the data is, to notice that it changed.
         settings: what the user set, by its public names, for messages about checkpoints.
-        training: whether this is training data.
+        is_training: whether this is training data.
         split_part: of which it is the data.
         num_bytes: bytes of the shards.
         worker_config: where error handlers come from.
     """
 
-    def __init__(
-        self,
-        *,
-        order: SourceOrder,
-        reader: ShardReader,
-        loader: SampleLoader,
-        data: str,
-        settings: dict[str, JSON],
-        training: bool,
-        split_part: str = "",
-        num_bytes: int = 0,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        self.order = order
-        self.reader = reader
-        self.loader = loader
-        self.split_part = split_part
-        self.worker_config = worker_config
-        self._data = data
-        self._settings = settings
-        self._training = training
-        self._num_bytes = num_bytes
+    order: SourceOrder
+    reader: ShardReader
+    loader: SampleLoader
+    data: str
+    settings: dict[str, JSON]
+    is_training: bool
+    split_part: str
+    num_bytes: int
+    worker_config: WorkerConfig | None
+
+    def __post_init__(self) -> None:
+        """Wraps the loader, to count what fails."""
         self._lengths: dict[tuple[str, str], Int64Array] = {}
         self._function = UserFunction(
-            loader.__call__, name="load", config=worker_config, is_stateless=True
+            self.loader.__call__, name="load", config=self.worker_config, is_stateless=True
         )
-        self._function.may_draw = getattr(loader, "may_draw", False)
+        self._function.may_draw = self.loader.may_draw
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the lengths behind: another process reads them when it needs them."""
@@ -105,14 +96,12 @@ class WebdatasetSource(SavableDataset[T]):
 
     def own_traits(self, below: Traits) -> Traits:
         """Returns whether this is training data, and whether epoch follows epoch."""
-        return dataclasses.replace(below, training=self._training, endless=self.order.endless)
+        return dataclasses.replace(below, training=self.is_training, endless=self.order.endless)
 
     def sources(self) -> list[SourceFacts]:
         """Returns what is known of it."""
-        order = self.order
-        return [
-            SourceFacts(order.source, order.num_samples, self._num_bytes, self.loader.loss_weight)
-        ]
+        weight = self.loader.loss_weight
+        return [SourceFacts(self.name, self.order.num_samples, self.num_bytes, weight)]
 
     def stored_lengths(self, name: str, resource: str = TOKENS) -> Int64Array:
         """Reads a length index of the split part, by the index in a restore key.
@@ -126,7 +115,7 @@ class WebdatasetSource(SavableDataset[T]):
         reader = self.reader
         if (name, resource) not in self._lengths:
             self._lengths[name, resource] = read_lengths(
-                reader.root, self.split_part, name, reader.num_samples, self._data, resource
+                reader.root, self.split_part, name, reader.num_samples, self.data, resource
             )
         return self._lengths[name, resource]
 
@@ -178,9 +167,9 @@ class WebdatasetSource(SavableDataset[T]):
             "stage": "source",
             "name": self.name,
             "samples": self.order.num_samples,
-            "data": self._data,
+            "data": self.data,
             "seed_offset": self.order.seed,
-            **self._settings,
+            **self.settings,
         }
 
 
@@ -196,7 +185,7 @@ class SourceCursor(Cursor[T]):
     def __init__(
         self, source: WebdatasetSource[T], stream: Stream, order: BlockOrder | None = None
     ) -> None:
-        self._source = source
+        self.spec = source
         self._name = source.name
         self._stream = stream
         self._context = context_or(stream)
@@ -204,9 +193,12 @@ class SourceCursor(Cursor[T]):
         self._block_sec = 0.0
         self._order = order or source.order.stream(stream)
         self._run = FunctionRun(source._function)
-        self._position = 0
+        self._go_to(0)
+
+    def _go_to(self, position: int) -> None:
+        self._position = position
         self._last_failed = 0
-        self._samples = self._generate()
+        self._samples: Iterator[T] = self._generate()
 
     def __next__(self) -> T:
         """Returns the next sample that can be read."""
@@ -258,7 +250,7 @@ class SourceCursor(Cursor[T]):
         name, context = self._name, context_or(self._stream)
         self._context, self._cost = context, context.cost(name)
         num_streams = self._stream.num_streams
-        load, read = self._source.loader, self._source.reader.read
+        load, read = self.spec.loader, self.spec.reader.read
         share = self._stream.share
         largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
         max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
@@ -308,7 +300,7 @@ class SourceCursor(Cursor[T]):
         if self._position != self._last_failed + 1:
             self._run.failures = 0  # those before it were well
         self._last_failed = self._position
-        source = self._source
+        source = self.spec
         sample_key = key_of_members(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
         described = {"__key__": sample_key, "__sources__": (info,)}
@@ -316,20 +308,18 @@ class SourceCursor(Cursor[T]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        return Snapshot("source", {"name": self._source.name, "position": self._position})
+        return Snapshot("source", {"name": self.spec.name, "position": self._position})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a position."""
         snapshot.expect("source", 0)
         name = snapshot.field("name")
-        if name != self._source.name:
+        if name != self.spec.name:
             raise StateError(
                 f"The checkpoint stands in source {name!r} where this pipeline has "
-                f"{self._source.name!r}. Build the pipeline with the sources it was saved with."
+                f"{self.spec.name!r}. Build the pipeline with the sources it was saved with."
             )
-        self._position = snapshot.count("position")
-        self._last_failed = 0
-        self._samples = self._generate()
+        self._go_to(snapshot.count("position"))
 
 
 def fingerprint(

@@ -28,8 +28,7 @@ from energon_lite.prepare.run import (
     prepare_like_energon,
 )
 from energon_lite.sources.excluded import excluded_positions
-from energon_lite.sources.makers import OwnMaker, PartFilter
-from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.sample_loader import OwnMaker, PartFilter, SampleLoader
 from energon_lite.sources.source import WebdatasetSource, fingerprint
 from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
@@ -249,7 +248,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             loader=loader,
             data=data,
             settings=self._settings(order, repetitions),
-            training=self.training,
+            is_training=self.training,
             split_part=self.split_part,
             num_bytes=num_bytes * len(self) // self._reader.num_samples,
             worker_config=self.worker_config,

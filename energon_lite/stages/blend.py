@@ -15,14 +15,14 @@ from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.seeds import key_of
-from energon_lite.core.stage import COUNT, NUMBER, TEXT, StageCursor, checked_fields, rows
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import StageCursor
+from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
-from energon_lite.sources.order_only import OrderColumns, OrderCursor, interleaved
+from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.children import CombinedDataset
 from energon_lite.stages.concat import RepeatDataset, total_items
@@ -418,7 +418,7 @@ class _ByTokens:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a state."""
-        fields = checked_fields(snapshot, _TOKEN_STATE)
+        fields = snapshot.checked(_TOKEN_STATE)
         table, pending = fields["debts"], [_Draw(*row) for row in fields["pending"]]
         if len(table) != self._num_datasets or any(d.child >= len(table) for d in pending):
             raise StateError(

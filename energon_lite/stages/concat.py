@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
-from energon_lite.core.stage import COUNT, Stage, StageCursor
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import Stage, StageCursor
+from energon_lite.core.state import COUNT, JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.children import CombinedDataset
 

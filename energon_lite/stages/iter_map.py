@@ -11,8 +11,8 @@ from numpy.random import Generator
 
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError, describe
-from energon_lite.core.stage import COUNT, FLAG, StageCursor
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import StageCursor
+from energon_lite.core.state import COUNT, FLAG, JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction

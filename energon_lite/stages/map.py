@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import SkipSample, StateError
 from energon_lite.core.keys import first_leaf, name_of_key
-from energon_lite.core.stage import COUNT, KEY, Stage, StageCursor
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import Stage, StageCursor
+from energon_lite.core.state import COUNT, JSON, KEY, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (

@@ -14,11 +14,10 @@ import torch
 from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.samples import images_of
 from energon_lite.loss.modes import token_weight
 from energon_lite.stages.packed_sample import PackedSample
 
-# The first of these that a sample has holds its images.
-IMAGE_FIELDS = ("images", "image", "pixel_values")
 # Fields with one entry per token, which are cut with a sample.
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
 
@@ -80,7 +79,7 @@ def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
     """What a pack has besides its tokens."""
     keys = [_key(sample) for sample in samples]
     sources = chain.from_iterable(_field(sample, "__sources__") or () for sample in samples)
-    images = [_images(sample) for sample in samples]
+    images = [images_of(sample) for sample in samples]
     segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
     return {
         "__key__": ",".join(keys),
@@ -103,7 +102,7 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
         raise FatalSampleError.from_sample(
             sample, f"{type(sample).__name__} has no input_ids to cut; override slice_sample"
         )
-    if _images(sample):
+    if images_of(sample):
         raise FatalSampleError.from_sample(
             sample,
             "it is longer than a pack and has images; which belong to the tokens that are kept "
@@ -176,21 +175,6 @@ def _labels(sample: Any, ids: npt.NDArray[Any], packing: Packing) -> npt.NDArray
     if not packing.labels_are_shifted and len(labels):
         labels[0] = packing.ignore_index  # nothing of this sample predicts it
     return labels
-
-
-def _images(sample: Any) -> list[Any]:
-    for name in IMAGE_FIELDS:
-        value = _field(sample, name)
-        if value is None:
-            continue
-        is_one = name == "image" and getattr(value, "ndim", 3) == 3
-        return [value] if is_one else list(value)
-    return []
-
-
-def has_images(sample: Any) -> bool:
-    """Whether an encoded sample has at least one image."""
-    return bool(_images(sample))
 
 
 def _check_capacity(

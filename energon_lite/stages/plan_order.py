@@ -18,8 +18,12 @@ from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
-from energon_lite.sources.order_only import OrderCursor, order_only
-from energon_lite.sources.planned_source import PlannedRows, PlannedSource
+from energon_lite.sources.planned_source import (
+    OrderCursor,
+    OrderOnlySource,
+    PlannedRows,
+    PlannedSource,
+)
 from energon_lite.sources.source import WebdatasetSource
 
 
@@ -91,7 +95,7 @@ def _sources(dataset: AnyDataset) -> Iterator[tuple[str, WebdatasetSource[Any]]]
 
 def _order_of(dataset: AnyDataset) -> AnyDataset:
     if isinstance(dataset, WebdatasetSource):
-        return order_only(dataset)
+        return OrderOnlySource(dataset)
     traits = dataset.traits
     if traits.per_item:
         return _order_of(dataset.children[0])

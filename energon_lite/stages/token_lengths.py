@@ -22,13 +22,13 @@ from energon_lite.batching.rules import (
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import first_leaf
+from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.collect import CollectDataset, Unit, UnitsOf, count_dropped, name_of
-from energon_lite.stages.pack_samples import has_images
 
 T = TypeVar("T")
 
@@ -236,7 +236,7 @@ class MeasuredLists(CollectDataset[list[Any]]):
 _GROUPINGS: dict[Any, Callable[[RestoreKey, Any], Any]] = {
     None: lambda *_: None,
     "source": lambda key, _: first_leaf(key)[0],
-    "modality": lambda _, sample: "images" if has_images(sample) else "text",
+    "modality": lambda _, sample: "images" if images_of(sample) else "text",
 }
 
 

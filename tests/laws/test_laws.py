@@ -45,14 +45,14 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.core.dataset import Cursor, StreamRun, Traits
 from energon_lite.core.errors import StateError
-from energon_lite.core.stage import COUNT, Stage, StageCursor
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import Stage, StageCursor
+from energon_lite.core.state import COUNT, JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.order_only import OrderOnlySource, order_only
+from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.batching import BatchLists, GroupLists
 from energon_lite.stages.blend import TokenBlendDataset
@@ -136,8 +136,8 @@ SOURCE_CASES: list[Case] = [
     lambda root: texts(root, training=False, block=4),
 ]
 ORDER_CASES: list[Case] = [
-    lambda root: order_only(texts(root, repeat=True, shuffle_buffer_size=8)),
-    lambda root: order_only(texts(root)),
+    lambda root: OrderOnlySource(texts(root, repeat=True, shuffle_buffer_size=8)),
+    lambda root: OrderOnlySource(texts(root)),
 ]
 MAP_CASES: list[Case] = [
     lambda root: MapDataset(texts(root, repeat=True), stage(loud)),
