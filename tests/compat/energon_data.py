@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import webdataset as wds
+from megatron.energon import WorkerConfig, get_train_dataset, get_val_dataset
 from PIL import Image
 
 from energon_lite import prepare_dataset
@@ -80,6 +81,19 @@ def metadataset(path: Path, **splits: Any) -> Path:
     """Writes a metadataset file."""
     path.write_text(json.dumps({**class_of("MetadatasetV2"), "splits": splits}))
     return path
+
+
+def train_set(path: Any, batch_size: int | None = None, **settings: Any) -> Any:
+    """A training dataset of one rank, which is not shuffled unless `settings` say so."""
+    settings = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **settings}
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return get_train_dataset(path, worker_config=config, batch_size=batch_size, **settings)
+
+
+def val_set(path: Any, batch_size: int | None = None, **settings: Any) -> Any:
+    """A validation dataset of one rank."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return get_val_dataset(path, worker_config=config, batch_size=batch_size, **settings)
 
 
 def keys_of(batches: Any) -> list[str]:

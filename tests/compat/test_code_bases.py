@@ -18,12 +18,45 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from megatron.energon import (
+    Batch,
+    CaptioningSample,
+    Cooker,
+    DefaultTaskEncoder,
+    LimitDataset,
+    MapDataset,
+    MultiChoiceVQASample,
+    OCRSample,
+    RepeatDataset,
+    Sample,
+    SampleDecoder,
+    SimilarityInterleavedSample,
+    VQASample,
+    WorkerConfig,
+    __version__,
+    basic_sample_keys,
+    batch_list,
+    batch_pad_stack,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from megatron.energon.av import AVDecoder
+from megatron.energon.edataclass import edataclass
+from megatron.energon.task_encoder.base import stateless
 
 from ..helpers import assert_same
-
-from .energon_data import (  # isort: skip
-    caption, captions, class_of, metadataset, png, prepared, write_shards,
-)  # fmt: skip
+from .energon_data import (
+    caption,
+    captions,
+    class_of,
+    metadataset,
+    png,
+    prepared,
+    write_shards,
+)
 
 
 def words(text: str) -> list[int]:
@@ -73,18 +106,6 @@ class EnergonDataloader:
 
 
 def multimodal_encoder():
-    from megatron.energon import (
-        Batch,
-        CaptioningSample,
-        DefaultTaskEncoder,
-        MultiChoiceVQASample,
-        OCRSample,
-        Sample,
-        SimilarityInterleavedSample,
-        VQASample,
-    )
-    from megatron.energon.task_encoder.base import stateless
-
     @dataclass
     class ImageTaskSample(Sample):
         __key__: str
@@ -203,16 +224,6 @@ def print_error_handler(exc: Exception, key: str | None) -> None:
 
 
 def multimodal_loaders(path, encoder, packing_buffer_size, workers):
-    from megatron.energon import (
-        LimitDataset,
-        RepeatDataset,
-        WorkerConfig,
-        get_loader,
-        get_savable_loader,
-        get_train_dataset,
-        get_val_datasets,
-    )
-
     worker_config = WorkerConfig(
         rank=0,
         world_size=1,
@@ -306,9 +317,6 @@ class BatchFeature(UserDict):
 
 
 def mimo_encoder():
-    from megatron.energon import DefaultTaskEncoder, VQASample
-    from megatron.energon.task_encoder.base import stateless
-
     class VLMTaskEncoder(DefaultTaskEncoder[VQASample, dict, dict, dict]):
         def __init__(self, processor):  # calls no super().__init__()
             self.processor = processor
@@ -344,7 +352,6 @@ def mimo_encoder():
 @pytest.mark.parametrize("as_mapping", [dict, BatchFeature])
 def test_megatron_lm_mimo(tmp_path, as_mapping):
     path = vqa(tmp_path / "ds")
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
 
     def processor(images, text):
         return as_mapping({"input_ids": torch.tensor([words(text)]), "pixel_values": images[None]})
@@ -426,13 +433,6 @@ def test_megatron_bridge(tmp_path, monkeypatch):
     (tmp_path / "bridge_data.py").write_text(BRIDGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ENERGON_LITE_TRUST", "1")
-    from megatron.energon import (
-        Batch,
-        DefaultTaskEncoder,
-        WorkerConfig,
-        get_savable_loader,
-        get_train_dataset,
-    )
 
     @dataclass
     class EncodedSample:
@@ -530,9 +530,6 @@ class ImageTextRawBatch:
 
 
 def nemo_encoder(packed):
-    from megatron.energon import DefaultTaskEncoder, VQASample, batch_list, batch_pad_stack
-    from megatron.energon.task_encoder.base import stateless
-
     class MultiModalTaskEncoder(DefaultTaskEncoder[VQASample, ImageTextSample, Any, dict]):
         def __init__(self, tokenizer):  # calls no super().__init__()
             self.tokenizer = tokenizer
@@ -581,7 +578,6 @@ def nemo_encoder(packed):
 @pytest.mark.parametrize("packing_buffer_size", [None, 9])
 def test_nemo(tmp_path, packing_buffer_size):
     path = vqa(tmp_path / "ds")
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
     def loader(split="train"):
         worker_config = WorkerConfig.default_worker_config(0)
@@ -617,23 +613,6 @@ def test_megatron_lm_cookers_and_preencoding(tmp_path):
     write_shards(tmp_path / "ds", 24, caption, maxcount=8)
     config = {**class_of("CrudeWebdataset"), "subflavors": {"cook": "conversation"}}
     prepared(tmp_path / "ds", config)
-    from megatron.energon import (
-        Batch,
-        Cooker,
-        DefaultTaskEncoder,
-        MapDataset,
-        Sample,
-        SampleDecoder,
-        WorkerConfig,
-        __version__,
-        basic_sample_keys,
-        get_savable_loader,
-        get_train_dataset,
-        stateless,
-    )
-    from megatron.energon.av import AVDecoder
-    from megatron.energon.edataclass import edataclass
-
     assert isinstance(__version__, str)
 
     @edataclass
@@ -745,8 +724,6 @@ def test_megatron_lm_cookers_and_preencoding(tmp_path):
 def test_pictures_of_captions_come_decoded(tmp_path):
     """The plain data of the examples above."""
     captions(tmp_path / "ds", 4)
-    from megatron.energon import WorkerConfig, get_loader, get_val_dataset
-
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     ds = get_val_dataset(tmp_path / "ds", split_part="train", batch_size=None, worker_config=config)
     assert [tuple(sample.image.shape) for sample in get_loader(ds)] == [(3, 8, 12)] * 4

@@ -8,6 +8,34 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from megatron.energon import (
+    BatchDataset,
+    BlendDataset,
+    CaptioningSample,
+    Cooker,
+    DefaultTaskEncoder,
+    EpochizeDataset,
+    FilterDataset,
+    LimitDataset,
+    LogSampleDataset,
+    MapDataset,
+    MixBatchDataset,
+    RepeatDataset,
+    SkipSample,
+    TextSample,
+    VQASample,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    homogeneous_concat_mix,
+    stateless,
+)
+from megatron.energon.errors import FatalSampleError
+from megatron.energon.source_info import SourceInfo
 
 from .energon_data import (
     caption,
@@ -20,18 +48,14 @@ from .energon_data import (
     prepared,
     texts,
     write_shards,
-)  # fmt: skip
+)
 
 
 def config(**settings):
-    from megatron.energon import WorkerConfig
-
     return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, **settings})
 
 
 def train(path, encoder=None, **settings):
-    from megatron.energon import get_train_dataset
-
     return get_train_dataset(
         path,
         **{
@@ -55,15 +79,6 @@ def test_crude_data_is_cooked_by_subflavor(tmp_path):
         tmp_path / "m.yaml",
         train={"blend": [{"weight": 1, "path": "a"}, {"weight": 1, "path": "b"}]},
     )
-    from megatron.energon import (
-        CaptioningSample,
-        Cooker,
-        DefaultTaskEncoder,
-        VQASample,
-        basic_sample_keys,
-        get_loader,
-        stateless,
-    )  # fmt: skip
 
     @stateless
     def cook_captioning(sample: dict) -> CaptioningSample:
@@ -94,7 +109,6 @@ def test_crude_data_is_cooked_by_subflavor(tmp_path):
 
 def test_crude_data_with_a_cooker_that_nothing_matches(tmp_path):
     crude(tmp_path / "a", 4, kind="x")
-    from megatron.energon import Cooker, DefaultTaskEncoder, stateless
 
     @stateless
     def cook(sample):
@@ -109,15 +123,6 @@ def test_crude_data_with_a_cooker_that_nothing_matches(tmp_path):
 
 def test_crude_data_where_a_method_cooks(tmp_path):
     crude(tmp_path / "a", 4)
-    from megatron.energon import (
-        Cooker,
-        DefaultTaskEncoder,
-        TextSample,
-        basic_sample_keys,
-        cooker,
-        get_loader,
-        stateless,
-    )  # fmt: skip
 
     @stateless
     @cooker
@@ -146,7 +151,6 @@ class Packed:
 
 def packing_encoder():
     """The page's encoder: its selection sorts and pops the list that it is given."""
-    from megatron.energon import DefaultTaskEncoder, TextSample, stateless
 
     class PackingEncoder(DefaultTaskEncoder):
         def __init__(self, max_length):
@@ -192,7 +196,6 @@ def packing_encoder():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packing_with_a_selection_that_pops_is_resumed_exactly(tmp_path, workers):
     texts(tmp_path / "ds", 40)
-    from megatron.energon import get_savable_loader
 
     def loader():
         return get_savable_loader(
@@ -214,8 +217,6 @@ def test_packing_with_a_selection_that_pops_is_resumed_exactly(tmp_path, workers
 
 def test_packing_emits_each_sample_once(tmp_path):
     texts(tmp_path / "ds", 40)
-    from megatron.energon import get_loader
-
     ds = train(
         tmp_path / "ds", packing_encoder(), packing_buffer_size=10, batch_size=1, repeat=False
     )
@@ -226,7 +227,6 @@ def test_packing_emits_each_sample_once(tmp_path):
 
 def test_packing_with_postencode(tmp_path):
     texts(tmp_path / "ds", 20)
-    from megatron.energon import DefaultTaskEncoder, TextSample, get_loader, stateless
 
     class Encoder(DefaultTaskEncoder):
         @stateless
@@ -269,7 +269,6 @@ def shaped(tmp_path):
 
 def test_grouping_by_aspect_ratio(tmp_path):
     path = shaped(tmp_path)
-    from megatron.energon import DefaultTaskEncoder, get_loader
 
     class GroupingTaskEncoder(DefaultTaskEncoder):
         def batch_group_criterion(self, sample):
@@ -284,7 +283,6 @@ def test_grouping_by_aspect_ratio(tmp_path):
 
 def test_grouping_with_a_batch_size_for_each_group(tmp_path):
     path = shaped(tmp_path)
-    from megatron.energon import DefaultTaskEncoder, get_loader, stateless
 
     class GroupingTaskEncoder(DefaultTaskEncoder):
         @stateless
@@ -309,8 +307,6 @@ def test_epochized_blend_repeats_each_dataset(tmp_path):
             {"path": "b", "subflavors": {"from": "b"}},
         ]},
     )  # fmt: skip
-    from megatron.energon import get_loader
-
     loader = get_loader(train(path, batch_size=5, repeat=False))
     for _ in range(2):
         flavors = [flavor["from"] for batch in loader for flavor in batch.__subflavors__]
@@ -319,8 +315,6 @@ def test_epochized_blend_repeats_each_dataset(tmp_path):
 
 def test_an_epoch_of_exactly_len_batches_is_followed_by_a_full_one(tmp_path):
     texts(tmp_path / "a", 30)
-    from megatron.energon import get_loader
-
     loader = get_loader(train(tmp_path / "a", batch_size=2, repeat=False))
     epochs = [keys_of(itertools.islice(loader, len(loader))) for _ in range(3)]
     assert [len(set(epoch)) for epoch in epochs] == [30, 30, 30]
@@ -328,8 +322,6 @@ def test_an_epoch_of_exactly_len_batches_is_followed_by_a_full_one(tmp_path):
 
 def test_virtual_epochs(tmp_path):
     texts(tmp_path / "a", 10)
-    from megatron.energon import get_loader
-
     loader = get_loader(train(tmp_path / "a", batch_size=2, virtual_epoch_length=3))
     assert len(loader) == 3
     assert [len(list(loader)) for _ in range(4)] == [3, 3, 3, 3]
@@ -353,8 +345,6 @@ def test_subsets(tmp_path, inner, outer, expected):
     (tmp_path / "a/.nv-meta/split.yaml").write_text(
         "split_parts:\n  val: ['parts/data-{0..1}.tar']\n"
     )
-    from megatron.energon import get_loader, get_val_dataset
-
     ds = get_val_dataset(path, batch_size=4, worker_config=config())
     assert keys_of(get_loader(ds)) == [f"{i:06d}" for i in expected]
 
@@ -362,8 +352,6 @@ def test_subsets(tmp_path, inner, outer, expected):
 def test_splits_of_a_metadataset_may_name_others_of_its_parts(tmp_path):
     texts(tmp_path / "a", 30, train="parts/data-[01].tar", val="parts/data-2.tar")
     path = metadataset(tmp_path / "m.yaml", val={"path": "a", "split_part": "train"})
-    from megatron.energon import get_loader, get_val_dataset
-
     ds = get_val_dataset(path, batch_size=4, worker_config=config())
     assert len(keys_of(get_loader(ds))) == 20
 
@@ -380,14 +368,6 @@ def test_custom_blending_overrides_build_train_datasets(tmp_path):
             {"weight": 1, "path": "a", "subflavors": {"from": "a"}},
             {"weight": 3, "path": "b", "subflavors": {"from": "b"}},
         ]},
-    )  # fmt: skip
-    from megatron.energon import (
-        BatchDataset,
-        BlendDataset,
-        DefaultTaskEncoder,
-        MapDataset,
-        RepeatDataset,
-        get_loader,
     )  # fmt: skip
 
     class CustomBlending(DefaultTaskEncoder):
@@ -417,8 +397,6 @@ def test_custom_blending_overrides_build_train_datasets(tmp_path):
 
 def test_custom_blending_calls_the_default_for_the_rest(tmp_path):
     texts(tmp_path / "a", 20)
-    from megatron.energon import DefaultTaskEncoder, get_loader
-
     seen = {}
 
     class Encoder(DefaultTaskEncoder):
@@ -447,7 +425,6 @@ def test_custom_blending_calls_the_default_for_the_rest(tmp_path):
 
 def test_samples_are_skipped(tmp_path):
     texts(tmp_path / "a", 20)
-    from megatron.energon import DefaultTaskEncoder, SkipSample, get_loader
 
     class Encoder(DefaultTaskEncoder):
         def encode_sample(self, sample):
@@ -461,9 +438,6 @@ def test_samples_are_skipped(tmp_path):
 
 def test_error_handlers_get_sample_and_sources(tmp_path):
     texts(tmp_path / "a", 20)
-    from megatron.energon import DefaultTaskEncoder, get_loader
-    from megatron.energon.source_info import SourceInfo
-
     errors = []
 
     def handler(exception, sample, sources):
@@ -485,8 +459,6 @@ def test_error_handlers_get_sample_and_sources(tmp_path):
 
 def test_failures_in_a_row_are_fatal(tmp_path):
     texts(tmp_path / "a", 20)
-    from megatron.energon import DefaultTaskEncoder, get_loader, stateless
-    from megatron.energon.errors import FatalSampleError
 
     class Encoder(DefaultTaskEncoder):
         @stateless(failure_tolerance=5)
@@ -500,8 +472,6 @@ def test_failures_in_a_row_are_fatal(tmp_path):
 
 def test_code_that_is_wrong_is_fatal_at_once(tmp_path):
     texts(tmp_path / "a", 20)
-    from megatron.energon import DefaultTaskEncoder, get_loader
-    from megatron.energon.errors import FatalSampleError
 
     class Encoder(DefaultTaskEncoder):
         def encode_sample(self, sample):
@@ -513,7 +483,6 @@ def test_code_that_is_wrong_is_fatal_at_once(tmp_path):
 
 def test_generators_yield_any_number_of_samples(tmp_path):
     texts(tmp_path / "a", 10)
-    from megatron.energon import DefaultTaskEncoder, TextSample, get_loader, stateless
 
     class Encoder(DefaultTaskEncoder):
         @stateless
@@ -530,8 +499,6 @@ def test_generators_yield_any_number_of_samples(tmp_path):
 
 def test_parallel_ranks_share_an_epoch(tmp_path):
     texts(tmp_path / "a", 24)
-    from megatron.energon import get_loader
-
     found = []
     for rank in range(3):
         settings = config(rank=rank, world_size=3, num_workers=1)
@@ -541,7 +508,6 @@ def test_parallel_ranks_share_an_epoch(tmp_path):
 
 def test_reproducible_scaling_gives_equal_global_batches(tmp_path):
     texts(tmp_path / "a", 50)
-    from megatron.energon import get_savable_loader
 
     def global_batches(world_size, workers):
         loaders = [
@@ -566,8 +532,6 @@ def test_reproducible_scaling_gives_equal_global_batches(tmp_path):
 
 def test_repeat_and_limit_wrappers_as_in_megatron_lm(tmp_path):
     texts(tmp_path / "a", 30)
-    from megatron.energon import LimitDataset, RepeatDataset, get_savable_loader, get_val_dataset
-
     settings = config()
     ds = get_val_dataset(tmp_path / "a", split_part="train", batch_size=4, worker_config=settings)
     limited = LimitDataset(
@@ -582,8 +546,6 @@ def test_repeat_and_limit_wrappers_as_in_megatron_lm(tmp_path):
 
 def test_epochize_and_log_wrappers_by_position(tmp_path):
     texts(tmp_path / "a", 30)
-    from megatron.energon import EpochizeDataset, LogSampleDataset, get_loader
-
     ds = EpochizeDataset(train(tmp_path / "a"), 5, config())
     ds = LogSampleDataset(ds, "train", config())
     loader = get_loader(ds)
@@ -592,8 +554,6 @@ def test_epochize_and_log_wrappers_by_position(tmp_path):
 
 def test_map_and_filter_wrappers(tmp_path):
     texts(tmp_path / "a", 12)
-    from megatron.energon import FilterDataset, MapDataset, get_loader
-
     settings = config()
     ds = train(tmp_path / "a", batch_size=None, repeat=False)
     ds = FilterDataset(
@@ -606,8 +566,6 @@ def test_map_and_filter_wrappers(tmp_path):
 def test_mix_batch_wrapper_concatenates(tmp_path):
     texts(tmp_path / "a", 20)
     texts(tmp_path / "b", 20)
-    from megatron.energon import MixBatchDataset, get_loader, homogeneous_concat_mix
-
     settings = config()
     parts = [(train(tmp_path / name, batch_size=2), 1) for name in ("a", "b")]
     ds = MixBatchDataset(
@@ -619,7 +577,6 @@ def test_mix_batch_wrapper_concatenates(tmp_path):
 
 def test_random_hooks_differ_between_ranks_and_are_resumed(tmp_path):
     texts(tmp_path / "a", 30)
-    from megatron.energon import DefaultTaskEncoder, get_savable_loader
 
     class Encoder(DefaultTaskEncoder):
         def encode_batch(self, batch):
@@ -641,8 +598,6 @@ def test_random_hooks_differ_between_ranks_and_are_resumed(tmp_path):
 
 def test_captions_over_workers_are_each_emitted_once(tmp_path):
     captions(tmp_path / "ds", 25)
-    from megatron.energon import get_loader, get_val_dataset
-
     ds = get_val_dataset(
         tmp_path / "ds", split_part="train", batch_size=4, worker_config=config(num_workers=3)
     )

@@ -1,18 +1,45 @@
-"""What Energon's documentation shows under "basic": each as a user types it, with its imports.
-
-Imports stand in the tests, as each is an example of its own.
-"""
+"""What Energon's documentation shows under "basic", as a user types it."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from megatron.energon import (
+    Batch,
+    CaptioningSample,
+    Cooker,
+    CrudeSample,
+    DefaultTaskEncoder,
+    Sample,
+    SampleDecoder,
+    TextSample,
+    VQASample,
+    WorkerConfig,
+    basic_sample_keys,
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+    load_dataset,
+    stateless,
+    traverse_metadataset,
+)
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors import BaseWebdatasetFactory
+from PIL import Image
 from typer.testing import CliRunner
+
+from energon_lite.cli import app
 
 from .energon_data import (
     caption,
@@ -24,16 +51,16 @@ from .energon_data import (
     png,
     prepared,
     texts,
+    train_set,
+    val_set,
     write_shards,
-)  # fmt: skip
+)
 
 # ------------------------------------------------------------------------------------ quickstart
 
 
 def test_quickstart_trains_on_captions(tmp_path):
     captions(tmp_path / "ds")
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-
     simple_worker_config = WorkerConfig(rank=0, world_size=1, num_workers=2)
     train_ds = get_train_dataset(
         str(tmp_path / "ds"),
@@ -50,8 +77,6 @@ def test_quickstart_trains_on_captions(tmp_path):
 
 def test_quickstart_with_default_worker_config_and_savable_loader(tmp_path):
     captions(tmp_path / "ds")
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
-
     ds = get_train_dataset(
         tmp_path / "ds",
         batch_size=4,
@@ -67,18 +92,6 @@ def test_quickstart_with_default_worker_config_and_savable_loader(tmp_path):
 
 def test_quickstart_task_encoder_collapses_captions(tmp_path):
     captions(tmp_path / "ds")
-    from dataclasses import dataclass
-
-    from megatron.energon import (
-        Batch,
-        CaptioningSample,
-        DefaultTaskEncoder,
-        WorkerConfig,
-        batch_list,
-        batch_stack,
-        get_loader,
-        get_train_dataset,
-    )  # fmt: skip
 
     @dataclass
     class CaptioningRawBatch(Batch):
@@ -106,12 +119,11 @@ def test_quickstart_task_encoder_collapses_captions(tmp_path):
         def encode_batch(self, batch):
             return {"image": batch.image, "caption": batch.caption, "__key__": batch.__key__}
 
-    ds = get_train_dataset(
+    ds = train_set(
         tmp_path / "ds",
         batch_size=5,
         shuffle_buffer_size=10,
         max_samples_per_sequence=10,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         task_encoder=CaptioningTaskEncoder(),
     )
     batch = next(iter(get_loader(ds)))
@@ -121,8 +133,6 @@ def test_quickstart_task_encoder_collapses_captions(tmp_path):
 
 def test_quickstart_validates(tmp_path):
     captions(tmp_path / "ds", train="parts/data-[01].tar", val="parts/data-2.tar")
-    from megatron.energon import WorkerConfig, get_loader, get_val_dataset, get_val_datasets
-
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     ds = get_val_dataset(str(tmp_path / "ds"), batch_size=4, worker_config=config)
     loader = get_loader(ds)
@@ -140,8 +150,6 @@ def test_quickstart_validates(tmp_path):
 
 def test_data_prep_writes_with_shard_writer_and_prepares_from_the_command_line(tmp_path):
     write_shards(tmp_path / "ds", 40, caption)
-    from energon_lite.cli import app
-
     result = CliRunner().invoke(
         app,
         ["prepare", str(tmp_path / "ds"), "--non-interactive", "--split-ratio", "2,1,1",
@@ -149,8 +157,6 @@ def test_data_prep_writes_with_shard_writer_and_prepares_from_the_command_line(t
          "--field-map", '{"image": "jpg", "caption": "json[caption]"}'],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    from megatron.energon import WorkerConfig, get_val_dataset
-
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     sizes = {
         part: len(get_val_dataset(tmp_path / "ds", split_part=part, batch_size=None,
@@ -165,9 +171,6 @@ def test_data_prep_writes_with_shard_writer_and_prepares_from_the_command_line(t
 
 def test_data_prep_prepares_from_python_with_a_brace_pattern(tmp_path):
     write_shards(tmp_path / "ds", 40, caption)
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors import BaseWebdatasetFactory
-
     found = BaseWebdatasetFactory.prepare_dataset(
         EPath(tmp_path / "ds"),
         ["parts/data-{0..3}.tar"],
@@ -197,12 +200,7 @@ field_map:
   answers: json[1][value]
 """,
     )
-    from megatron.energon import VQASample, WorkerConfig, get_loader, get_train_dataset
-
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), repeat=False,
-    )  # fmt: skip
+    ds = train_set(tmp_path / "ds", repeat=False)
     samples = list(get_loader(ds))
     assert all(isinstance(sample, VQASample) for sample in samples)
     assert sorted(s.answers for s in samples) == [f"answer {n}" for n in range(5)]
@@ -234,12 +232,13 @@ def test_data_prep_sample_loader_next_to_the_yaml(tmp_path, monkeypatch):
     prepared(tmp_path / "ds", config)
     (tmp_path / "ds/.nv-meta/sample_loader.py").write_text(SAMPLE_LOADER)
     monkeypatch.setenv("ENERGON_LITE_TRUST", "1")
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=2, shuffle_buffer_size=10, max_samples_per_sequence=10,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), repeat=False,
-    )  # fmt: skip
+    ds = train_set(
+        tmp_path / "ds",
+        batch_size=2,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=10,
+        repeat=False,
+    )
     batches = list(get_loader(ds))
     assert sorted(int(box[0, 3]) for batch in batches for box in batch.words_boxes) == [*range(5)]
 
@@ -268,29 +267,13 @@ def test_data_prep_interleaved_sample_of_several_pictures(tmp_path):
     }
     prepared(tmp_path / "ds", config)
     (tmp_path / "ds/.nv-meta/sample_loader.py").write_text(INTERLEAVED_LOADER)
-    from megatron.energon import WorkerConfig, get_loader, get_val_dataset
-
-    ds = get_val_dataset(
-        tmp_path / "ds", split_part="train", batch_size=None, trust=True,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = val_set(tmp_path / "ds", split_part="train", trust=True)
     kinds = [[type(entry).__name__ for entry in sample.sequence] for sample in get_loader(ds)]
     assert kinds == [["str", "Tensor", "str", "Tensor"]] * 4
 
 
 def test_data_prep_crude_dataset(tmp_path):
     crude(tmp_path / "ds", 6)
-    from megatron.energon import (
-        CaptioningSample,
-        Cooker,
-        CrudeSample,
-        DefaultTaskEncoder,
-        WorkerConfig,
-        basic_sample_keys,
-        get_loader,
-        get_train_dataset,
-        stateless,
-    )  # fmt: skip
 
     @stateless
     def cook(sample: CrudeSample) -> CaptioningSample:
@@ -301,11 +284,7 @@ def test_data_prep_crude_dataset(tmp_path):
     class MyTaskEncoder(DefaultTaskEncoder):
         cookers = [Cooker(cook)]  # noqa: RUF012 as users type it
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=3, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=MyTaskEncoder(), repeat=False,
-    )  # fmt: skip
+    ds = train_set(tmp_path / "ds", batch_size=3, task_encoder=MyTaskEncoder(), repeat=False)
     assert sorted(keys_of(get_loader(ds))) == [f"{i:06d}" for i in range(6)]
 
 
@@ -336,12 +315,7 @@ def test_data_prep_dataset_class_of_the_users(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {**class_of("ReversedWebdataset", "users_reversed"), "field_map": {"text": "txt"}}
     (tmp_path / "ds/.nv-meta/dataset.yaml").write_text(json.dumps(config))
-    from megatron.energon import WorkerConfig, get_loader, get_val_dataset
-
-    ds = get_val_dataset(
-        tmp_path / "ds", split_part="train", batch_size=None, trust=True,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = val_set(tmp_path / "ds", split_part="train", trust=True)
     assert next(iter(get_loader(ds))).text == "text 0 "[::-1]
 
 
@@ -353,13 +327,9 @@ def test_data_prep_other_split_and_dataset_files(tmp_path):
     (tmp_path / "ds/.nv-meta/half.yaml").write_text(
         "split_parts:\n  train: [parts/data-0.tar]\nexclude: [parts/data-0.tar/000003]\n"
     )
-    from megatron.energon import TextSample, WorkerConfig, get_loader, get_train_dataset
-
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), repeat=False,
-        split_config="half.yaml", dataset_config="other.yaml",
-    )  # fmt: skip
+    ds = train_set(
+        tmp_path / "ds", repeat=False, split_config="half.yaml", dataset_config="other.yaml"
+    )
     samples = list(get_loader(ds))
     assert {type(sample) for sample in samples} == {TextSample}
     assert sorted(keys_of(samples)) == [f"{i:06d}" for i in range(10) if i != 3]
@@ -370,18 +340,6 @@ def test_data_prep_other_split_and_dataset_files(tmp_path):
 
 def test_task_encoder_with_types_for_each_step(tmp_path):
     captions(tmp_path / "ds")
-    from dataclasses import dataclass
-
-    from megatron.energon import (
-        Batch,
-        CaptioningSample,
-        DefaultTaskEncoder,
-        Sample,
-        WorkerConfig,
-        batch_pad_stack,
-        get_loader,
-        get_train_dataset,
-    )  # fmt: skip
 
     @dataclass
     class EncodedCaptioningSample(Sample):
@@ -432,11 +390,13 @@ def test_task_encoder_with_types_for_each_step(tmp_path):
                 text_attn_mask=batch_data.caption == 0,
             )  # fmt: skip
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=6, shuffle_buffer_size=20, max_samples_per_sequence=10,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    ds = train_set(
+        tmp_path / "ds",
+        batch_size=6,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=10,
         task_encoder=CaptioningTaskEncoder(lambda text: [len(word) for word in text.split()]),
-    )  # fmt: skip
+    )
     batch = next(iter(get_loader(ds)))
     assert isinstance(batch, CaptioningBatch)
     assert batch.images.shape == (6, 3, 8, 12)
@@ -454,7 +414,6 @@ def test_task_encoder_sees_subflavors(tmp_path):
             {"weight": 1, "path": "b", "subflavors": {"augment": False}},
         ]},
     )  # fmt: skip
-    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 
     class TaskEncoder(DefaultTaskEncoder):
         def encode_sample(self, sample):
@@ -462,11 +421,7 @@ def test_task_encoder_sees_subflavors(tmp_path):
                 sample.text = "augmented"
             return sample
 
-    ds = get_train_dataset(
-        path, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=TaskEncoder(),
-    )  # fmt: skip
+    ds = train_set(path, batch_size=4, task_encoder=TaskEncoder())
     found = [text for batch in itertools.islice(get_loader(ds), 5) for text in batch.text]
     assert 8 <= found.count("augmented") <= 12
     assert len(found) == 20
@@ -474,14 +429,6 @@ def test_task_encoder_sees_subflavors(tmp_path):
 
 def test_task_encoder_pre_and_postencodes(tmp_path):
     texts(tmp_path / "ds", 10)
-    from megatron.energon import (
-        DefaultTaskEncoder,
-        TextSample,
-        WorkerConfig,
-        get_loader,
-        get_train_dataset,
-        stateless,
-    )  # fmt: skip
 
     class TaskEncoder(DefaultTaskEncoder):
         @stateless
@@ -494,11 +441,14 @@ def test_task_encoder_pre_and_postencodes(tmp_path):
             sample.text = f"<{sample.text}>"
             return sample
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=2, shuffle_buffer_size=4, max_samples_per_sequence=4,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=TaskEncoder(), repeat=False,
-    )  # fmt: skip
+    ds = train_set(
+        tmp_path / "ds",
+        batch_size=2,
+        shuffle_buffer_size=4,
+        max_samples_per_sequence=4,
+        task_encoder=TaskEncoder(),
+        repeat=False,
+    )
     found = [text for batch in get_loader(ds) for text in batch.text]
     assert len(found) == 10
     assert all(text.startswith("<text") and text.endswith(">") for text in found)
@@ -506,7 +456,6 @@ def test_task_encoder_pre_and_postencodes(tmp_path):
 
 def test_task_encoder_without_super_init(tmp_path):
     texts(tmp_path / "ds", 4)
-    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 
     class TaskEncoder(DefaultTaskEncoder):
         def __init__(self, suffix):
@@ -516,22 +465,13 @@ def test_task_encoder_without_super_init(tmp_path):
             sample.text += self.suffix
             return sample
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=TaskEncoder("!"), repeat=False,
-    )  # fmt: skip
+    ds = train_set(tmp_path / "ds", batch_size=2, task_encoder=TaskEncoder("!"), repeat=False)
     assert all(text.endswith("!") for batch in get_loader(ds) for text in batch.text)
 
 
 def test_task_encoder_without_batching(tmp_path):
     texts(tmp_path / "ds", 4)
-    from megatron.energon import TextSample, WorkerConfig, get_loader, get_val_dataset
-
-    ds = get_val_dataset(
-        tmp_path / "ds", split_part="train", batch_size=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = val_set(tmp_path / "ds", split_part="train")
     samples = list(get_loader(ds))
     assert [type(sample) for sample in samples] == [TextSample] * 4
     assert samples[0].__sources__[0].shard_name == "parts/data-0.tar"
@@ -564,8 +504,6 @@ splits:
     split_part: train
 """
     )
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
-
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     ds = get_train_dataset(
         path, batch_size=7, shuffle_buffer_size=100, max_samples_per_sequence=100,
@@ -597,12 +535,7 @@ def test_metadataset_nests_by_path_and_outer_subflavors_win(tmp_path):
             {"weight": 1, "path": "inner/inner.yaml", "subflavors": {"kind": "outer"}},
         ]},
     )  # fmt: skip
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset, traverse_metadataset
-
-    ds = get_train_dataset(
-        outer, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = train_set(outer, batch_size=16)
     flavors = [f for b in itertools.islice(get_loader(ds), 10) for f in b.__subflavors__]
     names = [flavor["name"] for flavor in flavors]
     counts = {name: names.count(name) for name in "abc"}
@@ -616,8 +549,6 @@ def test_metadataset_nests_by_path_and_outer_subflavors_win(tmp_path):
 def test_metadataset_is_loaded_from_python(tmp_path):
     texts(tmp_path / "a", 20)
     path = metadataset(tmp_path / "m.yaml", train={"path": "a"})
-    from megatron.energon import WorkerConfig, load_dataset
-
     loaded = load_dataset(path)
     datasets = loaded.get_datasets(
         training=False,
@@ -631,12 +562,7 @@ def test_metadataset_is_loaded_from_python(tmp_path):
 def test_metadataset_as_a_dict(tmp_path):
     texts(tmp_path / "a", 5)
     content = {**class_of("MetadatasetV2"), "splits": {"train": {"path": str(tmp_path / "a")}}}
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-
-    ds = get_train_dataset(
-        content, batch_size=5, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), repeat=False,
-    )  # fmt: skip
+    ds = train_set(content, batch_size=5, repeat=False)
     assert len(keys_of(get_loader(ds))) == 5
 
 
@@ -655,12 +581,7 @@ splits:
       - {weight: 3, path: b, subflavors: {from: b}}
 """
     )
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-
-    ds = get_train_dataset(
-        path, batch_size=8, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = train_set(path, batch_size=8)
     flavors = [f["from"] for b in itertools.islice(get_loader(ds), 10) for f in b.__subflavors__]
     assert abs(flavors.count("b") - 60) <= 5
 
@@ -669,8 +590,6 @@ splits:
 
 
 def savable(path, **settings):
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
-
     ds = get_train_dataset(
         path, batch_size=3, shuffle_buffer_size=10, max_samples_per_sequence=5,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=settings.pop("workers", 0)),
@@ -743,23 +662,11 @@ def test_a_sample_is_restored_by_its_key(tmp_path):
 
 def test_decoding_pictures_as_pil(tmp_path):
     captions(tmp_path / "ds", 4)
-    from megatron.energon import (
-        DefaultTaskEncoder,
-        SampleDecoder,
-        WorkerConfig,
-        get_loader,
-        get_train_dataset,
-    )
-    from PIL import Image
 
     class MyTaskEncoder(DefaultTaskEncoder):
         decoder = SampleDecoder(image_decode="pilrgb")
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=MyTaskEncoder(), repeat=False,
-    )  # fmt: skip
+    ds = train_set(tmp_path / "ds", task_encoder=MyTaskEncoder(), repeat=False)
     sample = next(iter(get_loader(ds)))
     assert isinstance(sample.image, Image.Image)
     assert sample.image.mode == "RGB"
@@ -767,16 +674,11 @@ def test_decoding_pictures_as_pil(tmp_path):
 
 def test_decoding_switched_off(tmp_path):
     captions(tmp_path / "ds", 4)
-    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 
     class MyTaskEncoder(DefaultTaskEncoder):
         decoder = None
 
-    ds = get_train_dataset(
-        tmp_path / "ds", batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        task_encoder=MyTaskEncoder(), repeat=False,
-    )  # fmt: skip
+    ds = train_set(tmp_path / "ds", task_encoder=MyTaskEncoder(), repeat=False)
     sample = next(iter(get_loader(ds)))
     assert isinstance(sample.image, bytes)
     assert isinstance(sample.caption, bytes)
@@ -789,20 +691,10 @@ def test_decoding_switched_off(tmp_path):
 )  # fmt: skip
 def test_decoding_pictures_as_tensors(tmp_path, mode, shape, kind):
     captions(tmp_path / "ds", 2)
-    from megatron.energon import (
-        DefaultTaskEncoder,
-        SampleDecoder,
-        WorkerConfig,
-        get_loader,
-        get_val_dataset,
-    )
 
     class MyTaskEncoder(DefaultTaskEncoder):
         decoder = SampleDecoder(image_decode=mode)
 
-    ds = get_val_dataset(
-        tmp_path / "ds", split_part="train", batch_size=None, task_encoder=MyTaskEncoder(),
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )  # fmt: skip
+    ds = val_set(tmp_path / "ds", split_part="train", task_encoder=MyTaskEncoder())
     image = next(iter(get_loader(ds))).image
     assert (tuple(image.shape)[-2:], image.dtype) == (shape[-2:], kind)
