@@ -142,7 +142,7 @@ def measure_lengths(
     if meta_dir is not None:
         name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []
-    for leaf in _parts(path, split_parts, trust):
+    for leaf in _leaves_of(path, split_parts, trust):
         opener = LeafOpener(
             node=leaf, cook=hooks.cooked, decoder=task_encoder.decoder, block=_SAMPLES_PER_TASK,
             settings={"trust": trust}, training=False, worker_config=config,
@@ -164,7 +164,7 @@ def measure_lengths(
     return reports
 
 
-def _parts(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:
+def _leaves_of(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:
     """Yields every split part to be measured, whole and once."""
     names: Sequence[str]
     if is_metadataset(path):

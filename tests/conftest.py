@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,21 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "text", split_ratio="3,1", sample_type="TextSample", field_map={"text": "txt"}
     )
     return root
+
+
+@pytest.fixture(scope="session")
+def text_sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Returns the set with a number of texts, which all tests of a process share: read only."""
+    from tests.helpers import text_set  # here, so that tests of parts run while the whole is broken
+
+    root = tmp_path_factory.mktemp("texts")
+    return functools.cache(lambda number: text_set(root / str(number) / "texts", number))
+
+
+@pytest.fixture(scope="module")
+def texts(request: pytest.FixtureRequest, text_sets: Callable[[int], Path]) -> Path:
+    """A set of 40 texts, or of the `NUM_TEXTS` of the module; read only."""
+    return text_sets(getattr(request.module, "NUM_TEXTS", 40))
 
 
 @pytest.fixture

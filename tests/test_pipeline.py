@@ -35,12 +35,8 @@ from energon_lite.storage.yaml import load_yaml
 from .conftest import jpeg, write_tar
 from .helpers import caption_set, text_set
 
+NUM_TEXTS = 20
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("pipeline") / "texts", 20)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def dataset_info(
         "shards": len(info.shard_counts),
         "size_bytes": _size(root, info),
         "dataset": _dataset(root, dataset_config),
-        "parts": _parts(root),
+        "parts": _part_table(root),
         "splits": _splits(root, info, split_config),
     }
 
@@ -76,7 +76,7 @@ def _dataset(root: Path, config: str | None) -> dict[str, Any] | None:
     }
 
 
-def _parts(root: Path) -> dict[str, dict[str, int]] | None:
+def _part_table(root: Path) -> dict[str, dict[str, int]] | None:
     try:
         with IndexDatabase(root) as index:
             sizes = index.part_sizes()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,9 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.testing import first_difference
 
-from ..helpers import assert_same, text_set, train
+from ..helpers import assert_same, train
 
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("dataset") / "texts", 20)
+NUM_TEXTS = 20
 
 
 def twice(item: object) -> Iterator[object]:

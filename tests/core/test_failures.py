@@ -8,8 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from energon_lite import (
     DefaultTaskEncoder,
     TextSample,
@@ -22,14 +20,9 @@ from energon_lite.core.errors import place_of
 from energon_lite.core.keys import name_of_key
 
 from ..conftest import write_tar
-from ..helpers import number_of, prepared, text_set
+from ..helpers import number_of, prepared
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("failures") / "texts", 40)
 
 
 def run(path: Path, encoder: Any, number: int, batch_size: int | None = None) -> Any:

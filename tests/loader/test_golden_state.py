@@ -17,7 +17,7 @@ import pytest
 
 from energon_lite.core.state import VERSION
 
-from ..helpers import ENCODERS, Ranks, keys_of, text_set, through_json, train
+from ..helpers import ENCODERS, Ranks, keys_of, through_json, train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -31,11 +31,6 @@ def made_now(path: Path) -> dict[str, Any]:
         states = [through_json(loader.save_state_rank()) for loader in run.loaders]
         found[encoder] = {"states": states, "next": list(map(keys_of, run.slots(12).values()))}
     return found
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("golden") / "texts", 40)
 
 
 def test_there_is_a_state_of_this_version(texts) -> None:

@@ -21,12 +21,9 @@ from energon_lite import (
     stateless,
 )
 
-from ..helpers import Ranks, ignore, number_of, text_set
+from ..helpers import Ranks, ignore, number_of
 
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("failures") / "texts", 60)
+NUM_TEXTS = 60
 
 
 class Failing(DefaultTaskEncoder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +14,10 @@ from ..helpers import (
     Ranks,
     assert_same,
     keys_of,
-    text_set,
     through_json,
     train,
     validation,
 )
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("passes") / "texts", 40)
 
 
 def loader_of(make: Any, num_workers: int = 0, **config: Any) -> SavableDataLoader[Any]:

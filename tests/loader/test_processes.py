@@ -35,14 +35,9 @@ from energon_lite.core.topology import RankSlots
 from energon_lite.loader.rank_feed import Mark, PassStart, RankFeed
 
 from ..conftest import REPO
-from ..helpers import Ranks, assert_same, text_set, through_json, train
+from ..helpers import Ranks, assert_same, through_json, train
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("processes") / "texts", 40)
 
 
 RUN = """

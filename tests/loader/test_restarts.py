@@ -24,15 +24,10 @@ from energon_lite import (
 from energon_lite.loader import worker_pool
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, opened, text_set, through_json, train, validation
+from ..helpers import Ranks, assert_same, opened, through_json, train, validation
 from .test_worker_pool import workers_of
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("restarts") / "texts", 40)
 
 
 def counts_of(run: Ranks) -> Any:

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 
 from ..conftest import examples
-from ..helpers import keys_of, text_set, train
+from ..helpers import keys_of, train
 
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("seek") / "texts", 30)
+NUM_TEXTS = 30
 
 
 def loader_of(path: Path, num_workers: int = 0, **settings: Any) -> SavableDataLoader[Any]:

@@ -28,11 +28,6 @@ from ..helpers import (
 )
 
 
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("state") / "texts", 40)
-
-
 @pytest.fixture
 def states(texts: Path) -> list[dict[str, Any]]:
     """The states of two ranks of four streams, after three steps."""

@@ -16,13 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from energon_lite import SavableDataLoader, StateError, WorkerConfig, get_savable_loader
 
-from ..helpers import Ranks, keys_of, text_set, train
+from ..helpers import Ranks, keys_of, train
 from ..rank_processes import in_ranks
 
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("state-dict") / "texts", 60)
+NUM_TEXTS = 60
 
 
 def loader_of(path: Path, group: Any = None, **settings: Any) -> SavableDataLoader[Any]:

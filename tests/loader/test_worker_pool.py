@@ -34,14 +34,9 @@ from energon_lite import (
 from energon_lite.loader import messages, worker_pool
 from energon_lite.loader.messages import Message, packed, unpacked
 
-from ..helpers import Ranks, assert_same, text_set, through_json, train
+from ..helpers import Ranks, assert_same, through_json, train
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("pool") / "texts", 40)
 
 
 def workers_of(run: Ranks, rank: int = 0) -> list[Any]:

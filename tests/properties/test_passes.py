@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ..conftest import examples
-from ..helpers import Ranks, keys_of, text_set, through_json, train, validation
+from ..helpers import Ranks, keys_of, through_json, train, validation
 
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("passes") / "texts", 20)
+NUM_TEXTS = 20
 
 
 @given(data=st.data())

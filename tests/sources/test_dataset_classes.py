@@ -32,12 +32,7 @@ from energon_lite.sources.dataset_config import load_factory
 from ..conftest import jpeg, write_tar
 from ..helpers import assert_same, prepared, text_set, through_json
 
-NUM_SAMPLES = 12
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("classes") / "texts", NUM_SAMPLES)
+NUM_TEXTS = 12
 
 
 @dataclass
@@ -233,7 +228,7 @@ def test_build_takes_what_energon_passes(texts) -> None:
         shuffle_over_epochs=1, parallel_shard_iters=2, max_samples_per_sequence=3, subset=None,
         split_config=None,
     )  # fmt: skip
-    assert len(list(factory.build(3))) == NUM_SAMPLES == len(factory)
+    assert len(list(factory.build(3))) == NUM_TEXTS == len(factory)
 
 
 def test_module_that_is_missing_is_named_and_a_class_of_ours_is_taken_instead(tmp_path) -> None:

@@ -15,12 +15,8 @@ from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 
 from ..helpers import number_of, text_set
 
+NUM_TEXTS = 10
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("batching") / "texts", 10)
 
 
 def source(texts: Path, **settings: Any) -> Any:

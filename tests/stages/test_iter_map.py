@@ -23,14 +23,10 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import ignore, number_of, text_set, through_json
+from ..helpers import ignore, number_of, through_json
 
+NUM_TEXTS = 20
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("iterating") / "texts", 20)
 
 
 def source(texts: Path, **settings: Any) -> Any:

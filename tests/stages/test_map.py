@@ -13,14 +13,8 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import text_set
-
+NUM_TEXTS = 10
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("mapping") / "texts", 10)
 
 
 def source(texts: Path) -> Any:

@@ -26,14 +26,10 @@ from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.observers import default_get_keys
 
-from ..helpers import number_of, text_set
+from ..helpers import number_of
 
+NUM_TEXTS = 10
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("housekeeping") / "texts", 10)
 
 
 def source(texts: Path, **settings: Any) -> Any:

@@ -17,12 +17,8 @@ from energon_lite.sources.dataset_config import load_factory
 
 from ..helpers import number_of, text_set
 
+NUM_TEXTS = 300
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("shuffle") / "texts", 300)
 
 
 def source(texts: Path, **settings: Any) -> Any:

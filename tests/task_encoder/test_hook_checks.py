@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,8 @@ import pytest
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_lite.task_encoder.hook_checks import checked_encoder
 
-from ..helpers import text_set
-
+NUM_TEXTS = 6
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("checking") / "texts", 6)
 
 
 def encoder_with(**names: Any) -> Any:

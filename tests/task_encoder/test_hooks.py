@@ -35,11 +35,6 @@ from ..conftest import write_tar
 from ..helpers import assert_same, ignore, keys_of, number_of, prepared, text_set, through_json
 
 
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_set(tmp_path_factory.mktemp("hooks") / "texts", 40)
-
-
 def loader_of(path: Path, encoder: Any, *, seed: int = 0, streams: int = 1, **settings: Any) -> Any:
     config = WorkerConfig(
         rank=0, world_size=1, num_workers=0, num_streams=streams, seed_offset=seed,
