@@ -33,13 +33,6 @@ BUDGET = {
     "testing": 410,
     "": 376,
 }
-# File names that are used twice still; none may be added.
-USED_TWICE: set[str] = set()
-
-# Private functions and classes that two modules define still; none may be added.
-HELPERS_DEFINED_TWICE = {
-    "_parts", "_source",
-}  # fmt: skip
 
 MODULES = package_modules()
 _NO_CODE = {
@@ -90,7 +83,7 @@ def test_functions_are_small() -> None:
 
 def test_no_file_name_is_used_twice() -> None:
     names = Counter(m.path.stem for m in MODULES if m.path.stem not in ("__init__", "__main__"))
-    assert {name for name, num in names.items() if num > 1} <= USED_TWICE
+    assert {name for name, num in names.items() if num > 1} == set()
 
 
 def test_no_private_helper_is_defined_in_two_modules() -> None:
@@ -102,7 +95,7 @@ def test_no_private_helper_is_defined_in_two_modules() -> None:
                 places[node.name].append(module.relative_path)
     del places["__getattr__"]
     twice = {name: paths for name, paths in places.items() if len(set(paths)) > 1}
-    assert {n: p for n, p in twice.items() if n not in HELPERS_DEFINED_TWICE} == {}
+    assert twice == {}
 
 
 @pytest.mark.parametrize(
