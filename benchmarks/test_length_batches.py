@@ -37,7 +37,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.samplers import SplitModalityBatchSampler, TokenBudgetBatchSampler
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.planned_batches import PlannedBatches
+from energon_lite.stages.modality_batches import PlannedBatches
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.storage.length_files import write_lengths
 

@@ -87,9 +87,8 @@ from energon_lite.sources.legacy import (
     VQAWebdataset,
 )
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory, BaseWebdatasetFactory
-from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
+from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.blend import BlendDataset, MixBatchDataset
-from energon_lite.stages.bucket_batches import BucketBatchDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset
 from energon_lite.stages.epochs import EpochizeDataset, LimitDataset
 from energon_lite.stages.iter_map import IterMapDataset

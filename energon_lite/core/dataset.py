@@ -207,6 +207,11 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """How many items each rank returns before a loader ends a pass early; None for all."""
         return self.traits.pass_length
 
+    @property
+    def run_seed(self) -> int:
+        """The seed of the run, by the worker config."""
+        return self.worker_config.seed_offset if self.worker_config else 0
+
     def can_restore_sample(self) -> bool:
         """Whether `restore_sample` returns equal items: every stage is replayable."""
         return self.traits.replayable
@@ -322,8 +327,9 @@ def generators_of(
     drawing = list(_drawing(dataset))
     if not drawing:
         return None
-    seed = dataset.worker_config.seed_offset if dataset.worker_config else 0
-    return StreamGenerators(seed, stream, drawn, any(is_again for _, is_again in drawing))
+    return StreamGenerators(
+        dataset.run_seed, stream, drawn, any(is_again for _, is_again in drawing)
+    )
 
 
 def _drawing(

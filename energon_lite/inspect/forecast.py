@@ -247,7 +247,7 @@ def plan(
     )  # fmt: skip
     run = RunShape(steps, batch_size, world_size, config.default_num_streams)
     dataset = _opened(path, split_part, batch_size, repeat, config, {"trust": trust, **kwargs})
-    packs = None if packing is None else _planned(dataset, packing, seed_offset, batch_size)
+    packs = None if packing is None else _planned(dataset, packing, batch_size)
     forecast, pack_plan = _forecast(dataset, packs, run)
     sources = tuple(_source_plans(dataset, forecast))
     is_known = forecast.samples is not None
@@ -315,13 +315,11 @@ def _opened(
     return build_training(opener, repeat)
 
 
-def _planned(
-    dataset: AnyDataset, packing: Packing, seed: int, packs_per_batch: int = 1
-) -> PlannedPacks:
+def _planned(dataset: AnyDataset, packing: Packing, packs_per_batch: int = 1) -> PlannedPacks:
     if packing.lengths is None:
         raise ValueError("a plan of packs needs a length index; name it: Packing(lengths=...)")
     measured = MeasureDataset(dataset, UserFunction(_no_sample, name="sample_length"), packing)
-    return PlannedPacks(measured, packing, seed, packs_per_batch)
+    return PlannedPacks(measured, packing, packs_per_batch)
 
 
 def _no_sample(sample: Any) -> int:
@@ -543,13 +541,13 @@ def balance_report(
         **{"overlong": "truncate", **packing},
     )  # fmt: skip
     try:
-        return _compared(path_text(path), dataset, rules, ranks, steps, seed_offset)
+        return _compared(path_text(path), dataset, rules, ranks, steps)
     except ValueError as error:
         raise ValueError(f"{path_text(path)}, length index {lengths!r}: {error}") from error
 
 
 def _compared(
-    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int, seed: int
+    path: str, dataset: AnyDataset, rules: Packing, ranks: int, steps: int
 ) -> BalanceReport:
     orders: dict[str, Any] = {
         "packs, as they come": None,
@@ -558,7 +556,7 @@ def _compared(
     }
     rows = []
     for name, balance in orders.items():
-        packs = _planned(dataset, dataclasses.replace(rules, balance=balance), seed)
+        packs = _planned(dataset, dataclasses.replace(rules, balance=balance))
         draws, costs = _rank_packs(packs, steps, ranks)
         full = int(draws.tokens.sum()) / (steps * ranks * rules.tokens)
         rows.append(_balance_row(name, full, costs))

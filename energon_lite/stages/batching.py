@@ -1,4 +1,4 @@
-"""Several samples in one item: fixed batches, and batches of one group."""
+"""Batches: of fixed size, of one group, and of similar lengths."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
 
+from typing_extensions import TypedDict, Unpack
+
+from energon_lite.batching.buckets import BucketCollector
 from energon_lite.batching.one_by_one import GroupCollector
+from energon_lite.batching.rules import Buckets
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.seeds import key_of
+from energon_lite.core.stage import StageCursor
+from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -20,6 +26,7 @@ from energon_lite.core.user_function import (
 )
 from energon_lite.stages.collect import CollectCursor, CollectDataset, ListDataset, Unit, UnitsOf
 from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
 
 T = TypeVar("T")
 
@@ -45,59 +52,46 @@ class BatchLists(ListDataset[list[Any]]):
     Keys: `("batch", slot, key, key, ...)`.
     """
 
+    name, settings = "batch", ("batch_size", "batch_drop_last")
+
     def __init__(
         self, dataset: SavableDataset[Any], batch_size: int, drop_last: bool = False
     ) -> None:
         super().__init__(dataset.nested())
         self.batch_size = check_batch_size(batch_size)
-        self.drop_last = drop_last
+        self.batch_drop_last = drop_last
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds whether the samples of a last list are dropped."""
-        return dataclasses.replace(below, drops=below.drops or self.drop_last)
+        return dataclasses.replace(below, drops=below.drops or self.batch_drop_last)
 
-    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
-        return _BatchCursor(self.dataset.cursor(stream), self.batch_size, self.drop_last)
+        del stream
+        return _BatchCursor(self, inner)
 
     def num_items(self, stream: Stream) -> int:
         """Counts the batches of a stream's pass."""
         num_samples = self.dataset.num_items(stream)
-        whole = num_samples // self.batch_size
-        return whole if self.drop_last else whole + (num_samples % self.batch_size > 0)
+        if self.batch_drop_last:
+            return num_samples // self.batch_size
+        return -(-num_samples // self.batch_size)
 
     def expected(self, num_items: float) -> dict[str, float]:
-        """Counts the samples of `num_items` batches, by source."""
+        """Counts the samples of a number of batches."""
         return self.dataset.expected(num_items * self.batch_size)
 
-    def config(self) -> dict[str, JSON]:
-        """Returns batch size and the handling of the last batch."""
-        return {
-            "stage": "batch",
-            "batch_size": self.batch_size,
-            "batch_drop_last": self.drop_last,
-            "of": self.dataset.config(),
-        }
 
-
-class _BatchCursor(Cursor[list[Any]]):
-    def __init__(self, inner: Cursor[Any], batch_size: int, drop_last: bool) -> None:
-        self._inner = inner
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+class _BatchCursor(StageCursor[list[Any]]):
+    key: RestoreKey = ()
 
     def __next__(self) -> list[Any]:
-        samples, keys = self._inner.take(self._batch_size)
-        if not samples or (self._drop_last and len(samples) < self._batch_size):
+        spec = self.spec
+        samples, keys = self.inner.take(spec.batch_size)
+        if not samples or (spec.batch_drop_last and len(samples) < spec.batch_size):
             raise StopIteration
         self.key = ("batch", current_context().batch_index, *keys)
         return samples
-
-    def snapshot(self) -> Snapshot:
-        return self._inner.snapshot()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._inner.restore(snapshot)
 
 
 class GroupLists(CollectDataset[list[Any]]):
@@ -168,7 +162,130 @@ class GroupLists(CollectDataset[list[Any]]):
         return self._checked(self.criterion.call(key, sample))[0]
 
 
-class BatchDataset(MapDataset[T]):
+class BucketLists(MeasuredLists):
+    """Lists of samples of similar lengths, chosen by a `BucketCollector`.
+
+    State, Keys: those of `CollectDataset`.
+    Length: that below over the batch size, rounded up; with a budget at most that below.
+
+    Args:
+        dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
+        buckets: how large lists are.
+        batch_size: samples of a list at most; needed if `buckets` does not say more.
+        drop_last: whether samples that make no full list at the end of the data are dropped.
+
+    Raises:
+        ValueError: Nothing limits the size of a list; or samples cannot be re-created.
+    """
+
+    def __init__(
+        self,
+        dataset: MeasureDataset[Any],
+        buckets: Buckets,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        if batch_size is None and not buckets.has_budget:
+            raise ValueError(
+                "batch_size=None, and Buckets has neither max_tokens nor batch_size_fn; give one"
+            )
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        self.buckets = buckets
+        self.drop_last = drop_last
+        self.samples_per_list = 1 if buckets.has_budget else self.batch_size or 1
+        names = ("max_tokens", "window", "align", "overlong", "longest_first")
+        settings = {
+            **{name: getattr(buckets, name) for name in names},
+            "batch_size_fn": "function" if buckets.batch_size_fn else None,
+            "batch_size": self.batch_size,
+            "batch_drop_last": drop_last,
+            "seed_offset": dataset.run_seed,
+        }
+        super().__init__(dataset, "bucket_batch", buckets, settings, "Batches of similar lengths")
+
+    def collector(self, stream: Stream, cursor: CollectCursor) -> BucketCollector:
+        """Returns what chooses the lists of a stream."""
+        # The same in all streams: where their windows have equally many lists, as with a fixed
+        # number of samples, ranks get lists of similar lengths at the same step.
+        key = key_of("bucket_batches", self.run_seed, stream.num_streams, stream.pass_index)
+        return BucketCollector(self.buckets, self.batch_size, self.drop_last, key)
+
+
+class BatcherKeywords(TypedDict, total=False):
+    """Energon's keywords for the function that makes a batch of a list of samples.
+
+    Attributes:
+        batcher_stateless: whether its result depends on the samples only; None to see whether
+            `@stateless` marks it.
+        batcher_config: as `map_fn_config` of `MapDataset`.
+        failure_tolerance: failures in a row that end the run, also of the functions that choose
+            the samples; 0 for any number.
+        worker_config: has seed and error handlers; by default that of the dataset.
+    """
+
+    batcher_stateless: bool | None
+    batcher_config: FunctionConfig
+    failure_tolerance: int
+    worker_config: WorkerConfig | None
+
+
+class BatcherDataset(MapDataset[T]):
+    """Makes a batch of each list of samples.
+
+    State, Length, Keys: those of the lists.
+
+    Args:
+        lists: lists of samples.
+        batcher: makes a batch of a list of samples.
+        batcher_stateless: this argument and the next ones are as in `BatcherKeywords`.
+        batcher_config: settings of the batcher.
+        failure_tolerance: failures in a row that end the run.
+        worker_config: has seed and error handlers.
+
+    Raises:
+        ValueError: The batcher is a generator function where a list must stay one batch.
+    """
+
+    config_name: ClassVar[str] = "batcher_config"
+    stays_one: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        lists: SavableDataset[list[Any]],
+        batcher: Callable[[list[Any]], T] | UserFunction,
+        *,
+        batcher_stateless: bool | None = None,
+        batcher_config: FunctionConfig = None,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(
+            lists,
+            batcher,
+            stateless_map_fn=batcher_stateless,
+            map_fn_config=batcher_config,
+            failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )
+        if self.stays_one and self.function.is_generator:
+            raise ValueError(f"{self.function.where} is a generator; {self.stays_one}")
+
+
+def function_of(
+    dataset: SavableDataset[Any],
+    function: Callable[[Any], Any] | UserFunction,
+    name: str,
+    keywords: BatcherKeywords,
+) -> UserFunction:
+    """Returns a function that chooses samples, with the settings of the batcher."""
+    if isinstance(function, UserFunction):
+        return function
+    config = keywords.get("worker_config") or dataset.worker_config
+    tolerance = keywords.get("failure_tolerance", DEFAULT_FAILURE_TOLERANCE)
+    return as_user_function(function, name, config, failure_tolerance=tolerance)
+
+
+class BatchDataset(BatcherDataset[T]):
     """Batches of `batch_size` samples that follow each other.
 
     State, Length, Keys: those of `BatchLists`.
@@ -177,15 +294,9 @@ class BatchDataset(MapDataset[T]):
         dataset: the samples.
         batch_size: samples of a batch.
         batcher: makes a batch of a list of samples.
-        batcher_stateless: whether its result depends on the samples only; None to see whether
-            `@stateless` marks it.
-        batcher_config: as `map_fn_config` of `MapDataset`.
         drop_last: whether a last batch that is not full is dropped.
-        failure_tolerance: failures in a row that end the run; 0 for any number.
-        worker_config: by default that of the dataset.
+        keywords: see `BatcherKeywords`.
     """
-
-    config_name: ClassVar[str] = "batcher_config"
 
     def __init__(
         self,
@@ -193,40 +304,27 @@ class BatchDataset(MapDataset[T]):
         batch_size: int,
         batcher: Callable[[list[Any]], T] | UserFunction,
         *,
-        batcher_stateless: bool | None = None,
-        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
-        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
-        worker_config: WorkerConfig | None = None,
+        **keywords: Unpack[BatcherKeywords],
     ) -> None:
-        super().__init__(
-            BatchLists(dataset, batch_size, drop_last),
-            batcher,
-            stateless_map_fn=batcher_stateless,
-            map_fn_config=batcher_config,
-            failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
-        )
+        super().__init__(BatchLists(dataset, batch_size, drop_last), batcher, **keywords)
 
 
-class GroupBatchDataset(MapDataset[T]):
+class GroupBatchDataset(BatcherDataset[T]):
     """Batches of samples of one group.
 
     State, Length, Keys: those of `GroupLists`.
 
     Args:
         dataset: the samples; must be replayable.
-        fixed_batch_size: samples of a batch; None if `sample_group_key` returns their number.
+        fixed_batch_size: samples of a batch; None if `sample_group_key` returns it.
         sample_group_key: returns (group, batch size or None) for a sample.
         batcher: makes a batch of a list of samples; no generator function.
-        batcher_stateless: as in `BatchDataset`.
-        batcher_config: as `map_fn_config` of `MapDataset`.
         drop_last: whether groups that are not full at the end are dropped.
-        failure_tolerance: failures in a row that end the run, of either function; 0 for any number.
-        worker_config: by default that of the dataset.
+        keywords: see `BatcherKeywords`.
     """
 
-    config_name: ClassVar[str] = "batcher_config"
+    stays_one = "with groups `batch` must not be"
 
     def __init__(
         self,
@@ -235,26 +333,44 @@ class GroupBatchDataset(MapDataset[T]):
         sample_group_key: GroupKey | UserFunction,
         batcher: Callable[[list[Any]], T] | UserFunction,
         *,
-        batcher_stateless: bool | None = None,
-        batcher_config: FunctionConfig = None,
         drop_last: bool = False,
-        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
-        worker_config: WorkerConfig | None = None,
+        **keywords: Unpack[BatcherKeywords],
     ) -> None:
-        if not isinstance(sample_group_key, UserFunction):
-            sample_group_key = as_user_function(
-                sample_group_key,
-                "batch_group_criterion",
-                worker_config or dataset.worker_config,
-                failure_tolerance=failure_tolerance,
-            )
-        super().__init__(
-            GroupLists(dataset, sample_group_key, fixed_batch_size, drop_last),
-            batcher,
-            stateless_map_fn=batcher_stateless,
-            map_fn_config=batcher_config,
-            failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
-        )
-        if self.function.is_generator:
-            raise ValueError(f"{self.function.where} is a generator; with groups `batch` must not")
+        criterion = function_of(dataset, sample_group_key, "batch_group_criterion", keywords)
+        lists = GroupLists(dataset, criterion, fixed_batch_size, drop_last)
+        super().__init__(lists, batcher, **keywords)
+
+
+class BucketBatchDataset(BatcherDataset[T]):
+    """Batches of samples of similar lengths, of one group each.
+
+    State, Length, Keys: those of `BucketLists`.
+
+    Args:
+        dataset: the samples; must be replayable, as a window of them is buffered.
+        buckets: how large batches are.
+        batcher: makes a batch of a list of samples.
+        sample_length: returns a sample's tokens, or a dict of lengths with an entry "tokens".
+        batch_size: samples of a batch at most; needed if `buckets` does not say more.
+        drop_last: whether samples that make no full batch at the end of the data are dropped.
+        keywords: see `BatcherKeywords`.
+
+    Raises:
+        ValueError: Nothing says how large a batch is; or samples cannot be re-created.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buckets: Buckets,
+        batcher: Callable[[list[Any]], T] | UserFunction,
+        *,
+        sample_length: Callable[[Any], Any] | UserFunction,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        **keywords: Unpack[BatcherKeywords],
+    ) -> None:
+        length = function_of(dataset, sample_length, "sample_length", keywords)
+        measured = MeasureDataset(dataset, length, buckets, keywords.get("worker_config"))
+        lists = BucketLists(measured, buckets, batch_size, drop_last)
+        super().__init__(lists, batcher, **keywords)

@@ -94,7 +94,7 @@ class BlendDataset(CombinedDataset[T]):
                 f"until='all_once': {never_ends[0]} never ends by itself, so there is no once; "
                 "make it with repeat=False"
             )
-        self.key = key_of("blend", self.seed, _blend_depth(self))
+        self.key = key_of("blend", self.run_seed, _blend_depth(self))
 
     def _labelled(self) -> Iterator[tuple[SavableDataset[T], str]]:
         return zip(self.datasets, self.labels, strict=True)
@@ -569,7 +569,7 @@ class MixBatchDataset(BatchDataset[T]):
         mix = batch_mix_fn or _as_list
         if not isinstance(mix, UserFunction):
             mix = UserFunction(
-                mix, name="batch_mix_fn", seed=blend.seed, config=blend.worker_config,
+                mix, name="batch_mix_fn", seed=blend.run_seed, config=blend.worker_config,
                 is_stateless=True,
             )  # fmt: skip
         super().__init__(blend, batch_size, mix)

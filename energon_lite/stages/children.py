@@ -87,11 +87,6 @@ class CombinedDataset(SavableDataset[T]):
         }
 
     @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.worker_config.seed_offset if self.worker_config else 0
-
-    @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         """The datasets that are combined."""
         return self.datasets

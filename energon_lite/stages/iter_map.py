@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +18,7 @@ from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.map import (
     FunctionConfig,
     MapDataset,
+    WrappedFunction,
     as_user_function,
     plain_config,
 )
@@ -33,15 +33,11 @@ def same_length(length: int) -> int:
     return length
 
 
-class _OnEachInput:
+class _OnEachInput(WrappedFunction):
     """Runs a function over iterators on one item alone."""
 
-    def __init__(self, iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-        functools.update_wrapper(self, iter_map_fn)
-        self.iter_map_fn = iter_map_fn
-
     def __call__(self, item: Any) -> Iterator[Any]:
-        yield from self.iter_map_fn(iter((item,)))
+        yield from self.function(iter((item,)))
 
 
 class IterMapDataset(MapDataset[T]):

@@ -162,16 +162,22 @@ class MapDataset(Stage[T]):
         }
 
 
-class _Keep:
+class WrappedFunction:
+    """A function of the user that is called in another way; a subclass says how."""
+
+    __call__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        # Its name and place for messages, and what @stateless marks it with.
+        functools.update_wrapper(self, function)
+        self.function = function
+
+
+class _Keep(WrappedFunction):
     """Returns an item, or skips it on purpose."""
 
-    def __init__(self, filter_fn: Callable[[Any], Any]) -> None:
-        # Its name and place for messages, and what @stateless marks it with.
-        functools.update_wrapper(self, filter_fn)
-        self.filter_fn = filter_fn
-
     def __call__(self, item: Any) -> Any:
-        if not self.filter_fn(item):
+        if not self.function(item):
             raise SkipSample
         return item
 

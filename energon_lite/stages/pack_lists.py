@@ -62,13 +62,12 @@ class PackLists(MeasuredLists):
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
         packing: how they are packed.
-        seed: of the run.
     """
 
     kind = "pack"
 
-    def __init__(self, dataset: MeasureDataset[Any], packing: Packing, seed: int = 0) -> None:
-        super().__init__(dataset, "pack", packing, pack_settings(packing), "Packs", seed)
+    def __init__(self, dataset: MeasureDataset[Any], packing: Packing) -> None:
+        super().__init__(dataset, "pack", packing, pack_settings(packing), "Packs")
         self.packing = packing
         packers.compile_all()  # before there are worker processes
 
@@ -90,7 +89,6 @@ class PlannedPacks(PlannedDataset):
     Args:
         dataset: the samples, measured; each stage works on single samples, or on their order.
         packing: how they are packed; names the index.
-        seed: of the run.
         packs_per_batch: with a shared plan and `group_by`, packs that follow each other in a stream
             and are to be of one group.
 
@@ -106,11 +104,9 @@ class PlannedPacks(PlannedDataset):
         self,
         dataset: MeasureDataset[Any],
         packing: Packing,
-        seed: int = 0,
         packs_per_batch: int = 1,
     ) -> None:
         self.packing = packing
-        self.seed = seed
         is_shared = packing.balance == "global_window"
         super().__init__(dataset, "plan_packs", packing, is_shared)
         # Nothing else depends on it.
@@ -121,14 +117,14 @@ class PlannedPacks(PlannedDataset):
         """Returns the same over another dataset."""
         (dataset,) = children
         measured: Any = dataset
-        return type(self)(measured, self.packing, self.seed, self.packs_per_batch)
+        return type(self)(measured, self.packing, self.packs_per_batch)
 
     def collector(self, stream: Stream) -> WindowPacks:
         """Returns what chooses the packs of a stream."""
         if not self.is_shared:
             return WindowPacks(self.packing, self.window)
         num_streams = stream.num_streams
-        key = key_of("planned_packs", self.seed, num_streams, stream.pass_index)
+        key = key_of("planned_packs", self.run_seed, num_streams, stream.pass_index)
         return SharedPacks(
             self.packing, self.window * num_streams, stream.index, num_streams, key,
             self.packs_per_batch,
@@ -162,7 +158,7 @@ class PlannedPacks(PlannedDataset):
             "window": self.window,
             "balance": balance,
             "packs_per_batch": self.packs_per_batch,
-            "seed_offset": self.seed,
+            "seed_offset": self.run_seed,
         }
 
 
@@ -171,7 +167,7 @@ def balanced_order(dataset: PackLists | PlannedPacks, stream: Stream) -> Balance
     packing = dataset.packing
     if packing.balance != "quantile_sync":
         return None
-    key = key_of("balance_packs", dataset.seed, stream.num_streams, stream.pass_index)
+    key = key_of("balance_packs", dataset.run_seed, stream.num_streams, stream.pass_index)
     return BalancedOrder(packing.balance_window, key)
 
 
@@ -185,7 +181,6 @@ class BalancedLists(CollectDataset[list[Any]]):
     Args:
         dataset: lists of samples, with their lengths.
         packing: window and cost.
-        seed: of the run.
     """
 
     kind = "pack"
@@ -197,7 +192,7 @@ class BalancedLists(CollectDataset[list[Any]]):
         settings: dict[str, JSON] = {
             "window": packing.balance_window,
             "cost": _cost_settings(packing),
-            "seed_offset": dataset.seed,
+            "seed_offset": dataset.run_seed,
         }
         super().__init__(dataset, "balance_packs", settings, "Balanced packs")
 
@@ -289,21 +284,21 @@ class SelectedLists(CollectDataset[list[Any]]):
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> SelectedPacks:
         """Returns what asks the function for packs of a stream."""
-        return SelectedPacks(self.buffer_size, _Select(self.select, cursor), self.drop_last)
+        select = _Select(FunctionRun(self.select), cursor)
+        return SelectedPacks(self.buffer_size, select, self.drop_last)
 
 
+@dataclass
 class _Select:
     """The user's function, as a function of the numbers of buffered samples."""
 
-    def __init__(self, select: UserFunction, cursor: CollectCursor) -> None:
-        self._run = FunctionRun(select)
-        self._where = select.where
-        self._cursor = cursor
+    run: FunctionRun
+    cursor: CollectCursor
 
     def __call__(self, numbers: list[int], is_last: bool) -> tuple[list[list[int]], list[int]]:
-        cursor = self._cursor
+        cursor = self.cursor
         keys, samples = cursor.buffered(numbers)
-        found = self._run.call(("select", *keys), samples)
+        found = self.run.call(("select", *keys), samples)
         if found is SKIPPED:
             cursor.forget(numbers)  # they were counted
             return [], []
@@ -321,7 +316,7 @@ class _Select:
             if unused.pop(number, number) is not None:
                 raise FatalSampleError.from_sample_key(
                     describe_input(sample)[0] or repr(sample)[:80],
-                    f"{self._where} returned it "
+                    f"{self.run.spec.where} returned it "
                     + ("but did not get it" if number < 0 else "twice")
                     + "; put each sample that it gets into one pack, or into `pushback`",
                 )
@@ -343,7 +338,7 @@ class _Select:
             isinstance(pack, (list, tuple)) for pack in packs
         ):
             raise FatalSampleError(
-                f"{self._where} returned {packs!r:.80}; return a list of lists of samples"
+                f"{self.run.spec.where} returned {packs!r:.80}; return a list of lists of samples"
             )
         return list(packs), list(pushback)
 
@@ -351,8 +346,8 @@ class _Select:
         """Ends what would be repeated for ever: the function took nothing of a full buffer."""
         if not is_last:
             raise FatalSampleError(
-                f"{self._where} pushed all {len(rest)} samples of a full buffer back and made no "
-                "pack; give it a larger packing_buffer_size, or let it make one"
+                f"{self.run.spec.where} pushed all {len(rest)} samples of a full buffer back and "
+                "made no pack; use a larger packing_buffer_size, or let it make a pack"
             )
-        self._cursor.drop(rest, "pushed back at the end of the data")
+        self.cursor.drop(rest, "pushed back at the end of the data")
         return []

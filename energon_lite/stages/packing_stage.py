@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -12,8 +11,8 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import is_piece, leaves, whole
-from energon_lite.core.stage import Stage
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.stage import Stage, StageCursor
+from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -24,7 +23,7 @@ from energon_lite.core.user_function import (
 )
 from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
-from energon_lite.stages.map import FunctionConfig, MapDataset, as_user_function
+from energon_lite.stages.map import FunctionConfig, MapDataset, WrappedFunction, as_user_function
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
 from energon_lite.stages.pack_samples import slice_sample
 from energon_lite.stages.token_lengths import MeasureDataset
@@ -93,45 +92,36 @@ class PackingDataset(MapDataset[T]):
         config = worker_config or dataset.worker_config
         lists: ListDataset[list[Any]]
         if isinstance(pre_packer, Packing):
-            lists = _filled(
-                dataset, buffer_size, pre_packer, sample_length, config, packs_per_batch
-            )
+            if buffer_size is not None:
+                pre_packer = dataclasses.replace(pre_packer, buffer_size=buffer_size)
+            lists = _by_length(dataset, pre_packer, sample_length, config, packs_per_batch)
         elif buffer_size is None:
-            raise ValueError("buffer_size=None goes with a Packing only; say how many to hold")
+            raise ValueError("buffer_size=None goes with a Packing only; say how many to buffer")
         else:
             select = as_user_function(
-                pre_packer,
-                "select_samples_to_pack",
-                config,
-                failure_tolerance=pre_packer_failure_tolerance,
+                pre_packer, "select_samples_to_pack", config, None, pre_packer_failure_tolerance
             )
             lists = SelectedLists(dataset, buffer_size, select, drop_last)
-        encoder = None
-        if sample_encoder is not None:
-            encoder = as_user_function(
-                sample_encoder,
-                "postencode_sample",
-                config,
-                sample_encoder_stateless,
-                sample_encoder_failure_tolerance,
-            )
-        super().__init__(
-            PackMembers(lists, encoder, slicer),
-            as_user_function(
-                final_packer,
-                "pack_selected_samples",
-                config,
-                final_packer_stateless,
-                final_packer_failure_tolerance,
-            ),
-            map_fn_config=packer_config,
-            worker_config=config,
+        encoder = sample_encoder and as_user_function(
+            sample_encoder,
+            "postencode_sample",
+            config,
+            sample_encoder_stateless,
+            sample_encoder_failure_tolerance,
         )
+        packer = as_user_function(
+            final_packer,
+            "pack_selected_samples",
+            config,
+            final_packer_stateless,
+            final_packer_failure_tolerance,
+        )
+        members = PackMembers(lists, encoder, slicer)
+        super().__init__(members, packer, map_fn_config=packer_config, worker_config=config)
 
 
-def _filled(
+def _by_length(
     dataset: SavableDataset[Any],
-    buffer_size: int | None,
     packing: Packing,
     sample_length: Callable[[Any], Any] | UserFunction | None,
     config: WorkerConfig | None,
@@ -139,15 +129,12 @@ def _filled(
 ) -> ListDataset[list[Any]]:
     if sample_length is None:
         raise TypeError("a Packing needs sample_length, a function that returns a sample's tokens")
-    if buffer_size is not None:
-        packing = replace(packing, buffer_size=buffer_size)
     length = as_user_function(sample_length, "sample_length", config)
-    seed = config.seed_offset if config else 0
-    measured = MeasureDataset(dataset, length, packing)
+    measured = MeasureDataset(dataset, length, packing, config)
     packs: PackLists | PlannedPacks = (
-        PackLists(measured, packing, seed)
+        PackLists(measured, packing)
         if packing.lengths is None
-        else PlannedPacks(measured, packing, seed, packs_per_batch)
+        else PlannedPacks(measured, packing, packs_per_batch)
     )
     return BalancedLists(packs) if packing.balance == "quantile_sync" else packs
 
@@ -160,16 +147,11 @@ class _Piece(NamedTuple):
     stop: int
 
 
-class _Cut:
+class _Cut(WrappedFunction):
     """A slicer as a function of one argument."""
 
-    __stateless__ = True
-
-    def __init__(self, slicer: Slicer) -> None:
-        self.__wrapped__ = slicer
-
     def __call__(self, piece: _Piece) -> Any:
-        return self.__wrapped__(*piece)
+        return self.function(*piece)
 
 
 class PackMembers(Stage[list[Any]]):
@@ -204,9 +186,10 @@ class PackMembers(Stage[list[Any]]):
             _Cut(slicer), name="slice_sample", config=self.worker_config, is_stateless=True
         )
 
-    def cursor(self, stream: Stream) -> Cursor[list[Any]]:
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
-        return _MemberCursor(self, self.dataset.cursor(stream))
+        del stream
+        return _MemberCursor(self, inner)
 
     def loss_weights(self) -> dict[str, float]:
         """Returns the loss weights of sources that have one, by source."""
@@ -238,17 +221,19 @@ class PackMembers(Stage[list[Any]]):
         return {"stage": "pack_members", "encoder": encoder, "of": self.dataset.config()}
 
 
-class _MemberCursor(Cursor[list[Any]]):
+class _MemberCursor(StageCursor[list[Any]]):
+    key: RestoreKey = ()
+
     def __init__(self, spec: PackMembers, inner: Cursor[list[Any]]) -> None:
-        self._inner = inner
+        super().__init__(spec, inner)
         self._encode = FunctionRun(spec.encoder).call if spec.encoder else None
         self._cut = FunctionRun(spec.cut).call
         self._weights = spec.loss_weights()
 
     def __next__(self) -> list[Any]:
         while True:
-            samples = next(self._inner)
-            keys = self._inner.key
+            samples = next(self.inner)
+            keys = self.inner.key
             members = [self._member(*pair) for pair in zip(keys[2:], samples, strict=True)]
             left = [i for i, member in enumerate(members) if member is not SKIPPED]
             if left:
@@ -265,12 +250,6 @@ class _MemberCursor(Cursor[list[Any]]):
         if self._weights and sample is not SKIPPED:
             _weigh(sample, key, self._weights)
         return sample
-
-    def snapshot(self) -> Snapshot:
-        return self._inner.snapshot()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self._inner.restore(snapshot)
 
 
 def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:

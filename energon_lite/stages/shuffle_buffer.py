@@ -42,12 +42,10 @@ class ShuffleBufferDataset(CollectDataset[T]):
         if size is not None and size < 0:
             raise ValueError(f"size={size} is negative; None, 0 or 1 for no shuffling")
         self.size = max(1, size or 1)
-        config = worker_config or dataset.worker_config
-        self.seed = config.seed_offset if config else 0
-        settings: dict[str, JSON] = {"size": self.size, "seed_offset": self.seed}
         what = "A shuffle buffer" if self.size > 1 else ""
-        super().__init__(dataset, "shuffle_buffer", settings, what)
-        self.worker_config = config
+        super().__init__(dataset, "shuffle_buffer", {}, what)
+        self.worker_config = worker_config or dataset.worker_config
+        self.own_settings = {"size": self.size, "seed_offset": self.run_seed}
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
@@ -57,7 +55,7 @@ class ShuffleBufferDataset(CollectDataset[T]):
         """Returns what chooses the items of a stream; unlike that of any other buffer."""
         names = tuple(facts.name for facts in self.dataset.sources())
         place = (stream.num_streams, stream.index, stream.pass_index)
-        key = key_of("shuffle_buffer", self.seed, names, _depth(self), *place)
+        key = key_of("shuffle_buffer", self.run_seed, names, _depth(self), *place)
         return ShuffleCollector(self.size, key)
 
     def made(self, keys: list[RestoreKey], items: list[T]) -> tuple[RestoreKey, T]:

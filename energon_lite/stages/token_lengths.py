@@ -26,9 +26,10 @@ from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
 from energon_lite.stages.collect import CollectDataset, Unit, UnitsOf, count_dropped, name_of
+from energon_lite.stages.map import WrappedFunction
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class MeasureDataset(PerItemStage[T]):
         length_fn: returns a sample's tokens, or a dict of lengths with an entry "tokens".
         rules: by which samples that are too long for a list are dropped or cut; tokens that come
             into no list are not counted.
+        worker_config: has the seed of lists above; by default that of the dataset.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class MeasureDataset(PerItemStage[T]):
         dataset: SavableDataset[T],
         length_fn: UserFunction,
         rules: Packing | Buckets | None = None,
+        worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset)
+        self.worker_config = worker_config or self.worker_config
         self.function = length_fn
         self.rules = rules
 
@@ -168,7 +172,6 @@ class MeasuredLists(CollectDataset[list[Any]]):
         rules: for the lengths of samples, and what must be equal in a list.
         settings: what decides which samples share a list, besides the group.
         what: what buffers samples, for the error if they cannot be re-created.
-        seed: of the run.
     """
 
     def __init__(
@@ -178,7 +181,6 @@ class MeasuredLists(CollectDataset[list[Any]]):
         rules: LengthRules,
         settings: Mapping[str, JSON],
         what: str,
-        seed: int = 0,
     ) -> None:
         group_by = "source" if isinstance(rules.group_by, Mapping) else rules.group_by
         group_name: JSON = "function" if callable(group_by) else group_by
@@ -188,9 +190,8 @@ class MeasuredLists(CollectDataset[list[Any]]):
         self.group_by = group_by
         if callable(group_by):
             self.group_by = UserFunction(
-                _InTuple(group_by), name="group_by", seed=seed, config=dataset.worker_config
+                _InTuple(group_by), name="group_by", seed=self.run_seed, config=self.worker_config
             )
-        self.seed = seed
 
     def group_number(self, key: RestoreKey, sample: Any, group: Any) -> Any:
         """Returns what stands for a group; by default the group itself."""
@@ -240,14 +241,11 @@ _GROUPINGS: dict[Any, Callable[[RestoreKey, Any], Any]] = {
 }
 
 
-class _InTuple:
+class _InTuple(WrappedFunction):
     """A `group_by` of the user; the group is checked, and in a tuple since it may be None."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.__wrapped__ = function
-
     def __call__(self, sample: Any) -> tuple[Any]:
-        group = self.__wrapped__(sample)
+        group = self.function(sample)
         if not is_group(group):
             raise FatalSampleError.from_sample(
                 sample,

@@ -17,8 +17,7 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
-from energon_lite.stages.batching import BatchDataset, GroupBatchDataset
-from energon_lite.stages.bucket_batches import BucketBatchDataset
+from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset

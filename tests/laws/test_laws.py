@@ -54,14 +54,12 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.planned_source import OrderOnlySource
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.stages.batching import BatchLists, GroupLists
+from energon_lite.stages.batching import BatchLists, BucketLists, GroupLists
 from energon_lite.stages.blend import TokenBlendDataset
-from energon_lite.stages.bucket_batches import BucketLists
 from energon_lite.stages.loss_weights import LossWeightDataset
-from energon_lite.stages.modality_batches import ModalityLists
+from energon_lite.stages.modality_batches import ModalityLists, PlannedBatches
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
 from energon_lite.stages.packing_stage import PackMembers
-from energon_lite.stages.planned_batches import PlannedBatches
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import LawError, check_dataset
@@ -393,7 +391,7 @@ def planned(dataset: SavableDataset[Any], **settings: Any) -> PackingDataset[Any
 
 def planned_only(dataset: SavableDataset[Any], **settings: Any) -> PlannedPacks:
     packing = Packing(capacity=7, lengths="index", plan_window=7, **settings)
-    return PlannedPacks(MeasureDataset(dataset, stage(length)), packing, seed=5)
+    return PlannedPacks(MeasureDataset(dataset, stage(length)), packing)
 
 
 def planned_batches(dataset: SavableDataset[Any], **settings: Any) -> Any:
