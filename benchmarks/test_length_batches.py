@@ -292,7 +292,7 @@ def test_useful_share_of_planned_modality_batches(
         with context_of(StreamContext(stream)):
             streams.append(
                 [
-                    window.refs.indices[window.units.refs[units]].tolist()
+                    window.units.indices[units].tolist()
                     for window in dataset.windows(stream)
                     for units in window.packs
                 ]

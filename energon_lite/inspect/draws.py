@@ -16,7 +16,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
-from energon_lite.stages.plan_order import OrderReader
+from energon_lite.stages.plan_order import OrderReader, chosen
 from energon_lite.stages.planned import PlannedWindow
 
 # Samples that become arrays at a time: few at first, since a run may be short.
@@ -90,9 +90,9 @@ class StreamDraws:
         """Draws until there are at least `num_items` items, or the stream ends."""
         while self.num_items < num_items and not self.has_ended:
             refs = self._reader.take(self._size)
-            self.has_ended = len(refs) < self._size
+            self.has_ended = len(refs.draws) < self._size
             self._size = min(2 * self._size, _LARGEST_BLOCK)
-            first, self.num_items = self.num_items, self.num_items + len(refs)
+            first, self.num_items = self.num_items, self.num_items + len(refs.draws)
             items = np.arange(first, self.num_items)
             stored = self._stored(refs.sources, refs.indices)
             ones, streams = np.ones_like(items), np.full_like(items, self.index)
@@ -125,8 +125,8 @@ class PackDraws(StreamDraws):
     def __init__(
         self, packs: PlannedPacks, stream: Stream, names: Sequence[str], all_streams: bool = False
     ) -> None:
-        super().__init__(packs.plannable.order, stream, names, None)
-        self._numbers = np.array([names.index(name) for name in packs.plannable.sources])
+        super().__init__(packs.order, stream, names, None)
+        self._numbers = np.array([names.index(name) for name in packs.webdatasets])
         self._num_streams = stream.num_streams
         self._context = StreamContext(stream, max_skip_rate=1.0)
         cursor: Any = packs.cursor(stream)
@@ -150,18 +150,18 @@ class PackDraws(StreamDraws):
 
     def _add(self, window: PlannedWindow) -> Float64Array:
         """Adds the packs of a window; returns their costs."""
-        packs, units = window.packs, window.units.chosen(window.packs.indices)
+        packs, units = window.packs, chosen(window.units, window.packs.indices)
         numbers = np.arange(self._num_planned, self._num_planned + len(packs))
         self._num_planned += len(packs)
         self._blocks.append(
             Draws(
                 items=np.repeat(numbers, np.diff(packs.offsets)),
-                sources=self._numbers[units.refs.sources],
+                sources=self._numbers[units.sources],
                 stored=units.planned[:, 0],
                 tokens=units.lengths[:, 0],
                 counts=(units.starts <= 0).astype(np.int64),
-                streams=units.refs.numbers % self._num_streams,
-                positions=units.refs.numbers // self._num_streams,
+                streams=units.draws % self._num_streams,
+                positions=units.draws // self._num_streams,
             )
         )
         costs = np.zeros(len(packs))

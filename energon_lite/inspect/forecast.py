@@ -27,7 +27,7 @@ from energon_lite.inspect.text import counted
 from energon_lite.metadataset.build import build_training
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.stages.pack_lists import PlannedPacks
-from energon_lite.stages.plan_order import PlannableDataset
+from energon_lite.stages.plan_order import order_of
 from energon_lite.stages.token_lengths import MeasureDataset
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
@@ -340,7 +340,7 @@ def _forecast(
     elif not dataset.traits.measures:
         lengths = dataset.lengths_by_source()
         has_tokens = by_tokens = set(names) <= set(lengths)
-        order = PlannableDataset(dataset).order
+        order = order_of(dataset)
         draws = [StreamDraws(order, s, names, lengths if has_tokens else None) for s in streams]
         most = MAX_DRAWS // run.step_items
     else:
@@ -598,7 +598,7 @@ def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> Iterator[Int64Ar
     names = [facts.name for facts in packs.sources()]
     lengths = {name: packs.lengths(name)[0] for name in names}
     for rank in range(ranks):
-        samples = StreamDraws(packs.plannable.order, Stream(rank, ranks), names, lengths)
+        samples = StreamDraws(packs.order, Stream(rank, ranks), names, lengths)
         last = int(draws.positions[draws.streams == rank].max())
         samples.draw_up_to(last + 1)
         yield samples.draws().stored[: last + 1]

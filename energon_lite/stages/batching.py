@@ -356,7 +356,7 @@ class BucketBatchDataset(BatcherDataset[T]):
         keywords: see `BatcherKeywords`.
 
     Raises:
-        ValueError: Nothing says how large a batch is; or samples cannot be re-created.
+        ValueError: The size of a batch is not defined; or samples cannot be re-created.
     """
 
     def __init__(

@@ -163,7 +163,7 @@ class MapDataset(Stage[T]):
 
 
 class WrappedFunction:
-    """A function of the user that is called in another way; a subclass says how."""
+    """A function of the user that is called in another way; a subclass defines how."""
 
     __call__: Callable[..., Any]
 

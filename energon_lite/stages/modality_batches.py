@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from energon_lite.batching.modality import Groups, ModalityCollector
 from energon_lite.batching.modality_steps import ModalitySteps
@@ -132,20 +131,19 @@ class PlannedBatches(PlannedDataset):
         self.split = split
         self.batch_size = check_batch_size(batch_size)
         super().__init__(dataset, "plan_batches", split, is_shared=True)
+
+    def set_order(self) -> None:
+        """Looks at the datasets below, and at the groups of their sources."""
+        super().set_order()
+        split = self.split
         self.source_groups = [
             group_of_source(split, name) if split.follows_from_source else None
-            for name in self.plannable.sources
+            for name in self.webdatasets
         ]
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds lockstep: streams share the plan."""
         return dataclasses.replace(super().own_traits(below), lockstep=True)
-
-    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Returns the same over another dataset."""
-        (dataset,) = children
-        measured: Any = dataset
-        return type(self)(measured, self.split, self.batch_size)
 
     def collector(self, stream: Stream) -> ModalitySteps:
         """Returns what chooses the lists of a stream."""
@@ -154,7 +152,7 @@ class PlannedBatches(PlannedDataset):
         key = key_of("planned_batches", self.run_seed, num_streams, stream.pass_index)
         return ModalitySteps(self.split, self.batch_size, window, stream.index, num_streams, key)
 
-    @cached_property
+    @property
     def samples_per_list(self) -> float:
         """How many samples a list has."""
         return float(self.batch_size)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from typing_extensions import Self
 
 from energon_lite import packing as packers
 from energon_lite.batching.balance_orders import BalancedOrder
@@ -113,12 +111,6 @@ class PlannedPacks(PlannedDataset):
         self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
         packers.compile_all()
 
-    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
-        """Returns the same over another dataset."""
-        (dataset,) = children
-        measured: Any = dataset
-        return type(self)(measured, self.packing, self.packs_per_batch)
-
     def collector(self, stream: Stream) -> WindowPacks:
         """Returns what chooses the packs of a stream."""
         if not self.is_shared:
@@ -130,14 +122,14 @@ class PlannedPacks(PlannedDataset):
             self.packs_per_batch,
         )  # fmt: skip
 
-    @cached_property
+    @property
     def samples_per_list(self) -> float:
         """About how many samples a pack has, by the mean lengths and the shares of the sources."""
         kept, total = self.packing.longest, sum(self.shares.values())
         tokens = sum(n * min(self.mean_tokens[name], kept) for name, n in self.shares.items())
         return max(1.0, self.packing.tokens * total / max(tokens, 1.0))
 
-    @cached_property
+    @property
     def window(self) -> int:
         """Samples of each stream that are planned together."""
         if self.packing.plan_window is not None:

@@ -7,17 +7,23 @@ which that is known can be read and encoded on its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.core.arrays import BoolArray, Int64Array
+from energon_lite.batching.rules import TOKENS
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset, Cursor
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.keys import REPEATED
 from energon_lite.core.state import RestoreKey, Snapshot
-from energon_lite.core.stream_context import StreamContext, context_of
+from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.planned_source import (
     OrderCursor,
     OrderOnlySource,
@@ -25,6 +31,10 @@ from energon_lite.sources.planned_source import (
     PlannedSource,
 )
 from energon_lite.sources.source import WebdatasetSource
+from energon_lite.stages.collect import name_of
+from energon_lite.stages.token_lengths import MeasureCursor
+
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
 
 class Refs(NamedTuple):
@@ -34,85 +44,72 @@ class Refs(NamedTuple):
         sources: shape (N,); numbers of their sources.
         epochs: shape (N,).
         indices: shape (N,); which sample of the source.
-        numbers: shape (N,); the number of the draw in the run, unlike that of any other.
+        draws: shape (N,); the number of the draw in the run, unlike that of any other.
     """
 
     sources: Int64Array
     epochs: Int64Array
     indices: Int64Array
-    numbers: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def chosen(self, which: Int64Array | BoolArray | slice) -> Refs:
-        """Returns some of them."""
-        return Refs(*(column[which] for column in self.columns))
-
-    @property
-    def columns(self) -> tuple[Int64Array, ...]:
-        """The arrays."""
-        return (self.sources, self.epochs, self.indices, self.numbers)
+    draws: Int64Array
 
 
-def joined(refs: Sequence[Refs]) -> Refs:
-    """Returns several one after the other."""
-    none = Refs(*[np.empty(0, np.int64)] * 4)
-    return Refs(*map(np.concatenate, zip(*(r.columns for r in (none, *refs)), strict=True)))
+NO_REFS = Refs(*np.empty((4, 0), np.int64))
 
 
-class PlannableDataset:
-    """A pipeline whose order is known without reading.
+def chosen(columns: Columns, which: Any) -> Columns:
+    """Returns some rows of a tuple of arrays."""
+    make: Any = type(columns)
+    rows: Columns = make(*(column[which] for column in columns))
+    return rows
 
-    Args:
-        dataset: stages that work on each sample, over such that choose which one is next.
 
-    Attributes:
-        sources: the sources, by name.
-        order: the restore keys that come, in their order.
+def joined(blocks: Sequence[Columns]) -> Columns:
+    """Returns several tuples of arrays as one."""
+    make: Any = type(blocks[0])
+    rows: Columns = make(*map(np.concatenate, zip(*blocks, strict=True)))
+    return rows
+
+
+def keys_of(refs: Refs, names: Sequence[str]) -> list[RestoreKey]:
+    """Returns the restore keys of samples."""
+    sources, *rest = (column.tolist() for column in refs)
+    return list(zip((names[number] for number in sources), *rest, strict=True))
+
+
+def sources_in(dataset: AnyDataset) -> Iterator[WebdatasetSource[Any]]:
+    """Yields the sources of a pipeline."""
+    if isinstance(dataset, WebdatasetSource):
+        yield dataset
+    for child in dataset.children:
+        yield from sources_in(child)
+
+
+def order_of(dataset: AnyDataset) -> AnyDataset:
+    """Returns the restore keys that a pipeline reads, in their order.
 
     Raises:
-        ValueError: A stage does neither, or its order depends on what is read.
+        ValueError: A stage neither works on each sample nor chooses which sample is next; or its
+            order depends on what is read.
     """
-
-    def __init__(self, dataset: AnyDataset) -> None:
-        self._dataset = dataset
-        self.sources = dict(_sources(dataset))
-        self.order = _order_of(dataset)
-
-    def reading(self, source: str, rows: PlannedRows) -> AnyDataset:
-        """Returns what reads and encodes samples of a source, in the order of `rows`."""
-        found: AnyDataset = _branch(self._dataset, source, rows)
-        return found
-
-
-def _sources(dataset: AnyDataset) -> Iterator[tuple[str, WebdatasetSource[Any]]]:
-    if isinstance(dataset, WebdatasetSource):
-        yield dataset.name, dataset
-    for child in dataset.children:
-        yield from _sources(child)
-
-
-def _order_of(dataset: AnyDataset) -> AnyDataset:
     if isinstance(dataset, WebdatasetSource):
         return OrderOnlySource(dataset)
     traits = dataset.traits
     if traits.per_item:
-        return _order_of(dataset.children[0])
+        return order_of(dataset.children[0])
     if not traits.ordering:
         obstacle = traits.obstacle or (
             f"packs cannot be planned over {type(dataset).__name__}, whose items are not known "
             "before it is read"
         )
         raise ValueError(f"{obstacle}. Omit `lengths` to pack samples as they come")
-    return dataset.with_children([_order_of(child) for child in dataset.children])
+    return dataset.with_children([order_of(child) for child in dataset.children])
 
 
-def _branch(dataset: Any, source: str, rows: PlannedRows) -> Any:
-    """Returns the stages of one source that work on each sample; None if it is not below."""
+def branch_of(dataset: Any, source: str, rows: PlannedRows) -> Any:
+    """Returns what reads and encodes samples of one source; None if it is not below."""
     if isinstance(dataset, WebdatasetSource):
         return PlannedSource(dataset, rows) if dataset.name == source else None
-    found = (_branch(child, source, rows) for child in dataset.children)
+    found = (branch_of(child, source, rows) for child in dataset.children)
     below = next((branch for branch in found if branch is not None), None)
     if below is None or not dataset.traits.per_item:
         return below
@@ -159,8 +156,8 @@ class OrderReader:
     def _numbered(self, sources: Int64Array, epochs: Int64Array, indices: Int64Array) -> Refs:
         draws = np.arange(self.num_draws, self.num_draws + len(sources))
         self.num_draws += len(sources)
-        numbers = draws * self._stream.num_streams + self._stream.index
-        return Refs(sources, epochs, indices, numbers)
+        draws = draws * self._stream.num_streams + self._stream.index
+        return Refs(sources, epochs, indices, draws)
 
     def snapshot(self) -> Snapshot:
         """Returns the place."""
@@ -175,7 +172,83 @@ class OrderReader:
         self._context, self.num_draws = context, num_draws
 
 
-def keys_of(refs: Refs, names: Sequence[str]) -> list[RestoreKey]:
-    """Returns the restore keys of samples."""
-    sources, *rest = (column.tolist() for column in refs.columns)
-    return list(zip((names[number] for number in sources), *rest, strict=True))
+class PlanReader:
+    """Reads the samples of a stream's lists; each source in blocks.
+
+    Samples that cannot be read, or that a hook skips, are counted there and leave a gap.
+
+    Args:
+        spec: the `PlannedDataset`.
+        window: the plan.
+        first: number of the list to begin with.
+        names: of the sources.
+        stream: the stream.
+    """
+
+    def __init__(
+        self, spec: Any, window: Any, first: int, names: list[str], stream: Stream
+    ) -> None:
+        self._spec = spec
+        self._names = names
+        self._stream = stream
+        rows = window.packs.indices[window.packs.offsets[first] :]
+        is_repeated = rows < 0
+        num_before = int((window.packs.indices < 0).sum() - is_repeated.sum())
+        self._units = units = chosen(window.units, np.where(is_repeated, ~rows, rows))
+        keys = units.keys(names)
+        for number, i in enumerate(np.flatnonzero(is_repeated).tolist(), num_before):
+            keys[i] = (REPEATED, number, keys[i])
+        # A sample in several parts is read for each, and counts with the first.
+        was_read = (units.starts > 0) | is_repeated
+        columns = (column.tolist() for column in (units.sources, was_read, units.planned))
+        self._rows = zip(keys, *columns, strict=True)
+        self._sizes = iter(np.diff(window.packs.offsets[first:]).tolist())
+        self._branches: dict[int, tuple[MeasureCursor[Any], PlannedRows]] = {}
+
+    def next_list(self) -> list[tuple[RestoreKey, Any]]:
+        """Returns restore keys and samples of the next list; `SKIPPED` for those that failed."""
+        rows = islice(self._rows, next(self._sizes))
+        return [(key, self._read(*row)) for key, *row in rows]
+
+    def _read(self, source: int, was_read: bool, planned: list[int]) -> Any:
+        cursor, rows = self._branches.get(source) or self._open(source)
+        context = current_context()
+        num_records = len(context.records)
+        rows.num_due += 1
+        try:
+            sample = next(cursor)
+        except StopIteration:
+            sample = SKIPPED
+        cost = context.cost(self._names[source])
+        if was_read:
+            cost.draws -= 1
+            del context.records[num_records:]
+        if sample is not SKIPPED:
+            self._check(cursor.key, sample, cursor.length, planned)
+            if was_read:
+                cost.tokens -= self._spec.rules.kept_tokens(cursor.length)
+        return sample
+
+    def _open(self, source: int) -> tuple[MeasureCursor[Any], PlannedRows]:
+        units = self._units
+        own = np.flatnonzero(units.sources == source)
+        rows = PlannedRows(units.epochs[own], units.indices[own], units.draws[own])
+        reading = branch_of(self._spec.dataset, self._names[source], rows)
+        stream = replace(self._stream, share=len(own) / len(units.sources))
+        self._branches[source] = reading.cursor(stream), rows
+        return self._branches[source]
+
+    def _check(self, key: RestoreKey, sample: Any, length: Any, planned: list[int]) -> None:
+        """Refuses a sample that does not have the length it was planned with."""
+        if type(length) is int and length == planned[0]:
+            return
+        measured = length if isinstance(length, Mapping) else {TOKENS: length}
+        sizes = dict(zip(self._spec.rules.resources, planned, strict=False))
+        if any(measured.get(name) != size for name, size in sizes.items()):
+            raise FatalSampleError.from_sample_key(
+                name_of(key, sample),
+                f"length index {self._spec.index!r} has {sizes}, but sample_length returned "
+                f"{length!r:.80}: the data or the encoder changed since the index was written, or "
+                "the length is random. Write the index again with `energon-lite lengths`, or omit "
+                "`lengths`",
+            )

@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import Self
 
-from energon_lite.batching.collector import CollectorState, Samples, WindowCollector
+from energon_lite.batching.collector import Samples, WindowCollector
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import TOKENS, WHOLE, LengthRules, OverlongError, number_groups
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor
+from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
-from energon_lite.core.keys import name_of_key, whole
+from energon_lite.core.keys import is_piece, name_of_key, whole
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of, current_context
+from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import SKIPPED
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.stages.collect import ListDataset, count_dropped
-from energon_lite.stages.plan_order import OrderReader, PlannableDataset, Refs, joined, keys_of
-from energon_lite.stages.plan_reader import PlanReader
+from energon_lite.stages.plan_order import (
+    NO_REFS,
+    OrderReader,
+    PlanReader,
+    Refs,
+    chosen,
+    joined,
+    keys_of,
+    order_of,
+    sources_in,
+)
 from energon_lite.stages.token_lengths import MeasureDataset
 
 # Counts of streams and passes that are kept, as a plan takes seconds.
@@ -40,70 +48,57 @@ class Units(NamedTuple):
     """Samples, and parts of samples, that a collector chooses from; U of them.
 
     Attributes:
+        sources: shape (U,); this column and the next three are those of `Refs`.
+        epochs: shape (U,).
+        indices: shape (U,).
+        draws: shape (U,).
         numbers: shape (U,), rising; their numbers in the collector.
-        refs: the samples.
         starts: shape (U,); first token of a part, or `WHOLE`.
         stops: shape (U,); the token after the last.
         groups: shape (U,).
-        lengths: shape (U, R); of a part, its own tokens.
+        lengths: shape (U, R); of a part, its tokens.
         planned: shape (U, R); of the whole samples.
     """
 
+    sources: Int64Array
+    epochs: Int64Array
+    indices: Int64Array
+    draws: Int64Array
     numbers: Int64Array
-    refs: Refs
     starts: Int64Array
     stops: Int64Array
     groups: Int64Array
     lengths: Int64Array
     planned: Int64Array
 
-    def chosen(self, which: Any) -> Units:
-        """Returns some of them."""
-        numbers, refs, *columns = self
-        return Units(numbers[which], refs.chosen(which), *(column[which] for column in columns))
+    def samples(self) -> Samples:
+        """Returns what a collector knows of them."""
+        return Samples(self.numbers, self.groups, self.lengths)
+
+    def numbered(self, numbers: Any) -> Units:
+        """Returns those with some numbers."""
+        return chosen(self, np.searchsorted(self.numbers, numbers))
 
     def keys(self, names: Sequence[str]) -> list[RestoreKey]:
         """Returns their restore keys."""
-        keys = keys_of(self.refs, names)
+        keys = keys_of(Refs(*self[:4]), names)
         for i in np.flatnonzero(self.starts != WHOLE).tolist():
             keys[i] = ("piece", int(self.starts[i]), int(self.stops[i]), keys[i])
         return keys
 
 
-@dataclass
-class Dropped:
-    """Samples that a plan drops; the stream that drew them counts them, once."""
-
-    records: list[SkipRecord] = field(default_factory=list)
-    draws: Counter[str] = field(default_factory=Counter)
-    overlong: Counter[str] = field(default_factory=Counter)
-
-    def count(self) -> None:
-        """Counts them in the current context."""
-        context = current_context()
-        for source, number in self.draws.items():
-            context.cost(source).draws += number
-        for source, number in self.overlong.items():
-            context.cost(source).overlong += number
-        for record in self.records:
-            context.count_skip(record)
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedWindow:
+class PlannedWindow(NamedTuple):
     """The lists that one stream has of a window of the order.
 
     Attributes:
         units: what the lists consist of.
         packs: P lists of rows of `units`, in their order. A repetition of row u is `~u`.
         is_last: whether no window follows.
-        dropped: what was dropped.
     """
 
     units: Units
     packs: Lists
     is_last: bool
-    dropped: Dropped
 
 
 class PlannedDataset(ListDataset[list[Any]]):
@@ -121,7 +116,8 @@ class PlannedDataset(ListDataset[list[Any]]):
         is_shared: whether each stream plans for all of them, and has its part of the plan.
 
     Attributes:
-        plannable: the order, and what reads a sample of it.
+        webdatasets: the sources, by name.
+        order: the restore keys that come, in their order.
         digest: hash of all lengths.
         mean_tokens: tokens of a sample, by source.
 
@@ -140,9 +136,20 @@ class PlannedDataset(ListDataset[list[Any]]):
         super().__init__(dataset.nested())
         self.stage, self.rules, self.is_shared = name, rules, is_shared
         self.index = str(rules.lengths)
-        self.plannable = PlannableDataset(self.dataset)
+        self.set_order()
+
+    def set_order(self) -> None:
+        """Looks at the datasets below: their order, and the lengths of their samples."""
+        self.order = order_of(self.dataset)
+        self.webdatasets = {source.name: source for source in sources_in(self.dataset)}
         self.digest, self.mean_tokens = self._totals()
         self._counted: dict[tuple[int, int, int], int] = {}
+
+    def with_children(self, children: Sequence[SavableDataset[Any]]) -> Self:
+        """Returns the same over another dataset."""
+        other = super().with_children(children)
+        other.set_order()
+        return other
 
     @abstractmethod
     def collector(self, stream: Stream) -> WindowCollector:
@@ -170,7 +177,7 @@ class PlannedDataset(ListDataset[list[Any]]):
 
     def lengths(self, source: str) -> tuple[Int64Array, ...]:
         """Opens the lengths of a source's samples; shape (N,) for each resource, tokens first."""
-        opened = self.plannable.sources[source]
+        opened = self.webdatasets[source]
         return tuple(opened.stored_lengths(self.index, name) for name in self._stored(opened))
 
     def _stored(self, source: WebdatasetSource[Any]) -> tuple[str, ...]:
@@ -191,14 +198,14 @@ class PlannedDataset(ListDataset[list[Any]]):
     def _totals(self) -> tuple[str, dict[str, float]]:
         """Returns a hash of all lengths, and the mean tokens of a sample by source."""
         digest, means = hashlib.blake2b(digest_size=16), {}
-        for name in sorted(self.plannable.sources):
+        for name in sorted(self.webdatasets):
             columns = self.lengths(name)
             for lengths in columns:
                 digest.update(np.ascontiguousarray(lengths, dtype="<i8").data)
             means[name] = float(columns[0].mean()) if len(columns[0]) else 0.0
         return digest.hexdigest(), means
 
-    @cached_property
+    @property
     def shares(self) -> dict[str, float]:
         """Samples by source, of a million; of a pass, where the blend does not say."""
         target = self.dataset.expected(1e6)
@@ -229,7 +236,7 @@ class PlannedDataset(ListDataset[list[Any]]):
 
     def planned_by(self) -> list[tuple[Any, str]]:
         """Lists all sources, with the name of the index."""
-        return [(source, self.index) for source in self.plannable.sources.values()]
+        return [(source, self.index) for source in self.webdatasets.values()]
 
 
 class PlanCursor(Cursor[list[Any]]):
@@ -242,30 +249,33 @@ class PlanCursor(Cursor[list[Any]]):
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
         self._stream = stream
-        self._names = list(spec.plannable.sources)
+        self._names = list(spec.webdatasets)
         self._lengths: dict[int, tuple[Int64Array, ...]] = {}
         self.collector = spec.collector(stream)
         numbers = range(stream.num_streams) if spec.is_shared else [stream.index]
-        order = spec.plannable.order
         self._readers = [
-            OrderReader(order, self._names, replace(stream, index=number)) for number in numbers
+            OrderReader(spec.order, self._names, replace(stream, index=n)) for n in numbers
         ]
         self._num_units = self._emitted = 0
-        self._units = self._new_units(joined([]), Dropped())
+        self._units = self._new_units(NO_REFS)
         self._window: PlannedWindow | None = None
         self._reader: PlanReader | None = None
         self._mark()
 
     def _mark(self) -> None:
-        """Saves where the window begins."""
-        self._starts = tuple(reader.snapshot() for reader in self._readers)
-        self._draws = tuple(reader.num_draws for reader in self._readers)
+        """Saves where the window begins, and what is carried over to it."""
         state = self.collector.state()
-        self._units = self._units.chosen(
-            np.searchsorted(self._units.numbers, np.sort(state.numbers))
-        )
-        self._state = (self._num_units, state)
-        self._carried = tuple(self._units.keys(self._names))
+        order = np.argsort(state.numbers)
+        numbers, columns = state.numbers[order], state.columns[order]
+        self._units = self._units.numbered(numbers)
+        self._starts = tuple(reader.snapshot() for reader in self._readers)
+        self._fields = {
+            "units": self._num_units,
+            "draws": tuple(reader.num_draws for reader in self._readers),
+            "keys": tuple(self._units.keys(self._names)),
+            "rows": tuple(map(tuple, np.column_stack([numbers, columns]).tolist())),
+            "counts": state.counts,
+        }
 
     def __next__(self) -> list[Any]:
         """Returns the samples of the next list; a list of which all samples failed is skipped."""
@@ -318,107 +328,95 @@ class PlanCursor(Cursor[list[Any]]):
 
     def _plan(self) -> PlannedWindow:
         """Plans lists up to the next place between windows."""
-        collector, dropped = self.collector, Dropped()
-        blocks = [self._units]
+        collector, blocks = self.collector, [self._units]
         has_ended = False
         while not len(lists := collector.next_window(has_ended)) and not has_ended:
             num = -(-collector.num_wanted // len(self._readers))
             taken = [reader.take(num) for reader in self._readers]
-            has_ended = all(len(refs) < num for refs in taken)
-            units = self._new_units(joined(taken), dropped)
-            collector.add(self._samples(units))
+            has_ended = all(len(refs.draws) < num for refs in taken)
+            units = self._new_units(joined(taken))
+            collector.add(units.samples())
             blocks.append(units)
-        self._units = units = _joined_units(blocks)
+        self._units = units = joined(blocks)
         if has_ended:
-            rest = units.chosen(np.searchsorted(units.numbers, collector.leftover()))
-            why = "left over at the end of the data"
-            self._drop(((key, why) for key in rest.keys(self._names)), dropped)
+            rest = units.numbered(collector.leftover())
+            self._drop(rest.keys(self._names), "left over at the end of the data")
         if self._emitted > len(lists):
             raise StateError(
                 f"The checkpoint's stage 'plan' has {self._emitted} lists of a window that has "
                 f"{len(lists)}; it was edited. Use another checkpoint."
             )
-        if not self._emitted:  # else they were counted with a list that was emitted
-            dropped.count()
         is_repeated = lists.indices < 0
         rows = np.where(is_repeated, ~lists.indices, lists.indices)
         rows = np.searchsorted(units.numbers, rows)
         packs = Lists(np.where(is_repeated, ~rows, rows), lists.offsets)
-        self._window, self._reader = PlannedWindow(units, packs, has_ended, dropped), None
+        self._window, self._reader = PlannedWindow(units, packs, has_ended), None
         return self._window
 
-    def _samples(self, units: Units) -> Samples:
-        return Samples(
-            units.numbers, units.groups, units.lengths[:, : len(self._spec.rules.resources)]
-        )
-
-    def _new_units(self, refs: Refs, dropped: Dropped) -> Units:
+    def _new_units(self, refs: Refs) -> Units:
         """Returns the units of samples that were drawn; drops those without a length."""
         rules, lengths = self._spec.rules, self._lengths_of(refs)
         has_length = lengths[:, 0] >= rules.shortest
         why = f"has length 0 in index {self._spec.index!r}: it was skipped when measured"
-        self._drop(((key, why) for key in self._keys(refs.chosen(~has_length))), dropped)
-        refs, lengths = refs.chosen(has_length), lengths[has_length]
+        self._drop(keys_of(chosen(refs, ~has_length), self._names), why)
+        refs, lengths = chosen(refs, has_length), lengths[has_length]
+        sizes = lengths[:, : len(rules.resources)]
         try:
-            parts = rules.parts(lengths[:, : len(rules.resources)])
+            parts = rules.parts(sizes)
         except OverlongError as error:
-            (key,) = self._keys(refs.chosen(slice(error.sample, error.sample + 1)))
+            (key,) = keys_of(chosen(refs, [error.sample]), self._names)
             raise FatalSampleError.from_sample_key(name_of_key(key), str(error)) from None
         is_dropped = parts.is_overlong.copy()
         is_dropped[parts.samples] = False
-        rows = lengths[is_dropped, : len(rules.resources)].tolist()
-        keys = zip(self._keys(refs.chosen(is_dropped)), rows, strict=True)
-        self._drop(((key, f"too long: {rules.excess(row)}") for key, row in keys), dropped)
-        for key in filter(self._is_own, self._keys(refs.chosen(parts.is_overlong & ~is_dropped))):
-            dropped.overlong[key[0]] += 1
+        rows = np.flatnonzero(parts.is_overlong)
+        for row, key in zip(rows.tolist(), keys_of(chosen(refs, rows), self._names), strict=True):
+            if is_dropped[row]:
+                self._drop([key], f"too long: {rules.excess(sizes[row].tolist())}")
+            elif self._counts(key):
+                current_context().cost(key[0]).overlong += 1
         own = parts.samples
-        return self._numbered(refs.chosen(own), parts.starts, parts.stops, lengths[own])
+        return self._units_of_parts(chosen(refs, own), parts.starts, parts.stops, lengths[own])
 
-    def _keys(self, refs: Refs) -> list[RestoreKey]:
-        return keys_of(refs, self._names)
-
-    def _numbered(
+    def _units_of_parts(
         self, refs: Refs, starts: Int64Array, stops: Int64Array, lengths: Int64Array
     ) -> Units:
-        planned, lengths = lengths, lengths.copy()
+        first, self._num_units = self._num_units, self._num_units + len(starts)
+        numbers, groups = np.arange(first, self._num_units), self._groups(refs, lengths)
+        planned = lengths[:, : len(self._spec.rules.resources)]
+        lengths = planned.copy()
         lengths[:, 0] = np.where(starts == WHOLE, lengths[:, 0], stops - starts)
-        first, self._num_units = self._num_units, self._num_units + len(refs)
-        numbers = np.arange(first, self._num_units)
-        return Units(numbers, refs, starts, stops, self._groups(refs, lengths), lengths, planned)
+        return Units(*refs, numbers, starts, stops, groups, lengths, planned)
 
     def _groups(self, refs: Refs, lengths: Int64Array) -> Int64Array:
         group_by = self._spec.rules.group_by
+        groups: Any = refs.sources
         if group_by is None:
-            return np.zeros(len(refs), np.int64)
-        if group_by == "modality":
-            has_others: Any = (lengths[:, 1:] > 0).any(axis=1)
-            return np.asarray(has_others, np.int64)
-        if isinstance(group_by, Mapping):
-            numbers = number_groups(group_by[name] for name in self._names)
-            of_sources: Int64Array = numbers[refs.sources]
-            return of_sources
-        return refs.sources
+            groups = np.zeros_like(groups)
+        elif group_by == "modality":
+            groups = (lengths[:, 1:] > 0).any(axis=1).astype(np.int64)
+        elif isinstance(group_by, Mapping):
+            groups = number_groups(group_by[name] for name in self._names)[groups]
+        return np.asarray(groups, np.int64)
 
-    def _drop(self, keys: Iterable[tuple[RestoreKey, str]], dropped: Dropped) -> None:
-        """Adds those samples that this stream drew, each with the reason."""
-        scratch = StreamContext(self._stream, max_skip_rate=1.0)
-        with context_of(scratch):
-            for key, why in keys:
-                if self._is_own(key):
-                    count_dropped(key, SKIPPED, why)
-                    dropped.draws[whole(key)[0]] += 1
-        dropped.records += scratch.take_records()
+    def _drop(self, keys: Iterable[RestoreKey], why: str) -> None:
+        """Counts samples that no list has, if this stream drew them."""
+        for key in filter(self._counts, keys):
+            current_context().cost(whole(key)[0]).draws += 1
+            count_dropped(key, SKIPPED, why)
 
-    def _is_own(self, key: RestoreKey) -> bool:
-        """Whether this stream drew a sample; others plan with it, too."""
+    def _counts(self, key: RestoreKey) -> bool:
+        """Whether a sample is counted here: other streams plan with it, too.
+
+        Samples of a window of which lists were emitted were counted with the first of the lists.
+        """
         drawn_by: int = whole(key)[3] % self._stream.num_streams
-        return drawn_by == self._stream.index
+        return not self._emitted and drawn_by == self._stream.index
 
     def _lengths_of(self, refs: Refs) -> Int64Array:
         """Looks the lengths up; shape (N, R)."""
         order = np.argsort(refs.sources, kind="stable")
         numbers, firsts = np.unique(refs.sources[order], return_index=True)
-        lengths = np.empty((len(refs), len(self._opened(0))), np.int64)
+        lengths = np.empty((len(order), len(self._opened(0))), np.int64)
         for number, own in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):
             for place, column in enumerate(self._opened(number)):
                 lengths[own, place] = column[refs.indices[own]]
@@ -431,34 +429,26 @@ class PlanCursor(Cursor[list[Any]]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        num_units, state = self._state
-        order = np.argsort(state.numbers)
-        rows = np.column_stack([state.numbers[order], state.columns[order]])
-        fields = {
-            "units": num_units,
-            "emitted": self._emitted,
-            "draws": self._draws,
-            "keys": self._carried,
-            "rows": tuple(map(tuple, rows.tolist())),
-            "counts": state.counts,
-        }
-        return Snapshot("plan", fields, self._starts)
+        return Snapshot("plan", {**self._fields, "emitted": self._emitted}, self._starts)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the position of a snapshot; the window is planned again when it is needed."""
         snapshot.expect("plan", len(self._readers))
-        draws, keys, rows, counts = map(snapshot.field, ("draws", "keys", "rows", "counts"))
+        fields = {name: snapshot.field(name) for name in self._fields}
         num_units, emitted = snapshot.count("units"), snapshot.count("emitted")
+        keys, counts = fields["keys"], fields["counts"]
         collector = self._spec.collector(self._stream)
         try:
-            places = list(zip(self._readers, snapshot.inner, map(int, draws), strict=True))
-            rows = np.array(rows, np.int64).reshape(len(keys), 1 + collector.num_columns)
+            draws = map(int, fields["draws"])
+            places = list(zip(self._readers, snapshot.inner, draws, strict=True))
+            rows = np.array(fields["rows"], np.int64)
+            rows = rows.reshape(len(keys), 1 + collector.num_columns)
             if (np.diff(rows[:, 0], prepend=-1, append=num_units) < 1).any():
                 raise ValueError("samples are not numbered as they must be")
             units = self._units_of(keys)._replace(numbers=rows[:, 0])
             if set(counts) != set(collector.state().counts):
                 raise ValueError(f"its counts are {counts!r:.80}")
-            collector.restore(dict(counts), self._samples(units), rows[:, 1:])
+            collector.restore(dict(counts), units.samples(), rows[:, 1:])
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage 'plan' is invalid: {error}. Use another checkpoint."
@@ -466,31 +456,20 @@ class PlanCursor(Cursor[list[Any]]):
         for reader, inner, num_draws in places:
             reader.restore(inner, num_draws)
         self.collector, self._units, self._num_units = collector, units, num_units
-        self._state = (num_units, CollectorState(dict(counts), rows[:, 0], rows[:, 1:]))
-        self._emitted, self._carried = emitted, keys
-        self._starts, self._draws = snapshot.inner, draws
+        self._fields, self._emitted, self._starts = fields, emitted, snapshot.inner
         self._window = self._reader = None
 
     def _units_of(self, keys: Sequence[RestoreKey]) -> Units:
         """Returns the units of restore keys.
 
         Raises:
-            ValueError: One is of no source here.
+            ValueError: A key is of no source here.
         """
         rows = [whole(key) for key in keys]
         if any(len(row) != 4 or row[0] not in self._names for row in rows):
             raise ValueError("it carries a sample over that is of no source here")
-        columns = [[self._names.index(row[0]) for row in rows]]
-        columns += [[row[i] for row in rows] for i in (1, 2, 3)]
-        refs = Refs(*(np.array(column, dtype=np.int64) for column in columns))
-        parts = [
-            key[1:3] if len(key) == 4 and key[0] == "piece" else (WHOLE, WHOLE) for key in keys
-        ]
+        numbered = [(self._names.index(name), *rest) for name, *rest in rows]
+        refs = Refs(*np.array(numbered, np.int64).reshape(-1, 4).T)
+        parts = [key[1:3] if is_piece(key) else (WHOLE, WHOLE) for key in keys]
         starts, stops = np.array(parts, np.int64).reshape(-1, 2).T
-        return self._numbered(refs, starts, stops, self._lengths_of(refs))
-
-
-def _joined_units(blocks: Sequence[Units]) -> Units:
-    """Returns several units one after the other."""
-    numbers, refs, *columns = zip(*blocks, strict=True)
-    return Units(np.concatenate(numbers), joined(refs), *map(np.concatenate, columns))
+        return self._units_of_parts(refs, starts, stops, self._lengths_of(refs))

@@ -47,8 +47,6 @@ EXCEPTIONS: dict[str, str] = {
     "AugmentTaskEncoder.encode_batch(batch)": "called so in TaskEncoder",
     "Cooker.need_cache": "the decorator refuses it",
     "Cooker.need_primary": "the decorator refuses it",
-    "BatchDataset(batcher_stateless)": _STATELESS,
-    "GroupBatchDataset(batcher_stateless)": _STATELESS,
     "GroupBatchDataset.restore_sample(index)": "called restore_key, as in all other classes",
     "GroupBatchDataset.restore_sample(restore_key)": "called so in all other classes",
     "MapDataset(stateless_map_fn)": _STATELESS,

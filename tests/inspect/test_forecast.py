@@ -18,7 +18,7 @@ from energon_lite.inspect.forecast import Plan, interval_edges, plan
 from energon_lite.inspect.text import plan_text
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.planned_source import OrderOnlySource
-from energon_lite.stages.plan_order import PlannableDataset
+from energon_lite.stages.plan_order import order_of
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
@@ -242,7 +242,7 @@ def test_the_draws_carry_the_keys_of_the_real_run(root):
     real = [key for batch in batches for key in leaves(batch.__restore_key__)]
     config = ranks.loaders[0].worker_config
     dataset = module._opened(path, "train", 4, True, config, {})
-    predicted = iter(PlannableDataset(dataset).order)
+    predicted = iter(order_of(dataset))
     assert [next(predicted) for _ in real] == real
 
 

@@ -24,7 +24,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.order.schedules import Schedule
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.stages.plan_order import OrderReader, PlannableDataset
+from energon_lite.stages.plan_order import OrderReader, order_of
 
 from ..helpers import text_set
 
@@ -71,11 +71,11 @@ TREES: dict[str, Any] = {
 
 
 def reader(dataset: SavableDataset[Any], stream: Stream) -> OrderReader:
-    return OrderReader(PlannableDataset(dataset).order, list(NAMES), stream)
+    return OrderReader(order_of(dataset), list(NAMES), stream)
 
 
 def rows(refs: Any) -> list[Any]:
-    return list(zip(*(column.tolist() for column in refs.columns), strict=True))
+    return list(zip(*(column.tolist() for column in refs), strict=True))
 
 
 @pytest.mark.parametrize("tree", list(TREES))
@@ -101,7 +101,7 @@ def test_references_are_what_the_run_reads(
 def test_arrays_are_used_where_nothing_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_lite.core.dataset.Cursor.take", None)
     for tree in ("a source", "a blend", "at random", "nested, mapped"):
-        assert len(reader(TREES[tree](root), Stream(0, 3)).take(50)) == 50
+        assert len(reader(TREES[tree](root), Stream(0, 3)).take(50).draws) == 50
 
 
 def test_what_has_no_order_beforehand_is_named(root: Path) -> None:
@@ -110,4 +110,4 @@ def test_what_has_no_order_beforehand_is_named(root: Path) -> None:
         (BatchDataset(source(root, "a"), 2, same), "BatchLists"),
     ):
         with pytest.raises(ValueError, match=match):
-            PlannableDataset(dataset)
+            order_of(dataset)
