@@ -198,7 +198,7 @@ def _measure_part(
     if facts.get("data") != factory.data or facts.get("encoder") != encoder:
         with errors_of(root):
             num_tasks = -(-num_samples // _SAMPLES_PER_TASK)
-            resources = _first(dataset, num_tasks, root).resources
+            resources = _resources(dataset, root)
             partial = PartialLengths(
                 root, part, name, num_samples, resources, factory.data, encoder
             )
@@ -230,58 +230,47 @@ class _Measured(NamedTuple):
         samples: (n,); their numbers in the part, rising.
         lengths: (n, R).
         records: skipped samples.
-        resources: the names of the R resources.
     """
 
     samples: Int64Array
     lengths: Int64Array
     records: list[SkipRecord]
-    resources: tuple[str, ...]
 
 
-def _first(dataset: MeasureDataset[Any], num_tasks: int, root: Path) -> _Measured:
-    """Measures up to the first sample that has a length: it has the names of the resources."""
-    for task in range(num_tasks):
-        found = _measured(dataset, num_tasks, None, task, only_first=True)
-        if found.resources:
-            return found
+def _resources(dataset: MeasureDataset[Any], root: Path) -> tuple[str, ...]:
+    """Returns the names of the resources of the first sample that has a length, tokens first."""
+    stream = Stream(0, 1)
+    with context_of(StreamContext(stream, max_skip_rate=1.0)):
+        cursor: MeasureCursor[Any] = dataset.cursor(stream)
+        for _ in cursor:
+            return (TOKENS, *sorted(_lengths_here(cursor).keys() - {TOKENS}))
     raise DatasetFormatError(
         f"{root}: no sample has a length: all were skipped, or failed. Correct what the log names"
     )
 
 
+def _lengths_here(cursor: MeasureCursor[Any]) -> dict[str, Any]:
+    return cursor.length if isinstance(cursor.length, dict) else {TOKENS: cursor.length}
+
+
 def _measured(
-    dataset: MeasureDataset[Any],
-    num_tasks: int,
-    resources: tuple[str, ...] | None,
-    task: int,
-    only_first: bool = False,
+    dataset: MeasureDataset[Any], num_tasks: int, resources: tuple[str, ...], task: int
 ) -> _Measured:
     """Measures one block of file order: the samples of one of `num_tasks` streams."""
     stream = Stream(task, num_tasks)
     context = StreamContext(stream, max_skip_rate=1.0)
     first = task * _SAMPLES_PER_TASK
     num_samples = min(_SAMPLES_PER_TASK, dataset.num_items(Stream(0, 1)) - first)
-    lengths: Int64Array | None = None
+    lengths = np.zeros((num_samples, len(resources)), dtype=np.int64)
     with context_of(context):
         cursor: MeasureCursor[Any] = dataset.cursor(stream)
         for _ in cursor:
-            here = cursor.length if isinstance(cursor.length, dict) else {TOKENS: cursor.length}
-            if resources is None:
-                resources = (TOKENS, *sorted(name for name in here if name != TOKENS))
-            if lengths is None:
-                lengths = np.zeros((num_samples, len(resources)), dtype=np.int64)
-            key = next(leaves(cursor.key))
-            if set(here) != set(resources):
+            here, key = _lengths_here(cursor), next(leaves(cursor.key))
+            if here.keys() != set(resources):
                 raise DatasetFormatError(
                     f"sample_length returned {sorted(here)} for {key!r} and {sorted(resources)} "
                     "before; return the same resources for every sample"
                 )
             # A generator hook makes several samples of one; they are measured together.
             lengths[key[2] - first] += [int(here[name]) for name in resources]
-            if only_first:
-                break
-    if lengths is None:
-        lengths = np.zeros((num_samples, len(resources or ())), dtype=np.int64)
-    samples = np.arange(first, first + num_samples)
-    return _Measured(samples, lengths, context.take_records(), resources or ())
+    return _Measured(np.arange(first, first + num_samples), lengths, context.take_records())

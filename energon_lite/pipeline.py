@@ -13,9 +13,8 @@ from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
 from energon_lite.stages.epochs import limited, virtual_epochs
-from energon_lite.task_encoder.base import AnyTaskEncoder
+from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
 from energon_lite.task_encoder.builders import own_training, own_validation
-from energon_lite.task_encoder.hook_checks import check_sizes, checked_config, checked_encoder
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
@@ -172,9 +171,9 @@ def _open(
     **sizes: int | None,
 ) -> tuple[Hooks, LeafOpener]:
     """Checks the arguments and reads the path; returns the hooks and the opener of the leaves."""
-    hooks = Hooks(checked_encoder(task_encoder), checked_config(worker_config))
+    hooks = Hooks(checked_encoder(task_encoder), _checked_worker_config(worker_config))
     batch_size, _, packing_buffer_size = batching
-    check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)
+    _check_sizes(batch_size=batch_size, packing_buffer_size=packing_buffer_size, **sizes)
     return hooks, LeafOpener(
         node=open_node(path, split_part, kwargs),
         cook=hooks.cooked,
@@ -187,3 +186,51 @@ def _open(
         multiplier=multiplier,
         check_index=hooks.check_index,
     )
+
+
+def _checked_worker_config(config: WorkerConfig | None) -> WorkerConfig | None:
+    """Returns a worker config; None is the default.
+
+    Raises:
+        TypeError: The object is no worker config.
+    """
+    value: Any = config
+    if value is None or isinstance(value, WorkerConfig):
+        return config
+    raise TypeError(
+        f"worker_config={value!r:.80} is no WorkerConfig; pass WorkerConfig(rank=..., "
+        "world_size=..., num_workers=...) or WorkerConfig.default_worker_config(num_workers), "
+        "called"
+    )
+
+
+_LEAST = {
+    "batch_size": (1, ", or None for no batches"),
+    "packing_buffer_size": (1, ", or None for no packing by a function"),
+    "shuffle_buffer_size": (0, "; 0, 1 and None are for no shuffling"),
+    "max_samples_per_sequence": (1, ", or None for the mean size of a shard"),
+    "virtual_epoch_length": (0, "; 0 is for no end"),
+    "limit": (0, "; 0 and None are for no limit"),
+}
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    """Checks that sizes are whole numbers in their range.
+
+    Args:
+        sizes: by the names of the arguments; None stands for the default.
+
+    Raises:
+        TypeError: A size is no whole number.
+        ValueError: A size is below its minimum.
+    """
+    for name, size in sizes.items():
+        value: Any = size
+        if value is None:
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            number = "; write it without quotes" if isinstance(value, str) else ""
+            raise TypeError(f"{name}={value!r} must be a whole number or None{number}")
+        least, meaning = _LEAST[name]
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}{meaning}")

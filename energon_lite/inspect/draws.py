@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.batching.collector import Samples
-from energon_lite.core.arrays import Float64Array, Int64Array
+from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import RankSlots, Stream
@@ -19,8 +19,8 @@ from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
 from energon_lite.stages.plan_order import OrderReader, chosen
 from energon_lite.stages.planned import PlannedWindow
 
-# Samples that become arrays at a time: few at first, since a run may be short.
-_FIRST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 18
+# Samples that become arrays at a time, at most.
+_BLOCK = 1 << 18
 
 
 class Draws(NamedTuple):
@@ -44,9 +44,8 @@ class Draws(NamedTuple):
     streams: Int64Array
     positions: Int64Array
 
-    def up_to(self, num_items: int) -> Draws:
-        """Returns the draws of the first items."""
-        is_in = (self.items >= 0) & (self.items < num_items)
+    def where(self, is_in: BoolArray) -> Draws:
+        """Returns some of them."""
         return Draws(*(column[is_in] for column in self))
 
     @staticmethod
@@ -80,18 +79,16 @@ class StreamDraws:
         self.index = stream.index
         self.num_items = 0
         self.has_ended = False
-        self.lengths = lengths
         self._by_number = [] if lengths is None else [lengths[name] for name in names]
         self._blocks = [Draws(*np.empty((len(Draws._fields), 0), dtype=np.int64))]
         self._reader = OrderReader(dataset, list(names), stream)
-        self._size = _FIRST_BLOCK
 
     def draw_up_to(self, num_items: int) -> None:
-        """Draws until there are at least `num_items` items, or the stream ends."""
+        """Draws until there are `num_items` items, or the stream ends."""
         while self.num_items < num_items and not self.has_ended:
-            refs = self._reader.take(self._size)
-            self.has_ended = len(refs.draws) < self._size
-            self._size = min(2 * self._size, _LARGEST_BLOCK)
+            num_refs = min(num_items - self.num_items, _BLOCK)
+            refs = self._reader.take(num_refs)
+            self.has_ended = len(refs.draws) < num_refs
             first, self.num_items = self.num_items, self.num_items + len(refs.draws)
             items = np.arange(first, self.num_items)
             stored = self._stored(refs.sources, refs.indices)
@@ -188,7 +185,8 @@ class PackDraws(StreamDraws):
         drawn = super().draws()
         items = np.full(self._num_planned, -1)
         items[self._emitted] = np.arange(self.num_items)
-        return drawn._replace(items=items[drawn.items]).up_to(self.num_items)
+        drawn = drawn._replace(items=items[drawn.items])
+        return drawn.where(drawn.items >= 0)
 
     def costs(self) -> Float64Array:
         """Returns the costs of the packs that were emitted, (P,)."""
@@ -253,8 +251,7 @@ def draw_run(streams: Sequence[StreamDraws], run: RunShape) -> RunDraws:
         blocks.append(drawn)
     steps_D, drawn = np.concatenate(steps), Draws.joined(blocks)
     is_in = steps_D < num_steps
-    drawn = Draws(*(column[is_in] for column in drawn))
-    return RunDraws(num_steps, int(batches_S.sum()), num_items, drawn, steps_D[is_in])
+    return RunDraws(num_steps, int(batches_S.sum()), num_items, drawn.where(is_in), steps_D[is_in])
 
 
 def _steps_of_batches(batches_S: Int64Array, run: RunShape) -> tuple[Int64Array, int]:

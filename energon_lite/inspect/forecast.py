@@ -599,9 +599,8 @@ def _in_order(packs: PlannedPacks, draws: Draws, ranks: int) -> Iterator[Int64Ar
     lengths = {name: packs.lengths(name)[0] for name in names}
     for rank in range(ranks):
         samples = StreamDraws(packs.order, Stream(rank, ranks), names, lengths)
-        last = int(draws.positions[draws.streams == rank].max())
-        samples.draw_up_to(last + 1)
-        yield samples.draws().stored[: last + 1]
+        samples.draw_up_to(int(draws.positions[draws.streams == rank].max()) + 1)
+        yield samples.draws().stored
 
 
 def _padded(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -308,3 +310,63 @@ def _names_of(target: type[Any]) -> tuple[str, ...]:
     if hasattr(target, "_fields"):
         return tuple(target._fields)
     raise TypeError(f"{target.__name__} must be a dataclass, a NamedTuple or dict")
+
+
+_METHODS = HOOKS | {name for name in vars(PipelineBuilders) if name.startswith("build_")}
+
+# `encode_samples` is similar to `encode_sample`, `encode_image` is not.
+_SIMILAR = 0.9
+# Energon calls these methods; this library does not, so an override would have no effect.
+_NOT_CALLED = {
+    "_load_dataset": "override build_cook_crude_sample, or build_train_datasets",
+    "_is_overridden": "override `overrides`",
+    "cache": "this version has no cache pools",
+}
+
+
+def checked_encoder(encoder: AnyTaskEncoder | None) -> AnyTaskEncoder:
+    """Returns the task encoder, by default `DefaultTaskEncoder()`; warns of misspelt hooks.
+
+    Raises:
+        TypeError: The object is no task encoder, or overrides a method that is never called.
+    """
+    value: Any = encoder
+    if value is None:
+        return DefaultTaskEncoder()
+    if isinstance(value, type):
+        raise TypeError(
+            f"task_encoder={value.__name__} is a class; pass an instance: {value.__name__}()"
+        )
+    if not isinstance(value, TaskEncoder):
+        raise TypeError(
+            f"task_encoder={value!r:.80} is no task encoder; derive {type(value).__name__} from "
+            "DefaultTaskEncoder"
+        )
+    own = {
+        name: attribute
+        for cls in reversed(type(value).__mro__)
+        if not cls.__module__.startswith("energon_lite.")
+        for name, attribute in vars(cls).items()
+    }
+    for name, instead in _NOT_CALLED.items():
+        if name in own:
+            raise TypeError(f"{type(value).__name__} has {name}, which is not called: {instead}")
+    for name, attribute in own.items():
+        known = _METHODS if callable(attribute) else SETTINGS
+        meant = _meant(name, known - own.keys())
+        if meant is not None:
+            warnings.warn(
+                f"{type(value).__name__} has {name!r}, which is not called; did you mean "
+                f"{meant!r}?",
+                UserWarning,
+                stacklevel=4,
+            )
+    return value
+
+
+def _meant(name: str, known: frozenset[str]) -> str | None:
+    """Returns the known name that is similar to an unknown name; None if there is none."""
+    if name.startswith("_") or name in _METHODS or name in SETTINGS:
+        return None
+    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=_SIMILAR)
+    return close[0] if close else None

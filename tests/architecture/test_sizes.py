@@ -16,12 +16,12 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3146,
-    "cli": 625,
+    "cli": 624,
     "core": 2163,
-    "inspect": 1181,
+    "inspect": 1149,
     "loader": 3119,
     "loss": 210,
-    "metadataset": 1280,
+    "metadataset": 1267,
     "names": 165,
     "order": 684,
     "prepare": 958,
@@ -29,9 +29,9 @@ BUDGET = {
     "sources": 1223,
     "stages": 3489,
     "storage": 2661,
-    "task_encoder": 720,
+    "task_encoder": 681,
     "testing": 410,
-    "": 376,
+    "": 391,
 }
 
 MODULES = package_modules()

@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 
 from energon_lite import CaptioningSample, WorkerConfig, get_val_dataset
-from energon_lite.inspect import dataset_info, lint_dataset
+from energon_lite.inspect.info import dataset_info
+from energon_lite.inspect.lint import lint_dataset
 from energon_lite.prepare import prepare_dataset
 from energon_lite.storage.nvmeta import split_text
 from energon_lite.storage.yaml import dump_yaml, parse_yaml

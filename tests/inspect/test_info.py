@@ -5,7 +5,7 @@ import json
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect import dataset_info
+from energon_lite.inspect.info import dataset_info
 from energon_lite.prepare import prepare_dataset
 
 from ..conftest import write_captions

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.inspect import lint_dataset
+from energon_lite.inspect.lint import lint_dataset
 from energon_lite.prepare import prepare_dataset
 from energon_lite.storage.nvmeta import write_index
 

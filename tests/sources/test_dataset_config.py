@@ -18,7 +18,8 @@ from energon_lite import (
     load_dataset,
     prepare_dataset,
 )
-from energon_lite.inspect import dataset_info, lint_dataset
+from energon_lite.inspect.info import dataset_info
+from energon_lite.inspect.lint import lint_dataset
 from energon_lite.length_index import measure_lengths
 from energon_lite.sources import dataset_config
 

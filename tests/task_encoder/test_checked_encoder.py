@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon_lite.task_encoder.hook_checks import checked_encoder
+from energon_lite.task_encoder.base import checked_encoder
 
 NUM_TEXTS = 6
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
