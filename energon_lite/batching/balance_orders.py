@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -144,6 +145,27 @@ def global_window(
     return StepPlan(np.concatenate(steps), repeated, omitted)
 
 
+def balanced_steps(
+    costs_P: Float64Array, num_ranks: int, balance_window: int, seed: int, epoch: int
+) -> Int64Array:
+    """Returns the steps of `global_window` in windows of equal size, shape (S, K).
+
+    A last window of few steps would balance worse. Ranks that have no pack in the last step have
+    `NO_PACK`.
+
+    Args:
+        costs_P: shape (P,).
+        num_ranks: K.
+        balance_window: about how many steps are sorted together.
+        seed: the same on all ranks.
+        epoch: with the seed, it fixes what is drawn.
+    """
+    num_steps = -(-len(costs_P) // num_ranks)
+    window = -(-num_steps // max(1, round(num_steps / balance_window)))
+    plan = global_window(costs_P, num_ranks, max(1, window), seed, epoch=epoch, remainder="ragged")
+    return plan.steps
+
+
 def _whole_steps(
     num_packs: int, num_ranks: int, remainder: Remainder
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -185,9 +207,6 @@ def _cut(
     return shuffled.reshape(num_windows * num_steps, num_ranks)
 
 
-_FIELDS = ("window", "seed", "window_number", "first", "order", "costs")
-
-
 def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number: int) -> Int64Array:
     """Returns the order in which a rank emits the packs of one of its windows.
 
@@ -215,10 +234,8 @@ def quantile_sync(costs_W: npt.ArrayLike, window: int, seed: int, window_number:
         >>> quantile_sync([40, 20, 30], 3, seed=0, window_number=0).tolist()
         [1, 0, 2]
     """
-    window, window_number = (
-        at_least("window", window, 1),
-        at_least("window_number", window_number, 0),
-    )
+    window = at_least("window", window, 1)
+    window_number = at_least("window_number", window_number, 0)
     costs = as_costs(costs_W, "pack")
     if len(costs) > window:
         raise ValueError(
@@ -244,6 +261,9 @@ class QuantileSync:
             a sixth of that in random order; it falls with 1 / sqrt(W).
         seed: the same on all ranks.
 
+    Attributes:
+        num_added: packs added in all; the number of the next one.
+
     Raises:
         ValueError: `window` is below 1.
 
@@ -256,12 +276,9 @@ class QuantileSync:
     """
 
     def __init__(self, window: int, seed: int) -> None:
-        self._window = at_least("window", window, 1)
-        self._seed = operator.index(seed)
-        self._window_number = 0
-        self._first = 0  # number of the first pack that is in no window yet
-        self._order: list[int] = []  # packs to emit, the last one first
-        self._costs: list[float] = []
+        self._settings = {"window": at_least("window", window, 1), "seed": operator.index(seed)}
+        self._order = BalancedOrder(**self._settings)
+        self.num_added = 0
 
     def add(self, cost: float) -> None:
         """Takes a pack, which gets the next number, from 0 on.
@@ -274,22 +291,18 @@ class QuantileSync:
             raise ValueError(
                 f"Pack {self.num_added} has a cost of {cost}; it must be at least 0, finite."
             )
-        self._costs.append(float(cost))
-
-    @property
-    def num_added(self) -> int:
-        """Packs added in all; the number of the next one."""
-        return self._first + len(self._costs)
+        self._order.add_one(self.num_added, 0, (int(np.float64(cost).view(np.int64)),))
+        self.num_added += 1
 
     @property
     def num_buffered(self) -> int:
         """Packs that are yet to be emitted."""
-        return len(self._order) + len(self._costs)
+        return self._order.num_buffered
 
     @property
     def is_full(self) -> bool:
         """Whether a window of packs is buffered, so that the next pack may be emitted."""
-        return self.num_buffered >= self._window
+        return self.num_buffered >= self._settings["window"]
 
     def next_pack(self) -> int:
         """Returns the number of the next pack, and lets go of it.
@@ -299,39 +312,26 @@ class QuantileSync:
         Raises:
             IndexError: No pack is buffered.
         """
-        if not self._order:
-            if not self._costs:
-                raise IndexError(
-                    "No pack is buffered: all packs were returned. Check num_buffered."
-                )
-            costs = self._costs[: self._window]
-            order = quantile_sync(costs, self._window, self._seed, self._window_number)
-            self._order = (order[::-1] + self._first).tolist()
-            self._window_number += 1
-            self._first += len(costs)
-            del self._costs[: len(costs)]
-        return self._order.pop()
+        pack = self._order.next(0, has_ended=True)
+        if pack is None:
+            raise IndexError("No pack is buffered: all packs were returned. Check num_buffered.")
+        return pack[0]
 
     def buffered(self) -> list[int]:
         """Returns the numbers of the buffered packs, ascending."""
-        return sorted(self._order) + list(range(self._first, self.num_added))
+        return [number for number, _, _ in self.state()["packs"]]
 
     def state(self) -> dict[str, Any]:
         """Returns all that `restore` needs to resume exactly, in integers.
 
         Returns:
-            `window` and `seed`; `window_number`: windows begun; `first`: packs in them; `order`:
-            numbers of the packs of the last one yet to be emitted, in order; `costs`: those of the
-            packs after it, as the 64 bits of each number.
+            `window` and `seed`; `windows` begun; packs `added`; and of each of the `packs` that are
+            buffered its number, its place in the last window or -1, and its cost as 64 bits.
         """
-        return {
-            "window": self._window,
-            "seed": self._seed,
-            "window_number": self._window_number,
-            "first": self._first,
-            "order": self._order[::-1],
-            "costs": np.array(self._costs, np.float64).view(np.int64).tolist(),
-        }
+        counts, numbers, places = self._order.state()
+        costs = [self._order.waiting.get(number, 0) for number in numbers.tolist()]
+        packs = sorted(np.column_stack([numbers, places, costs]).tolist())
+        return {**self._settings, **counts, "added": self.num_added, "packs": packs}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes to where `state` was taken, by one with the same arguments.
@@ -340,34 +340,27 @@ class QuantileSync:
             StateError: It is corrupt, or of one with another window or seed; nothing has changed
                 then.
         """
-        if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
-            raise _corrupt_sync(f"is no dict with {', '.join(_FIELDS)}")
-        for name, own in (("window", self._window), ("seed", self._seed)):
-            if state[name] != own:
-                raise StateError(
-                    f"Checkpoint has {name}={state[name]!r} where this quantile sync has {own}. "
-                    "Build it with the settings it was saved with."
-                )
+        order = BalancedOrder(**self._settings)
         try:
-            window_number, first = map(operator.index, (state["window_number"], state["first"]))
-            order = [operator.index(number) for number in state["order"]]
-            bits = np.array([operator.index(cost) for cost in state["costs"]], np.int64)
-            costs = as_costs(bits.view(np.float64), "pack").tolist()
-        except (TypeError, ValueError, OverflowError) as error:
-            raise _corrupt_sync(f"has something else than its integers: {error}") from error
-        if not 0 <= window_number <= first <= window_number * self._window:
-            raise _corrupt_sync(f"has {first} packs in {window_number} windows of {self._window}")
-        earliest = max(first - self._window, 0)
-        if len(set(order)) != len(order) or any(not earliest <= n < first for n in order):
-            raise _corrupt_sync(
-                f"has packs that are not among the last {self._window} before {first}"
-            )
-        self._window_number, self._first = window_number, first
-        self._order, self._costs = order[::-1], costs
-
-
-def _corrupt_sync(what: str) -> StateError:
-    return StateError(f"The state of a quantile sync {what}: it is corrupt. Use an older one.")
+            for name, own in self._settings.items():
+                if state[name] != own:
+                    raise StateError(
+                        f"Checkpoint has {name}={state[name]!r} where this quantile sync has {own}."
+                        " Build it with the settings it was saved with."
+                    )
+            added, rows = saved_count(state, "added"), [list(map(int, p)) for p in state["packs"]]
+            numbers, places, costs = np.array(rows, np.int64).reshape(-1, 3).T
+            if not (np.diff(numbers, prepend=-1, append=added) > 0).all():
+                raise ValueError(f"the packs are not numbered from 0 to below {added}")
+            samples = Samples(numbers, np.zeros_like(numbers), costs[:, None])
+            order.restore(state, samples, places[:, None])
+        except StateError:
+            raise
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            raise StateError(
+                f"The state of a quantile sync is corrupt: {error!r:.200}. Use an older one."
+            ) from error
+        self._order, self.num_added = order, added
 
 
 class BalancedOrder(OneByOne):
@@ -379,6 +372,9 @@ class BalancedOrder(OneByOne):
     Args:
         window: packs of a window.
         seed: the same in all streams.
+
+    Attributes:
+        waiting: packs of the next window, by number, and their costs.
     """
 
     num_columns = 1
@@ -388,40 +384,36 @@ class BalancedOrder(OneByOne):
         self._seed = seed
         self._num_windows = 0
         self._order: list[int] = []  # the next one last
-        self._waiting: dict[int, int] = {}  # number and cost
+        self.waiting: dict[int, int] = {}
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._order) + len(self._waiting) >= self._window
+    def num_buffered(self) -> int:
+        """Packs that are yet to be emitted."""
+        return len(self._order) + len(self.waiting)
 
     def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
         """Adds a pack to the next window."""
-        self._waiting[number] = lengths[0]
-        return self._is_full
+        self.waiting[number] = lengths[0]
+        return self.num_buffered >= self._window
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns the next pack, as a list of one."""
-        if not self._is_full and not has_ended:
+        if self.num_buffered < (1 if has_ended else self._window):
             return None
         if not self._order:
-            if not self._waiting:
-                return None
-            numbers = np.fromiter(self._waiting, np.int64, len(self._waiting))
-            costs = np.fromiter(self._waiting.values(), np.int64, len(numbers)).view(np.float64)
-            order = quantile_sync(costs, self._window, self._seed, self._num_windows)
+            numbers = np.array([*islice(self.waiting, self._window)], np.int64)
+            costs = np.array([self.waiting.pop(number) for number in numbers.tolist()], np.int64)
+            order = quantile_sync(
+                costs.view(np.float64), self._window, self._seed, self._num_windows
+            )
             self._order = numbers[order[::-1]].tolist()
-            self._waiting = {}
             self._num_windows += 1
         return (self._order.pop(),)
 
-    def leftover(self) -> Sequence[int]:
-        """Returns nothing: every pack is returned."""
-        return ()
-
     def state(self) -> CollectorState:
         """Returns the windows begun, and the place of each pack."""
-        numbers = np.array([*self._order[::-1], *self._waiting], np.int64)
-        places = np.concatenate([np.arange(len(self._order)), np.full(len(self._waiting), -1)])
+        numbers = np.array([*self._order[::-1], *self.waiting], np.int64)
+        places = np.append(np.arange(len(self._order)), np.full(len(self.waiting), -1))
         return CollectorState({"windows": self._num_windows}, numbers, places[:, None])
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
@@ -430,21 +422,13 @@ class BalancedOrder(OneByOne):
         Raises:
             ValueError: It buffers more packs than it can, or one has no cost.
         """
-        costs = np.ascontiguousarray(samples.lengths[:, 0]).view(np.float64)
-        if (
-            len(samples.numbers) >= max(2, self._window)
-            or not (costs >= 0).all()
-            or np.isinf(costs).any()
-        ):
-            raise ValueError("it buffers packs that it cannot have, or that have no cost")
-        is_waiting = columns_NC[:, 0] < 0
+        numbers, places = samples.numbers, columns_NC[:, 0]
+        as_costs(np.ascontiguousarray(samples.lengths[:, 0]).view(np.float64), "pack")
         self._num_windows = saved_count(counts, "windows")
-        self._waiting = dict(
-            zip(
-                samples.numbers[is_waiting].tolist(),
-                samples.lengths[is_waiting, 0].tolist(),
-                strict=True,
-            )
-        )
-        order = np.argsort(-columns_NC[:, 0], kind="stable")
-        self._order = samples.numbers[order[: len(order) - len(self._waiting)]].tolist()
+        is_waiting = places < 0
+        pairs = zip(numbers[is_waiting], samples.lengths[is_waiting, 0], strict=True)
+        self.waiting = {int(number): int(cost) for number, cost in pairs}
+        order = np.argsort(-places, kind="stable")[: len(places) - len(self.waiting)]
+        self._order = numbers[order].tolist()
+        if len(self._order) > self._window:
+            raise ValueError(f"{len(self._order)} packs are left of a window of {self._window}")

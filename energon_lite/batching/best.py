@@ -17,7 +17,7 @@ from energon_lite.batching.fit import (
 )
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
-from energon_lite.batching.stream import pack_sizes
+from energon_lite.batching.stream import pack_sizes, pack_stream
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.seeds import key_of, random_words
 
@@ -215,6 +215,7 @@ def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
 
 
 ALGORITHMS = {
+    "streaming": pack_stream,
     "best": pack_best,
     "first_fit_decreasing": first_fit_decreasing,
     "best_fit_decreasing": first_fit_decreasing,

@@ -68,14 +68,6 @@ class Collector(ABC):
     def num_wanted(self) -> int:
         """Samples that may be added before the next list can be complete; 0 if one is."""
 
-    @property
-    def is_between_windows(self) -> bool:
-        """Whether only samples that were carried over are buffered, in the order of their numbers.
-
-        Adding them to a fresh collector with the same counts leads to the same lists.
-        """
-        return False
-
     @abstractmethod
     def add(self, samples: Samples) -> Sequence[int]:
         """Adds samples; their numbers rise over all calls.
@@ -103,9 +95,9 @@ class Collector(ABC):
             Numbers of samples; None to add more, or, when the data have ended, at the end.
         """
 
-    @abstractmethod
     def leftover(self) -> Sequence[int]:
         """Returns the samples that are in no list when `next` has returned None at the end."""
+        return ()
 
     @abstractmethod
     def state(self) -> CollectorState:
@@ -215,11 +207,6 @@ class WindowCollector(Collector):
     def num_wanted(self) -> int:
         """Samples that are still to be read before the next list."""
         return max(1, self.num_due - self._num_read)
-
-    @property
-    def is_between_windows(self) -> bool:
-        """Whether no list is left and nothing of the next window was read."""
-        return not self._has_lists and not self._num_read
 
     def add(self, samples: Samples) -> Sequence[int]:
         """Puts samples into the window."""

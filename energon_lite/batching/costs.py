@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.batching.lists import Lists
+from energon_lite.batching.sizes import as_integers
 from energon_lite.core.arrays import Float64Array, Int64Array
 
 _TERMS = ("tokens", "sum of squares", "tiles")
@@ -112,12 +113,9 @@ class CostModel:
         Returns:
             Shape (P,), or () for numbers.
         """
-        cost: Float64Array = np.asarray(
-            self.token * np.asarray(tokens, np.float64)
-            + self.token_squared * np.asarray(sum_squares, np.float64)
-            + self.tile * np.asarray(tiles, np.float64)
-        )
-        return cost
+        sums = (np.asarray(each, np.float64) for each in (tokens, sum_squares, tiles))
+        token, squared, tile = sums
+        return np.asarray(self.token * token + self.token_squared * squared + self.tile * tile)
 
 
 def fit_cost_model(points: Iterable[tuple[Sequence[float], float]]) -> CostModel:
@@ -200,11 +198,9 @@ def as_costs(costs: npt.ArrayLike, *axes: str) -> Float64Array:
 
 
 def _as_rows(lengths: npt.ArrayLike) -> Int64Array:
-    array = np.asarray(lengths)
+    array = as_integers("lengths", lengths)
     if array.ndim not in (1, 2) or array.shape[1:] == (0,):
         raise ValueError(f"lengths must have shape (N,) or (N, R), not {array.shape}.")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be integers, not {array.dtype}.")
     rows = array.astype(np.int64).reshape(len(array), *array.shape[1:] or (1,))
     if (rows < 0).any():
         index = int((rows < 0).any(axis=1).argmax())

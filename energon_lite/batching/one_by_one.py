@@ -61,10 +61,6 @@ class ShuffleCollector(OneByOne):
         self._words = words[place:][::-1].tolist()
         return self._words
 
-    def leftover(self) -> Sequence[int]:
-        """Returns nothing: every sample is drawn."""
-        return ()
-
     def state(self) -> CollectorState:
         """Returns how many samples were drawn, and the places of the others."""
         numbers = np.array(self._buffer, np.int64)

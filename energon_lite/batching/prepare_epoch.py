@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ from energon_lite.batching.costs import CostModel
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import at_least
+from energon_lite.batching.sizes import as_integers
 from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import key_of
@@ -30,10 +32,8 @@ Packer = Callable[[Int64Array, tuple[int, int]], Lists]
 # Cheap ones first. More buffered samples are not better: those that fit badly pile up. Where one
 # resource is filled by few large samples, longest first is best.
 _PACKERS: dict[str, Packer] = {
-    "first-fit decreasing": lambda lengths, limits: first_fit_decreasing(lengths, limits),
-    "stream of 16": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=16),
-    "stream of 32": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=32),
-    "stream of 64": lambda lengths, limits: pack_stream(lengths, limits, buffer_size=64),
+    "first-fit decreasing": first_fit_decreasing,
+    **{f"stream of {size}": partial(pack_stream, buffer_size=size) for size in (16, 32, 64)},
 }
 _DRY_RUN_SAMPLES = 4096
 # The last packs of so few samples are less full, by chance: what is as good is taken as equal.
@@ -134,9 +134,7 @@ def stacked(vit_num: npt.ArrayLike, token_num: npt.ArrayLike) -> Int64Array:
     """
     columns = []
     for name, values in (("token_num", token_num), ("vit_num", vit_num)):
-        array = np.asarray(values)
-        if array.size and array.dtype.kind not in "iu":
-            raise TypeError(f"{name} must be integers, not {array.dtype}.")
+        array = as_integers(name, values)
         if array.ndim != 1:
             raise ValueError(f"{name} must have shape (N,), not {array.shape}.")
         columns.append(array.astype(np.int64))

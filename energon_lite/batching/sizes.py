@@ -42,6 +42,7 @@ def check_sizes(
     *,
     max_samples: int | None = None,
     align: int | npt.ArrayLike = 1,
+    first: int = 0,
 ) -> Sizes:
     """Checks lengths and limits, and rounds lengths up to the alignment.
 
@@ -51,13 +52,14 @@ def check_sizes(
         capacity: what a pack can hold: a number, or shape (R,).
         max_samples: samples in one pack at most; None for any number.
         align: lengths are rounded up to a multiple of this: a number, or shape (R,).
+        first: number of the first sample, for errors.
 
     Raises:
         TypeError: Not integers.
         ValueError: A shape is wrong, a limit is below 1, or a length is out of range; names the
             first such sample.
     """
-    array, limits = _integers("lengths", lengths), _integers("capacity", capacity)
+    array, limits = as_integers("lengths", lengths), as_integers("capacity", capacity)
     shape = (len(array) if array.ndim else 0, limits.size)
     is_fitting = array.shape == shape if limits.ndim else array.shape == shape[:1]
     if not (is_fitting or array.size == 0) or limits.ndim > 1 or limits.size == 0:
@@ -68,17 +70,22 @@ def check_sizes(
     if len(array) >= MAX_SAMPLES:
         raise ValueError(f"{len(array):,} samples are too many; pack them in parts.")
     capacity_R = _limits("capacity", limits)
-    align_R = _limits("align", _integers("align", align))
+    align_R = _limits("align", as_integers("align", align))
     if len(align_R) not in (1, len(capacity_R)):
         raise ValueError(
             f"align has {len(align_R)} values for {len(capacity_R)} resources; give one number, or "
             "one for each."
         )
     count = max(len(array), 1) if max_samples is None else at_least("max_samples", max_samples)
-    return Sizes(_checked(array.reshape(shape), capacity_R, align_R), capacity_R, count)
+    return Sizes(_checked(array.reshape(shape), capacity_R, align_R, first), capacity_R, count)
 
 
-def _integers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer]:
+def as_integers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer]:
+    """Returns values as an array of integers.
+
+    Raises:
+        TypeError: They are not integers.
+    """
     array = np.asarray(values)
     if array.size == 0:  # an empty list becomes an array of floats
         return array.astype(np.int64)
@@ -96,7 +103,7 @@ def _limits(name: str, values: npt.NDArray[np.integer]) -> Int64Array:
 
 
 def _checked(
-    array: npt.NDArray[np.integer], capacity_R: Int64Array, align_R: Int64Array
+    array: npt.NDArray[np.integer], capacity_R: Int64Array, align_R: Int64Array, first: int
 ) -> Int64Array:
     # Compared in the type of the caller: uint64 above 2**63 would wrap to below 0.
     above_NR = array > capacity_R
@@ -110,7 +117,7 @@ def _checked(
             remedy = "Truncate, split or drop such samples, or raise the capacity."
         elif len(row) > 1 and (row < 0).any():
             what = "negative"
-        raise ValueError(f"Sample {index} has length {_shown(row)}, {what}. {remedy}")
+        raise ValueError(f"Sample {first + index} has length {_shown(row)}, {what}. {remedy}")
     # A copy of a memory map, which numba would compile for separately.
     lengths_NR = np.require(array, np.int64, ["C", "W"])
     if (align_R == 1).all():
@@ -119,11 +126,11 @@ def _checked(
     is_long = (aligned_NR > capacity_R).any(axis=1)
     if is_long.any():
         index = int(is_long.argmax())
+        length, aligned = _shown(lengths_NR[index]), _shown(aligned_NR[index])
         raise ValueError(
-            f"Sample {index} of length {_shown(lengths_NR[index])} is {_shown(aligned_NR[index])} "
-            f"when aligned to {_shown(align_R)}, above the capacity of {_shown(capacity_R)}. "
-            "Truncate, split or drop such samples, or make the capacity a multiple of the "
-            "alignment."
+            f"Sample {first + index} of length {length} is {aligned} when aligned to "
+            f"{_shown(align_R)}, above the capacity of {_shown(capacity_R)}. Truncate, split or "
+            "drop such samples, or make the capacity a multiple of the alignment."
         )
     return aligned_NR
 

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from energon_lite.batching import stream_search as search
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import at_least
-from energon_lite.batching.sizes import Sizes, check_sizes
+from energon_lite.batching.sizes import Sizes, as_integers, check_sizes
 from energon_lite.core.arrays import Int64Array
 
 DEFAULT_MAX_STEPS = 2000
-_FIELDS = ("numbers", "lengths", "added", "totals")
 _MAX_TOTAL = 1 << 60  # four times as much still fits into 63 bits
 _MIN_PLACES, _MAX_PLACES = 64, 1 << 14  # to begin with
 
@@ -64,6 +63,7 @@ class StreamingPacker:
         align: int | Sequence[int] = 1,
         max_steps: int = DEFAULT_MAX_STEPS,
     ) -> None:
+        self._capacity = capacity
         self._is_single = np.ndim(capacity) == 0
         nothing = np.zeros(0 if self._is_single else (0, np.size(capacity)), np.int64)
         sizes = check_sizes(nothing, capacity, max_samples=max_samples, align=align)
@@ -102,7 +102,7 @@ class StreamingPacker:
             if type(length) is not int:
                 length = operator.index(length)
             if not 1 <= length <= self._limits[0]:
-                self._refuse((length,))
+                self._refuse(length)
             self._rows[0][slot] = length
         else:
             self._add_several(slot, lengths)
@@ -247,48 +247,43 @@ class StreamingPacker:
             )
         for row, length, limit in zip(self._rows, lengths, self._limits, strict=True):
             if not 0 <= length <= limit:
-                self._refuse(tuple(lengths))
+                self._refuse(lengths)
             row[slot] = length
         if not any(lengths):
-            self._refuse(tuple(lengths))
+            self._refuse(lengths)
 
-    def _refuse(self, lengths: tuple[int, ...]) -> NoReturn:
+    def _refuse(self, lengths: Any) -> NoReturn:
         """Describes what is wrong with the lengths of a sample."""
-
-        def shown(values: Sequence[int]) -> str:
-            numbers = tuple(map(int, values))
-            return str(numbers[0] if self._is_single else numbers)
-
-        what, todo = "below 1", "Drop empty samples: they would be in no pack."
-        if any(map(operator.gt, lengths, self._limits)):
-            what = f"above the capacity of {shown(self._capacities)}"
-            if not any(map(operator.gt, lengths, self._capacities)):
-                what += f" when rounded up to a multiple of {shown(self._aligns)}"
-            todo = "Truncate, split or drop such samples, or raise the capacity."
-        elif not self._is_single:
-            what = "negative" if min(lengths) < 0 else "of no resource"
-        raise ValueError(f"Sample {self.num_added} has length {shown(lengths)}, {what}. {todo}")
+        rows = np.array([lengths])
+        check_sizes(rows, self._capacity, align=self._aligns, first=self.num_added)
+        raise AssertionError(f"{lengths} are fine")
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int, list[int]]:
         """Takes a state apart, if it is one that this packer could have."""
-        if not isinstance(state, Mapping) or any(name not in state for name in _FIELDS):
-            raise _corrupt(f"is no dict with {', '.join(_FIELDS)}")
-        numbers = _saved_integers(state, "numbers", (-1,))
-        lengths = _saved_integers(state, "lengths", (len(numbers), len(self._limits)))
-        totals: list[int] = _saved_integers(state, "totals", (len(self._limits),)).tolist()
-        added = int(_saved_integers(state, "added", ()))
-        if added < 0 or (len(numbers) and (np.diff(numbers, prepend=-1, append=added) < 1).any()):
-            raise _corrupt(f"has numbers that do not rise from 0 to below {added}, those added")
         try:
-            sizes = check_sizes(lengths, self._capacities, align=self._aligns)
-        except ValueError as error:
-            raise _corrupt(f"has lengths that this one would not take: {error}") from error
-        # What those that have left must have had.
-        left = [a - b for a, b in zip(totals, sizes.lengths.sum(axis=0).tolist(), strict=True)]
-        num_left = added - len(numbers)
-        most = [num_left * limit for limit in self._limits]
-        if min(left) < 0 or any(map(operator.gt, left, most)) or sum(left) < num_left:
-            raise _corrupt(f"has totals of {totals}, which {added} such samples cannot have")
+            added = at_least("added", state["added"], 0)
+            numbers = as_integers("numbers", state["numbers"]).astype(np.int64)
+            lengths = as_integers("lengths", state["lengths"]).astype(np.int64)
+            lengths = lengths if lengths.size else lengths.reshape(0, len(self._limits))
+            totals = [at_least("totals", total, 0) for total in state["totals"]]
+            if lengths.shape != (len(numbers), len(self._limits)):
+                raise ValueError(f"its lengths have shape {lengths.shape}")
+            if numbers.ndim != 1 or (np.diff(numbers, prepend=-1, append=added) < 1).any():
+                raise ValueError(f"its numbers do not rise from 0 to below {added}, those added")
+            sums = check_sizes(lengths, self._capacities, align=self._aligns).lengths.sum(axis=0)
+            # What those that have left must have had.
+            left = [a - b for a, b in zip(totals, sums.tolist(), strict=True)]
+            num_left = added - len(numbers)
+            most = [num_left * limit for limit in self._limits]
+            if min(left) < 0 or any(map(operator.gt, left, most)) or sum(left) < num_left:
+                raise ValueError(f"{added} such samples cannot have totals of {totals}")
+            if max(added, *totals) > _MAX_TOTAL:
+                raise ValueError(f"totals of {totals} are too large")
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            raise ValueError(
+                "The state of a packer is corrupt, or was saved by a packer with other arguments: "
+                f"{error!r:.300}. Give this one the same."
+            ) from error
         return numbers, lengths, added, totals
 
 
@@ -374,26 +369,3 @@ def _with_room(table: Int64Array) -> Int64Array:
 def _totals_of(table: Int64Array) -> Int64Array:
     num = (len(table) - search.LENGTHS) // 3
     return table[search.HEADER, search.CAPACITY + 2 * num : search.CAPACITY + 3 * num]
-
-
-def _corrupt(what: str) -> ValueError:
-    return ValueError(
-        f"The state of a packer {what}. It is corrupt, or was saved by a packer with other "
-        "arguments: give this one the same."
-    )
-
-
-def _saved_integers(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Int64Array:
-    """Returns an entry of a state as an array of that shape; -1 stands for any number."""
-    try:
-        array = np.asarray(state[name])
-        if array.size == 0:
-            array = array.astype(np.int64).reshape(shape)
-    except (ValueError, TypeError, OverflowError):  # lists of different lengths, for example
-        array = np.zeros((), np.bool_)
-    is_shaped = array.ndim == len(shape) and all(
-        wanted in (-1, size) for size, wanted in zip(array.shape, shape, strict=True)
-    )
-    if array.dtype.kind not in "iu" or not is_shaped or (array > _MAX_TOTAL).any():
-        raise _corrupt(f"has no integers of shape {shape} as {name!r}")
-    return array.astype(np.int64)

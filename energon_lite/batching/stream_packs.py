@@ -19,8 +19,7 @@ class StreamPacks(OneByOne):
 
     A sample that is longer than a pack, which the rules let pass, gets a separate pack.
 
-    Column: the number of the sample in its group's packer; -1 if it is to be alone, -2 if it is
-    left over.
+    Column: the number of the sample in its group's packer; -1 if it is left over.
 
     Args:
         packing: capacity, buffer, limits and what becomes of the rest at the end of the data.
@@ -35,7 +34,7 @@ class StreamPacks(OneByOne):
         self._packers: dict[int, StreamingPacker] = {}
         # Of each group, the samples in its packer by their numbers there.
         self._numbers: dict[int, dict[int, int]] = {}
-        self._alone: list[int] = []
+        self._alone: Sequence[int] = ()  # a list that is returned before more is added
         self._full: set[int] = set()
         self._leftover: list[int] = []
 
@@ -47,7 +46,7 @@ class StreamPacks(OneByOne):
     def add_one(self, number: int, group: int, lengths: Sequence[int]) -> bool:
         """Puts a sample into the buffer of its group."""
         if self._allows_alone and any(map(operator.gt, lengths, self._limits)):
-            self._alone.append(number)
+            self._alone = (number,)
             return True
         packer = self._packers.get(group) or self._new_packer(group)
         self._numbers[group][packer.num_added] = number
@@ -71,8 +70,9 @@ class StreamPacks(OneByOne):
 
     def next(self, cycle: int, has_ended: bool) -> Sequence[int] | None:
         """Returns a sample that is alone, a pack of a full buffer, or one of the rest."""
-        if self._alone:
-            return [self._alone.pop(0)]
+        alone, self._alone = self._alone, ()
+        if alone:
+            return alone
         while self._full:
             group = min(self._full)
             if self._packers[group].is_full:
@@ -105,10 +105,10 @@ class StreamPacks(OneByOne):
         states = {group: packer.state() for group, packer in self._packers.items()}
         groups = tuple((g, state["added"], *state["totals"]) for g, state in states.items())
         numbers = [n for own in self._numbers.values() for n in own.values()]
-        numbers += self._alone + self._leftover
-        alone = np.repeat([-1, -2], [len(self._alone), len(self._leftover)])
-        columns = np.concatenate([*(state["numbers"] for state in states.values()), alone])[:, None]
-        return CollectorState({"groups": groups}, np.array(numbers, np.int64), columns)
+        numbers += self._leftover
+        columns = [*(state["numbers"] for state in states.values()), [-1] * len(self._leftover)]
+        own_numbers = np.concatenate(columns).astype(np.int64)
+        return CollectorState({"groups": groups}, np.array(numbers, np.int64), own_numbers[:, None])
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -116,25 +116,17 @@ class StreamPacks(OneByOne):
         Raises:
             ValueError: A packer cannot have such a state.
         """
-        is_alone = columns_NC[:, 0] < 0
-        self._alone = samples.numbers[columns_NC[:, 0] == -1].tolist()
-        self._leftover = samples.numbers[columns_NC[:, 0] == -2].tolist()
+        is_left = columns_NC[:, 0] < 0
+        self._leftover = samples.numbers[is_left].tolist()
         for group, added, *totals in counts["groups"]:
-            own = (samples.groups == group) & ~is_alone
+            own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)
             numbers = columns_NC[own, 0]
-            packer.restore(
-                {
-                    "numbers": numbers,
-                    "lengths": samples.lengths[own],
-                    "added": added,
-                    "totals": totals,
-                }
-            )
-            self._numbers[group] = dict(
-                zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
-            )
+            state = (numbers, samples.lengths[own], added, totals)
+            packer.restore(dict(zip(("numbers", "lengths", "added", "totals"), state, strict=True)))
+            pairs = zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
+            self._numbers[group] = dict(pairs)
             if packer.is_full:
                 self._full.add(group)
-        if not set(samples.groups[~is_alone].tolist()) <= set(self._packers):
+        if not set(samples.groups[~is_left].tolist()) <= set(self._packers):
             raise ValueError("a sample is of a group that has no packer")

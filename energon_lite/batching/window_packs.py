@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.batching.balance_orders import NO_PACK, global_window
+from energon_lite.batching.balance_orders import NO_PACK, balanced_steps
 from energon_lite.batching.best import ALGORITHMS
 from energon_lite.batching.collector import CollectorState, Samples, WindowCollector
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import Packing
-from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import key_of, random_words
 
@@ -83,17 +82,11 @@ def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
         found = _packed(lengths_NR[rest], packing)
         singles = Lists(alone, np.arange(len(alone) + 1))
         return Lists.joined([Lists(rest[found.indices], found.offsets), singles])
-    is_single = len(packing.resources) == 1
-    lengths = lengths_NR[:, 0] if is_single else lengths_NR
-    limits: dict[str, Any] = {
-        "max_samples": packing.max_samples,
-        "align": packing.token_alignment if is_single else packing.alignments,
-    }
-    capacity = packing.tokens if is_single else packing.capacities
+    limits: dict[str, Any] = {"max_samples": packing.max_samples, "align": packing.alignments}
     if packing.algorithm == "streaming":
-        return pack_stream(lengths, capacity, buffer_size=packing.buffer_size, **limits)
+        limits["buffer_size"] = packing.buffer_size
     packer: Any = ALGORITHMS[packing.algorithm]
-    packed: Lists = packer(lengths, capacity, **limits)
+    packed: Lists = packer(lengths_NR, packing.capacities, **limits)
     return packed
 
 
@@ -254,11 +247,11 @@ class SharedPacks(WindowPacks):
         batches = [steps[0][:, 0]]
         for group in np.unique(groups).tolist():
             packs = np.flatnonzero(groups == group)
-            plan = global_window(
-                costs[packs], self._num_streams, self._balance_window(len(packs)),
-                key_of(self._key, group), epoch=self._num_windows, remainder="ragged",
+            plan = balanced_steps(
+                costs[packs], self._num_streams, self._packing.balance_window,
+                key_of(self._key, group), self._num_windows,
             )  # fmt: skip
-            steps.append(np.append(packs, NO_PACK)[plan.steps])  # -1 takes the last
+            steps.append(np.append(packs, NO_PACK)[plan])  # -1 takes the last
             batches.append(np.arange(len(plan)) // self._packs_per_batch)
         all_steps = np.concatenate(steps)
         return all_steps[self._mixed(all_steps, batches)] if len(steps) > 2 else all_steps
@@ -281,9 +274,3 @@ class SharedPacks(WindowPacks):
         is_short |= np.bincount(of_steps, (steps == NO_PACK).any(axis=1), len(words)) > 0
         order: Int64Array = np.lexsort((words[of_steps], is_short[of_steps]))
         return order
-
-    def _balance_window(self, num_packs: int) -> int:
-        """Returns the steps that are sorted together: about `balance_window`, in equal windows."""
-        num_steps = -(-num_packs // self._num_streams)
-        num_windows = max(1, round(num_steps / self._packing.balance_window))
-        return max(1, -(-num_steps // num_windows))

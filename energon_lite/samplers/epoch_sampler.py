@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler
 
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import LengthRules, aligned, at_least, number_groups
+from energon_lite.batching.sizes import as_integers
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.errors import StateError
 from energon_lite.core.seeds import key_of
@@ -610,11 +611,9 @@ def as_lengths(lengths: npt.ArrayLike, least: int = 1, num_resources: int = 1) -
         ValueError: There are none, the shape is another, or one is below `least`; of several
             resources, one is negative or all of a sample are.
     """
-    array = np.asarray(lengths)
+    array = as_integers("lengths", lengths)
     if array.size == 0:
         raise ValueError("lengths is empty: there are no samples to make batches of.")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be integers, not {array.dtype}")
     shape = "(N,)" if num_resources == 1 else f"(N, {num_resources})"
     if array.shape[1:] != (() if num_resources == 1 else (num_resources,)):
         raise ValueError(f"lengths must have shape {shape}, but has {array.shape}")

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 
 # By way of the package, which imports a packer, and with it numba, when it is first used.
 from energon_lite import packing as packers
-from energon_lite.batching.balance_orders import NO_PACK, global_window
+from energon_lite.batching.balance_orders import NO_PACK, balanced_steps
 from energon_lite.batching.buckets import cut_lists
 from energon_lite.batching.costs import CostModel
 from energon_lite.batching.lists import Lists
@@ -205,14 +205,10 @@ class MultipackBatchSampler(EpochBatchSampler):
         if settings.shuffle:
             packs = packs.reordered(self.permutation(len(packs), epoch, 1))
         if settings.balance:
-            # Windows of equal size: a last one of few steps would balance worse.
-            num_steps = -(-len(packs) // self.layout.num_ranks)
-            num_windows = max(1, round(num_steps / settings.balance_window))
-            steps = global_window(
+            steps = balanced_steps(
                 settings.cost.costs(packs, lengths_NR), self.layout.num_ranks,
-                -(-num_steps // num_windows), key_of("samplers.balance", settings.seed),
-                epoch=epoch, remainder="ragged",
-            ).steps.ravel()  # fmt: skip
+                settings.balance_window, key_of("samplers.balance", settings.seed), epoch,
+            )  # fmt: skip
             packs = packs.reordered(steps[steps != NO_PACK])
         return packs
 

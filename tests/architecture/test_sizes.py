@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3146,
+    "batching": 3067,
     "cli": 624,
     "core": 2163,
     "inspect": 1149,
@@ -25,7 +25,7 @@ BUDGET = {
     "names": 165,
     "order": 684,
     "prepare": 958,
-    "samplers": 1018,
+    "samplers": 1014,
     "sources": 1223,
     "stages": 3489,
     "storage": 2661,

@@ -76,18 +76,6 @@ def test_fewer_packs_than_ranks_waste_the_other_ranks() -> None:
     assert pair.wasted == 7 / 8
 
 
-def test_a_model_of_nothing_wastes_nothing() -> None:
-    table = search_capacities(
-        [1, 2], [5, 5], tiles=[2, 3], tokens=[9], num_ranks=2, model=CostModel(0, 0, 0)
-    )
-    assert [pair.wasted for pair in table] == [0, 0]
-
-
-def test_texts_alone_need_no_tiles() -> None:
-    table = search_capacities([0, 0], [5, 5], tiles=3, tokens=[9, 10], **SETTINGS)
-    assert [pair.max_tiles for pair in table][:2] == [1, 2]
-
-
 def test_the_table_has_a_line_for_each_pair() -> None:
     table = search_capacities([1, 2], [50, 60], tiles=[2, 3], tokens=[100], **SETTINGS)
     head, titles, *lines = str(table).splitlines()

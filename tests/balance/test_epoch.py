@@ -84,22 +84,6 @@ def test_oversize_samples_are_an_error_that_names_the_first() -> None:
         balance_epoch(tiles, tokens, **SETTINGS)
 
 
-def test_oversize_samples_can_be_left_out_and_are_named() -> None:
-    tiles, tokens = image_samples(100)
-    tiles[40], tokens[60] = 19, 7000
-    balanced = balance_epoch(tiles, tokens, **SETTINGS, oversize="drop")
-    assert balanced.oversize.tolist() == [40, 60]
-    assert sorted(balanced.packs.indices.tolist()) == [*range(40), *range(41, 60), *range(61, 100)]
-
-
-def test_an_oversize_sample_takes_no_other_with_it_wherever_it_stands() -> None:
-    for seed in range(200):
-        tiles, tokens = image_samples(30)
-        tiles[seed % 30] = 19
-        balanced = balance_epoch(tiles, tokens, **SETTINGS, oversize="drop", seed=seed)
-        assert len(balanced.packs.indices) == 29
-
-
 # Limits that do not suit the data: there, more iterations give more packs.
 
 
@@ -156,20 +140,6 @@ def test_the_last_packs_of_an_epoch_are_as_the_others() -> None:
 
 
 # What makes no whole step: there, dropped.
-
-
-@pytest.mark.parametrize("remainder", ["pad", "drop", "ragged"])
-def test_every_sample_is_in_a_step_or_named(remainder: Any) -> None:
-    tiles, tokens = image_samples(1003)
-    balanced = balance_epoch(tiles, tokens, **SETTINGS, remainder=remainder)
-    plan = balanced.plan
-    in_steps = {
-        int(sample) for pack in plan.steps[plan.steps >= 0] for sample in balanced.packs[int(pack)]
-    }
-    omitted = {int(sample) for pack in plan.omitted for sample in balanced.packs[int(pack)]}
-    assert in_steps.isdisjoint(omitted)
-    assert in_steps | omitted == set(range(1003))
-    assert bool(omitted) == (remainder == "drop")
 
 
 def test_epochs_and_seeds_make_other_packs() -> None:

@@ -205,32 +205,9 @@ def test_full_is_when_the_target_size_is_held(case: Case) -> None:
 
 
 @given(cases())
-def test_the_same_calls_give_the_same_packs(case: Case) -> None:
-    assert drive(case.packer(), case.rows) == drive(case.packer(), case.rows)
-
-
-@given(cases())
 def test_aligning_is_rounding_up_before(case: Case) -> None:
     plain = Case(case.aligned(), case.capacity, **{**case.arguments, "align": 1})
     assert case.packs() == plain.packs()
-
-
-@pytest.mark.parametrize("capacity", [2048, 32_768])
-def test_resumes_alike_at_every_pack(capacity: int) -> None:
-    rows = text_lengths(3000, capacity).tolist()
-    packer = StreamingPacker(capacity)
-    fill(packer, rows)
-    wanted, states = [], []
-    while packer.num_buffered:
-        states.append(through_json(packer.state()))
-        wanted.append(packer.next_pack())
-        fill(packer, rows)
-    assert len(states) > 10
-    restored = StreamingPacker(capacity)
-    for index, state in enumerate(states):
-        restored.restore(state)
-        assert drive(restored, rows) == wanted[index:]
-        assert restored.num_added == len(rows)
 
 
 def test_a_state_is_not_changed_by_what_follows() -> None:
@@ -344,43 +321,6 @@ def test_the_scarcest_resource_is_filled(capacity: tuple[int, int], share_of_tex
     assert len(packs) <= 1.01 * (rows.sum(axis=0) / capacity).max()
 
 
-@pytest.mark.parametrize(("exponent", "beside"), zip(range(2, 17), [-1, 0, 1] * 5, strict=True))
-def test_powers_of_two_and_their_neighbours(exponent: int, beside: int) -> None:
-    capacity = (1 << exponent) + beside
-    lengths = np.clip(text_lengths(1000, capacity, median=max(1, capacity // 4)), 1, capacity)
-    packs = pack_stream(lengths, capacity, buffer_size=64)
-    assert packs.tolist() == drive(StreamingPacker(capacity, buffer_size=64), lengths.tolist())
-    odd = np.minimum((1 << (np.arange(600) % exponent)) + 1, capacity)
-    packs = pack_stream(odd, capacity, buffer_size=64)
-    assert sorted(packs.indices.tolist()) == list(range(600))
-    assert packs.sizes(odd).max() <= capacity
-
-
-@pytest.mark.parametrize(("length", "per_pack"), [(1, 64), (21, 3), (22, 2), (32, 2), (33, 1)])
-def test_all_equal_are_packed_in_order(length: int, per_pack: int) -> None:
-    packs = pack_stream([length] * 300, 64, buffer_size=10).tolist()
-    assert packs == [
-        list(range(start, min(start + per_pack, 300))) for start in range(0, 300, per_pack)
-    ]
-
-
-def test_capacity_one() -> None:
-    assert pack_stream([1, 1, 1], 1).tolist() == [[0], [1], [2]]
-
-
-def test_no_samples() -> None:
-    assert pack_stream([], 10).tolist() == []
-    assert pack_stream(np.zeros((0, 2), np.int64), (10, 10)).tolist() == []
-
-
-def test_one_huge_sample_among_many_small_ones() -> None:
-    lengths = np.ones(2000, np.int64)
-    lengths[77] = 1000
-    packs = pack_stream(lengths, 1000)
-    assert len(packs) == 3
-    assert packs.sizes(lengths).tolist().count(1000) >= 2
-
-
 def test_more_samples_in_a_pack_than_the_buffer_was_made_for() -> None:
     lengths = np.ones(30_000, np.int64)
     packs = pack_stream(lengths, 5000, buffer_size=2)
@@ -393,28 +333,11 @@ def test_texts_without_tiles_join_packs_whose_tiles_are_full() -> None:
     assert pack_stream(rows, (1000, 5)).tolist() == [[0, 1], [2, 3], [4]]
 
 
-def test_a_resource_that_no_sample_needs() -> None:
-    rows = [(6, 0), (7, 0), (4, 0), (3, 0)]
-    assert pack_stream(rows, (10, 1)).tolist() == [[0, 2], [1, 3]]
-
-
 def test_the_scarcest_resource_may_change() -> None:
     half = [(9, 1), (1, 1)] * 200 + [(1, 9), (1, 1)] * 400
     packs = pack_stream(half, (10, 10), buffer_size=8)
     assert packs.tolist() == drive(StreamingPacker((10, 10), buffer_size=8), half)
     assert (packs.sizes(half) <= 10).all()
-
-
-def test_what_is_held_can_be_packed_before_it_is_full() -> None:
-    packer = StreamingPacker(10)
-    for length in (6, 7, 3, 4):
-        packer.add(length)
-    assert not packer.is_full
-    assert packer.next_pack() == [0, 3]
-    packer.add(5)
-    assert packer.buffered() == [1, 2, 4]
-    assert packer.next_pack() == [1, 2]
-    assert (packer.num_buffered, packer.num_added) == (1, 5)
 
 
 def test_nothing_held_gives_no_pack() -> None:
@@ -443,9 +366,9 @@ def test_integers_of_numpy_are_lengths() -> None:
         (10, 11, r"Sample 2 has length 11, above the capacity of 10\. Truncate"),
         (10, 0, r"Sample 2 has length 0, below 1\. Drop empty"),
         (10, -3, "length -3, below 1"),
-        ((10, 4), (3, 5), r"length \(3, 5\), above the capacity of \(10, 4\)"),
-        ((10, 4), (-1, 4), r"length \(-1, 4\), negative"),
-        ((10, 4), (0, 0), r"length \(0, 0\), of no resource"),
+        ((10, 4), (3, 5), r"length \[3, 5\], above the capacity of \[10, 4\]"),
+        ((10, 4), (-1, 4), r"length \[-1, 4\], negative"),
+        ((10, 4), (0, 0), r"length \[0, 0\], below 1"),
         ((10, 4), (1, 2, 3), r"lengths \(1, 2, 3\); give 2"),
         ((10, 4), (1,), "give 2"),
     ],
@@ -467,7 +390,7 @@ def test_lengths_out_of_range_are_refused_and_leave_it_as_it_was(
 def test_a_length_that_no_longer_fits_when_aligned_is_refused() -> None:
     packer = StreamingPacker(100, align=16)
     packer.add(96)
-    with pytest.raises(ValueError, match=r"97, above the capacity of 100 when rounded up to a mul"):
+    with pytest.raises(ValueError, match=r"Sample 1 of length 97 is 112 when aligned to 16, above"):
         packer.add(97)
 
 
@@ -557,7 +480,7 @@ def test_damaged_states_are_refused_and_leave_it_as_it_was(damage: dict[str, Any
 
 @pytest.mark.parametrize("state", [None, [], 3, {}, *({k: GOOD[k]} for k in GOOD)])
 def test_states_without_all_entries_are_refused(state: Any) -> None:
-    with pytest.raises(ValueError, match="no dict with numbers, lengths, added, totals"):
+    with pytest.raises(ValueError, match="The state of a packer"):
         StreamingPacker(10).restore(state)
 
 

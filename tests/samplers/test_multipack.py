@@ -57,13 +57,6 @@ def test_packs_do_not_go_from_long_samples_to_short_ones() -> None:
     assert sorted_longest == sorted(sorted_longest, reverse=True)
 
 
-@pytest.mark.parametrize("num", [2**k + 1 for k in (0, 1, 5, 10, 18)])
-def test_sizes_next_to_powers_of_two_lose_nothing(num: int) -> None:
-    packs = packs_of(ranks(2, np.full(num, 3), 10, 4, algorithm="first_fit_decreasing"))
-    counts = Counter(index for pack in packs for index in pack)
-    assert set(counts) == set(range(num))
-
-
 def test_best_takes_no_more_than_a_thousandth_above_the_bound() -> None:
     lengths = text_lengths(20_000)
     sampler = MultipackBatchSampler(lengths, 4096)
@@ -186,13 +179,6 @@ def test_samplers_own_epoch_is_set() -> None:
     assert list(sampler) != first
 
 
-def test_sampler_of_some_samples_is_enough() -> None:
-    sampler = MultipackBatchSampler(
-        sampler=[1, 3, 5], lengths=[3] * 9, batch_max_len=6, drop_last=False
-    )
-    assert sorted(i for batch in sampler for pack in batch for i in pack) == [1, 3, 5]
-
-
 def test_with_a_sampler_every_rank_has_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed(monkeypatch, rank=1, world_size=4)
     sampler = MultipackBatchSampler(sampler=range(8), lengths=[3] * 8, batch_max_len=6)
@@ -209,13 +195,6 @@ def test_regression_overlong_sample_does_not_silently_overfill_a_pack() -> None:
         MultipackBatchSampler([64, 65], 100, align=64)
 
 
-def test_regression_no_sample_is_dropped_silently() -> None:
-    lengths = [100, 3000, 200, 5000]
-    sampler = MultipackBatchSampler(lengths, 2048, overlong="drop")
-    assert sampler.num_overlong == 2
-    assert sorted(i for batch in sampler for pack in batch for i in pack) == [0, 2]
-
-
 @pytest.mark.parametrize("sequential", [False, True])
 def test_regression_drop_last_with_few_packs_is_a_clear_error(sequential: bool) -> None:
     # Axolotl's raised IndexError.
@@ -224,16 +203,6 @@ def test_regression_drop_last_with_few_packs_is_a_clear_error(sequential: bool) 
     )
     with pytest.raises(ValueError, match=r"make 3 packs, and a step takes 5 .*Use drop_last=False"):
         len(sampler)
-
-
-def test_regression_statistics_are_those_of_the_yielded_packs() -> None:
-    # 7 packs; the last batch, of 3, is dropped. Axolotl's counted its tokens, and not its room.
-    sampler = MultipackBatchSampler(
-        sampler=range(7), lengths=[9] * 7, batch_size=4, batch_max_len=10, drop_last=True
-    )
-    assert sum(len(pack) for batch in sampler for pack in batch) == 4
-    assert sampler.num_dropped == 3
-    assert sampler.efficiency() == 0.9
 
 
 def test_regression_length_is_that_of_the_new_epoch() -> None:
@@ -255,33 +224,6 @@ def test_regression_length_is_that_of_the_new_epoch() -> None:
         sampler.set_epoch(epoch)
         found.append((len(sampler), len(list(sampler))))
     assert found == [(3, 3), (2, 2), (3, 3)]
-
-
-def test_regression_one_oversize_sample_does_not_end_the_epoch() -> None:
-    lengths = text_lengths(1000, 2048)
-    lengths[700] = 5000
-    for overlong, num in (("drop", 999), ("alone", 1000)):
-        packs = packs_of(ranks(2, lengths, 2048, overlong=overlong, end="pad"))
-        assert len({i for pack in packs for i in pack}) == num
-
-
-def test_regression_the_ragged_tail_is_not_lost() -> None:
-    samplers = ranks(4, [10] * 13, 10, 2)
-    packs = packs_of(samplers)
-    assert len(packs) == 16
-    assert {i for pack in packs for i in pack} == set(range(13))
-    assert samplers[0].num_repeated == 3
-    assert packs[13:] == packs[:3], "repeated from the start of the epoch"
-
-
-def test_regression_no_rank_is_left_without_batches() -> None:
-    samplers = ranks(8, [10] * 3, 10)
-    packs = packs_of(samplers)
-    assert [len(sampler) for sampler in samplers] == [1] * 8
-    assert Counter(i for pack in packs for i in pack).total() == 8
-    assert samplers[0].num_repeated == 5
-    with pytest.raises(ValueError, match=r"make 3 packs, and a step takes 8 .*world_size=8.*'pad'"):
-        len(ranks(8, [10] * 3, 10, end="drop")[0])
 
 
 @pytest.mark.parametrize(
