@@ -11,7 +11,7 @@ from typing import Any
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
-from energon_lite.core.state import JSON, Snapshot, config_differences
+from energon_lite.core.state import Snapshot, config_differences
 
 _BLENDS = ("blend", "token_blend")
 
@@ -59,7 +59,7 @@ class Comparison:
         elif saved.get("stage") != here.get("stage"):
             self._compare_stages(saved, here)
         elif "of" in saved and "of" in here:
-            self.others += config_differences(_without(saved, "of"), _without(here, "of"))
+            self._compare_settings(saved, here, "of")
             num_edits = len(self.edits)
             self._compare_below(saved, here)
             if saved["stage"] in ("plan_packs", "plan_batches"):
@@ -72,11 +72,13 @@ class Comparison:
                 self.edits.append(
                     f"source {here['name']}: loss_weight {weights[0]} is now {weights[1]}"
                 )
-            self.others += config_differences(
-                _without(saved, "loss_weight"), _without(here, "loss_weight")
-            )
+            self._compare_settings(saved, here, "loss_weight")
         else:
             self.others += config_differences(saved, here)
+
+    def _compare_settings(self, saved: Config, here: Config, but: str) -> None:
+        old, new = ({k: config[k] for k in config if k != but} for config in (saved, here))
+        self.others += config_differences(old, new)
 
     def _compare_below(self, saved: Config, here: Config) -> None:
         old, new = saved["of"], here["of"]
@@ -101,7 +103,7 @@ class Comparison:
             self._compare(*pair)
 
     def _compare_blends(self, saved: Config, here: Config, units: tuple[_Units, _Units]) -> None:
-        self.others += config_differences(_without(saved, "of"), _without(here, "of"))
+        self._compare_settings(saved, here, "of")
         pairs = _pairs(saved, here)
         for entry in saved["of"]:
             new = pairs.get(entry["name"])
@@ -154,7 +156,11 @@ def _as_blend(config: Any, other: Any) -> Config | None:
     if _is_blend(config):
         return dict(config)
     names = _names(config)
-    if not _is_blend(other) or len(names) != 1 or isinstance(_end(config).get("of"), list):
+    if (
+        not _is_blend(other)
+        or len(names) != 1
+        or isinstance([{}, *_chain(config)][-1].get("of"), list)
+    ):
         return None
     return {**other, "of": [{"name": names[0], "weight": None, "of": config}]}
 
@@ -200,15 +206,6 @@ def _chain(config: Any) -> Iterator[Config]:
     while isinstance(config, dict):
         yield config
         config = config.get("of")
-
-
-def _end(config: Any) -> Config:
-    """Returns the last of those stages."""
-    return [{}, *_chain(config)][-1]
-
-
-def _without(config: Config, key: str) -> dict[str, JSON]:
-    return {name: value for name, value in config.items() if name != key}
 
 
 class Migration:

@@ -85,10 +85,17 @@ class RankRun(Generic[T]):
     def go_to(self, position: LoaderPosition) -> None:
         """Stops the worker processes; the next batch is that of `position`."""
         self.stop_workers()
-        self._has_begun, self._undo, self._snapshots = False, None, {}
-        self.position = position
+        self._undo = None
+        self._set_position(position)
         self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(self.dataset, position.stats, self.num_run_items)
+
+    def _set_position(self, position: LoaderPosition) -> None:
+        """Puts the run to the start of a pass, or to where it is resumed in one."""
+        self.position = position
+        self._snapshots = {}
+        self._ahead = []
+        self._has_begun = False
 
     @property
     def num_run_items(self) -> int:
@@ -99,9 +106,8 @@ class RankRun(Generic[T]):
         if self.dataset.endless:
             return here
         length = self.dataset.num_items(Stream(0, 1))
-        return position.start.pass_index * length + (
-            length if position.ended else min(here, length)
-        )
+        here = length if position.ended else min(here, length)
+        return position.start.pass_index * length + here
 
     def iterate(self) -> Iterator[T]:
         """Begins with the first batch: trainers call `set_epoch` after `iter`, too."""
@@ -126,13 +132,10 @@ class RankRun(Generic[T]):
         if self.dataset.training:
             self._go_to_epoch(seek)
         position, length = self.position, self.dataset.pass_length
-        is_over = position.ended
-        if length is not None and position.items_in_pass >= length:
-            if self.dataset.training:
-                position.items_in_pass = 0  # the last `for` was left with its last item
-            else:
-                is_over = True
-        if is_over or (self._has_begun and not self.dataset.training):
+        is_at_limit = length is not None and position.items_in_pass >= length
+        if is_at_limit:
+            position.items_in_pass = 0  # the last `for` was left with its last item
+        if position.ended or ((is_at_limit or self._has_begun) and not self.dataset.training):
             self._begin_pass()
         if self.dataset.training and (seek.epoch or seek.batch):
             self._discard(seek)
@@ -167,9 +170,7 @@ class RankRun(Generic[T]):
             return
         self.stop_workers()
         slots = start.slots._replace(base=0, first=0)
-        self.position = LoaderPosition(PassStart(slots, target))
-        self._snapshots = {}
-        self._has_begun = False
+        self._set_position(LoaderPosition(PassStart(slots, target)))
 
     def batches(self) -> Iterator[T]:
         """Yields what is left of the pass or virtual epoch."""
@@ -338,10 +339,7 @@ class RankRun(Generic[T]):
 
     def _begin_pass(self) -> None:
         """Goes to the start of the next pass, with the same worker processes."""
-        self.position = LoaderPosition(self.position.start.after(self.dataset.training))
-        self._snapshots = {}
-        self._ahead = []
-        self._has_begun = False
+        self._set_position(LoaderPosition(self.position.start.after(self.dataset.training)))
         if self._deliveries is not None:
             self._deliveries.begin(self.position.start)
 

@@ -8,7 +8,7 @@ import logging
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -43,6 +43,15 @@ class Vote(NamedTuple):
     has: int
     is_left: int
     can_pad: int
+
+
+def _waits(pause: float) -> Iterator[float]:
+    """Yields the seconds waited so far, after longer and longer pauses from the second on."""
+    since = time.monotonic()
+    while True:
+        yield time.monotonic() - since
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SEC)
 
 
 class CountedVotes:
@@ -162,12 +171,11 @@ class StoreVotes:
                 self._store.delete_key(key)
 
     def _wait_for(self, name: str) -> None:
-        start, pause, warn_at = time.monotonic(), _SHORTEST_PAUSE_SEC, _FIRST_WARNING_SEC
-        # Not `store.wait`: it would keep the store from the other threads of this process.
-        while not self._store.check([f"{name}/all"]):
-            time.sleep(pause)
-            pause = min(_LONGEST_PAUSE_SEC, 1.5 * pause)
-            waited = time.monotonic() - start
+        warn_at = _FIRST_WARNING_SEC
+        for waited in _waits(_SHORTEST_PAUSE_SEC):
+            # Not `store.wait`: it would keep the store from the other threads of this process.
+            if self._store.check([f"{name}/all"]):
+                return
             if waited > min(_FIRST_WARNING_SEC, self._limit_sec) / 4:
                 self._store.set(f"{name}/waits/{self._rank}", "")
             if waited > self._limit_sec:
@@ -215,7 +223,6 @@ def group_store(config: WorkerConfig) -> tuple[Any, bool] | None:
 TIMEOUT_SEC = 300.0
 # After so long a wait it is logged which ranks are missing.
 QUIET_SEC = 10.0
-_LONGEST_PAUSE_SEC = 0.05
 
 
 class Exchange:
@@ -318,13 +325,13 @@ class Exchange:
             this: the round.
             is_shared: on the collector, whether all ranks get the values; None on the others.
         """
-        values: list[Any] = []
-        since, pause, is_quiet = time.monotonic(), 0.001, True
-        while not this.is_decided:
-            waited = time.monotonic() - since
+        is_quiet = True
+        for waited in _waits(0.001):
+            if this.is_decided:
+                break
             if is_shared is not None and this.is_complete:
-                values = this.collect(is_shared)
-            elif waited > self._timeout_sec:
+                return this.collect(is_shared)
+            if waited > self._timeout_sec:
                 this.fail(self._timeout_sec)
             elif is_quiet and waited > QUIET_SEC:
                 is_quiet = False
@@ -332,10 +339,7 @@ class Exchange:
                     "Rank %d waits in %s for ranks %s to call it, too; it times out after %g s.",
                     this.rank, this.what, this.missing(), self._timeout_sec,
                 )  # fmt: skip
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-        return values
+        return []
 
 
 def _default_store() -> Any:

@@ -362,7 +362,7 @@ def resume(
             raise StateError("there is no state in the list; pass the states of all ranks")
         found = Comparison(checked[0]["config"], dataset_config)
         _check_config(found, migrate)
-        _check_same(checked, "config", show=False)
+        _check_same(checked, "pipeline")
         fresh = StreamRun(dataset, Stream(0, checked[0]["num_streams"])).snapshot()
         if found.edits:
             checked = _migrated(checked, Migration(found, dataset_config, fresh), found.edits)
@@ -458,14 +458,13 @@ def _check_ranks(ranks: list[int], old_world: int, rank: int, world_size: int) -
         )
 
 
-def _check_same(states: list[_State], name: str, show: bool = True) -> None:
+def _check_same(states: list[_State], name: str) -> None:
     for state in states[1:]:
         if state[name] != states[0][name]:
-            detail = f" ({states[0][name]} and {state[name]})" if show else ""
             raise StateError(
-                f"rank {states[0]['rank']} and rank {state['rank']} have different {name!r}"
-                f"{detail}: these are states of different runs or moments. Give the states that "
-                "all ranks saved at the same time"
+                f"rank {states[0]['rank']} and rank {state['rank']} have different {name!r} "
+                f"({states[0][name]} and {state[name]}): these are states of different runs or "
+                "moments. Give the states that all ranks saved at the same time"
             )
 
 

@@ -91,9 +91,8 @@ class Stats(dict[str, SourceStats]):
         total = sum(getattr(stats, unit) for stats in self.values())
         total_target = sum(self.target.values())
         for name, stats in self.items():
-            facts_here = self.facts.get(name)
-            if facts_here is not None:
-                stats.epochs = stats.draws / max(1, facts_here.num_samples)
+            if name in self.facts:
+                stats.epochs = stats.draws / max(1, self.facts[name].num_samples)
             stats.actual_share = getattr(stats, unit) / total if total else 0.0
             stats.target_share = self.target.get(name, 0.0) / total_target if total_target else 0.0
 
@@ -123,11 +122,8 @@ class Stats(dict[str, SourceStats]):
         )
         plain = {name: dataclasses.asdict(stats) for name, stats in self.items()}
         ranks = Exchange(config, TIMEOUT_SEC).gather(plain, "stats().reduced()") or []
-        return self.merged(
-            {name: SourceStats(**fields) for name, fields in ranks[rank].items()}
-            for rank in range(world_size)
-            if rank != own
-        )
+        others = ranks[:own] + ranks[own + 1 :]
+        return self.merged({n: SourceStats(**row) for n, row in rank.items()} for rank in others)
 
     def scalars(self, prefix: str = "data/") -> dict[str, float]:
         """Returns every figure under a name such as `data/coco/train/actual_share`."""
@@ -172,13 +168,8 @@ class Stats(dict[str, SourceStats]):
             for name, s in self.items()
         ]  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        )
+        form = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
+        return "\n".join(form.format(*row) for row in rows)
 
 
 @dataclasses.dataclass

@@ -297,9 +297,7 @@ class WorkerPool(Iterator[Delivery]):
         self._number = 0
         self._deaths: deque[float] = deque()
         self._limits = settings.limits._replace(report_sec=settings.first_report_sec)
-        self._pinned: PinnedAhead | None = None
-        if torch.cuda.is_available():
-            self._pinned = PinnedAhead()
+        self._pinned = PinnedAhead() if torch.cuda.is_available() else None
         self._go_to(start)
         for worker in range(num_workers):
             self._workers.append(self._started(worker))
