@@ -332,7 +332,10 @@ class EvenPass:
             if is_due:
                 self._own = None
             if self.end == "pad":
-                return self._padding() if own is None else self._kept(own)
+                if own is None:
+                    return self._padding()
+                self._last = copy.copy(own.item)  # as the user may change the batch
+                return own
             if sums.has == num_ranks:
                 return own
 
@@ -376,11 +379,6 @@ class EvenPass:
                 "the first rank that has no batch left. %s",
                 _HOW_TO_CHOOSE,
             )
-
-    def _kept(self, own: Delivery) -> Delivery:
-        """Returns the delivery; keeps a copy of its batch, as the user may change the batch."""
-        self._last = copy.copy(own.item)
-        return own
 
     def _padding(self) -> Delivery:
         if self._last is None:

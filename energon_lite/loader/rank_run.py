@@ -344,22 +344,17 @@ class RankRun(Generic[T]):
             self._deliveries.begin(self.position.start)
 
     def _start_deliveries(self) -> WorkerPool | RankFeed:
-        start = self._resumed_start()
-        settings, config = self._settings, self._config
+        settings, config, position = self._settings, self._config, self.position
+        if position.count or self._snapshots:  # to where the run stood when workers were stopped
+            self.position = resumed = self.resumed([json.loads(json.dumps(self.state()))])
+            resumed.items_in_pass, resumed.peers = position.items_in_pass, position.peers
+        start = self.position.start
         # A worker without a stream would have nothing to compute.
         num_workers = min(config.num_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
         if num_workers == 0:
             return RankFeed(self.dataset, start, settings.max_skip_rate)
         return WorkerPool(self.dataset, config, settings, num_workers, start)
-
-    def _resumed_start(self) -> PassStart:
-        """Returns where workers begin: where the run stood when they were last stopped."""
-        position = self.position
-        if position.count or self._snapshots:
-            self.position = resumed = self.resumed([json.loads(json.dumps(self.state()))])
-            resumed.items_in_pass, resumed.peers = position.items_in_pass, position.peers
-        return self.position.start
 
     def stop_workers(self) -> None:
         """Ends the worker processes, if there are any; the position stays."""

@@ -247,15 +247,12 @@ class Counter:
             self.mark = (counted, (), num_items)
         return counted
 
-    def _weigh(self, source: str, samples: int) -> float:
-        return self._loss_weights.get(source, 1.0) * samples
-
     def counted(self) -> dict[str, SourceStats]:
         """Returns a copy of what was counted."""
         found = {}
         for name, stats in self._counted.items():
             before = self._before.get(name, SourceStats())
-            since = self._weigh(name, stats.samples - before.samples)
+            since = self._loss_weights.get(name, 1.0) * (stats.samples - before.samples)
             found[name] = dataclasses.replace(stats, loss_weight_sum=before.loss_weight_sum + since)
         return found
 

@@ -116,11 +116,7 @@ class OwnCollate:
 
     def __reduce__(self) -> Any:
         """Pickles for worker processes, where it refuses as well."""
-        return OwnCollate, (_Nobody(),)
-
-
-class _Nobody:
-    """Stands for a loader of another process."""
+        return OwnCollate, (set(),)  # which is gone at once, as its loader is in another process
 
 
 def teach_skipping() -> None:

@@ -20,8 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from energon_lite import (
     DefaultTaskEncoder,
@@ -31,8 +29,6 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.core.topology import RankSlots
-from energon_lite.loader.rank_feed import Mark, PassStart, RankFeed
 
 from ..conftest import REPO
 from ..helpers import Ranks, assert_same, through_json, train
@@ -157,45 +153,6 @@ def test_global_seeds_of_the_user_are_left_alone_by_worker_processes(texts) -> N
     assert torch.equal(torch.rand(3), expected)
 
 
-def _rank(rank: int, folder: str, texts: str, results: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        config = WorkerConfig.default_worker_config(0)
-        make = train(Path(texts), "plain")
-        loader = get_savable_loader(make(config))
-        iterator = iter(loader)
-        given = [next(iterator).__key__ for _ in range(3)]
-        states = loader.save_state_global(global_dst_rank=1)
-        after = [next(iterator).__key__ for _ in range(3)]
-        resumed = get_savable_loader(make(config))
-        # Only the rank that has the list gives it.
-        resumed.restore_state_global(through_json(states) if rank == 1 else None, src_rank=1)
-        again = [batch.__key__ for batch in islice(iter(resumed), 3)]
-        results.put((rank, states is not None, given, after, again))
-    finally:
-        dist.destroy_process_group()
-
-
-def test_ranks_gather_and_share_their_states(texts, tmp_path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [
-        context.Process(target=_rank, args=(rank, str(tmp_path), str(texts), results))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    found = sorted(results.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    assert [has_states for _, has_states, *_ in found] == [False, True]
-    whole = [b.__key__ for b in Ranks(train(texts), 1, num_streams=2).slots(12).values()]
-    for rank, _, given, after, again in found:
-        assert given + after == whole[rank::2]
-        assert again == after
-
-
 def test_loader_without_a_batch_asked_for_starts_no_process(texts) -> None:
     before = set(multiprocessing.active_children())
     run = Ranks(train(texts), 2, 3)
@@ -213,21 +170,6 @@ def test_prefetch_factor_changes_nothing(texts) -> None:
         resumed = Ranks(make, 1, 0, states=state)
         whole = Ranks(make, 1, num_streams=3).slots(30)
         assert_same(resumed.slots(10), {m: whole[m] for m in range(20, 30)})
-
-
-def test_deliveries_are_the_same_after_torchs_pinning(texts) -> None:
-    """torch's pinning thread, used where there is a GPU, rebuilds tuples, lists and dicts."""
-    for encoder in ("plain", "expanding"):
-        run = Ranks(train(texts, encoder, repeat=False), 2, num_streams=3)
-        run.next(0)
-        (loader, _) = run.loaders
-        deliveries = list(RankFeed(loader.dataset, PassStart(RankSlots(0, 0, 2, 3)), 1.0))
-        assert {delivery.item for delivery in deliveries if isinstance(delivery.item, Mark)}
-        for delivery in deliveries:
-            pinned = pin_memory(delivery)
-            assert_same(pinned, delivery)
-            if isinstance(delivery.item, Mark):
-                assert pinned.item is delivery.item
 
 
 # ----------------------------------------------------------------------- what cannot be sent

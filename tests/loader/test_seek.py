@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def unbroken_epochs(path: Path, kind: str) -> list[list[list[str]]]:
+    loader = loader_of(path, **KINDS[kind])
+    return [[keys_of(batch) for batch in loader] for _ in range(4)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @examples(25)
 def test_fresh_loader_goes_where_the_unbroken_one_came(
     kind: str, data: st.DataObject, texts: Path
 ) -> None:
-    unbroken = loader_of(texts, **KINDS[kind])
-    epochs = [[keys_of(batch) for batch in unbroken] for _ in range(4)]
+    epochs = unbroken_epochs(texts, kind)
     assert len(epochs[0]) > 3
     assert epochs[0] != epochs[1]
     epoch = data.draw(st.integers(0, 3))
