@@ -21,7 +21,7 @@ from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, split_names
-from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.prepare.pool import ordered_results
 from energon_lite.stages.token_lengths import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
 from energon_lite.storage.length_files import (
@@ -138,7 +138,6 @@ def measure_lengths(
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     hooks = Hooks(task_encoder, config)
     encoder = fingerprint(task_encoder)
-    workers = default_workers() if num_workers is None else num_workers
     if meta_dir is not None:
         name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []
@@ -155,7 +154,7 @@ def measure_lengths(
             logger.info("%s", error)  # `test: []` is usual
             continue
         factory = opener.factories[0]
-        reports.append(_measure_part(dataset, factory, name, encoder, workers, progress))
+        reports.append(_measure_part(dataset, factory, name, encoder, num_workers, progress))
     if not reports:
         raise EmptyDatasetError(
             f"{path}: no split part has a shard, there is nothing to measure; list "
@@ -189,7 +188,7 @@ def _measure_part(
     factory: Any,
     name: str,
     encoder: str,
-    num_workers: int,
+    num_workers: int | None,
     progress: Callable[[str, int, int], None] | None,
 ) -> LengthReport:
     root, part, num_samples = factory.path, factory.split_part, factory.num_samples_of_part

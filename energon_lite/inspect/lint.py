@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
 from energon_lite.prepare.indexing import scan_shard
-from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.prepare.pool import ordered_results
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.files import is_there
@@ -132,13 +132,13 @@ def lint_dataset(
     root = local_path(path)
     info = read_info(root)
     report = LintReport(root)
-    workers = default_workers() if num_workers is None else num_workers
     _check_yaml(
         root, info, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report
     )
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    for (_, shard, _), found in _with_progress(read, shards, workers, "Reading shards", progress):
+    results = _with_progress(read, shards, num_workers, "Reading shards", progress)
+    for (_, shard, _), found in results:
         errors, warnings = ([str(found)], []) if isinstance(found, Exception) else found
         report.add_error(shard, *errors)
         report.add_warning(shard, *warnings)
@@ -153,7 +153,7 @@ def lint_dataset(
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
                             split_config=split_config)  # fmt: skip
         _decode_all(
-            open_part, [(p.name, _length(root, p)) for p in parts], workers, report, progress
+            open_part, [(p.name, _length(root, p)) for p in parts], num_workers, report, progress
         )
     return report
 
@@ -161,7 +161,7 @@ def lint_dataset(
 def _with_progress(
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
-    num_workers: int,
+    num_workers: int | None,
     what: str,
     progress: Callable[[str, int, int], None] | None,
 ) -> Iterator[tuple[Any, Any]]:
@@ -333,7 +333,7 @@ def _length(root: Path, part: SplitPart) -> int:
 def _decode_all(
     open_part: Callable[..., Any],
     parts: Sequence[tuple[str, int]],
-    num_workers: int,
+    num_workers: int | None,
     report: LintReport,
     progress: Callable[[str, int, int], None] | None,
 ) -> None:

@@ -169,6 +169,7 @@ class Plan(NamedTuple):
     """
 
     root: Path
+    request: Request
     shards: list[Shard]
     splits: dict[str, list[str]] | None
     field_map: FieldMap | None
@@ -277,7 +278,8 @@ def make_plan(root: Path, request: Request) -> Plan:
         )
     if request.loader_parts is not None and not is_there(root / nvmeta.META / SAMPLE_LOADER):
         texts[SAMPLE_LOADER] = loader_text(str(request.sample_type), request.loader_parts)
-    return Plan(root, shards, splits, field_map, {nvmeta.INDEX_UUID: str(uuid4()), **texts}, None)
+    texts = {nvmeta.INDEX_UUID: str(uuid4()), **texts}
+    return Plan(root, request, shards, splits, field_map, texts, None)
 
 
 def plan_again(root: Path, request: Request) -> Plan:
@@ -286,7 +288,7 @@ def plan_again(root: Path, request: Request) -> Plan:
         raise ValueError("tar_index_only keeps split and sample type; do not pass them")
     texts = {nvmeta.INDEX_UUID: str(uuid4())}
     if request.paths is not None and not nvmeta.is_prepared(root):
-        return Plan(root, find_shards(root, None, request.paths), None, None, texts, None)
+        return Plan(root, request, find_shards(root, None, request.paths), None, None, texts, None)
     counts = nvmeta.read_info(root).shard_counts
     missing = [name for name in counts if not is_there(root / name)]
     if missing:
@@ -295,4 +297,4 @@ def plan_again(root: Path, request: Request) -> Plan:
             f"({len(missing)} such shards); prepare the dataset again with --force-overwrite"
         )
     shards = [Shard(name, root / name) for name in counts]
-    return Plan(root, shards, None, None, texts, counts)
+    return Plan(root, request, shards, None, None, texts, counts)

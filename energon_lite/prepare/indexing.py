@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Shard
-from energon_lite.storage.files import open_regular, replacing, retried
+from energon_lite.storage.files import new_file, open_regular, retried
 from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
@@ -228,7 +228,8 @@ def rename_samples(shard: Shard) -> int:
     prefix = f"{shard.name}/"
     if all(key.startswith(prefix) for _, key, _, _ in old.samples):
         return 0
-    with replacing(shard.path) as copy:
+    with new_file(shard.path) as file:
+        copy = Path(file.name)
         try:
             _copy(shard.path, copy, prefix)
         except (tarfile.TarError, ValueError, EOFError) as error:

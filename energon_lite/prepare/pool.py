@@ -24,13 +24,6 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def default_workers() -> int:
-    """Returns the number of cores that this process may use, at most 16."""
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
-    return min(_MAX_WORKERS, cores)
-
-
 def _watch_parent(parent: int) -> None:
     """Ends this worker when its parent was killed, which no other signal would report."""
 
@@ -43,18 +36,22 @@ def _watch_parent(parent: int) -> None:
 
 
 def ordered_results(
-    function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int
+    function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int | None
 ) -> Iterator[Result | Exception]:
     """Calls a function on each task, and yields what it returned, or its ValueError or OSError.
 
     Args:
         function: a function of a module.
         tasks: its arguments.
-        num_workers: processes; with 0 or 1 this one does the work.
+        num_workers: processes; with 0 or 1 this one does the work. None: as many as cores that
+            this process may use, at most 16.
 
     Raises:
         RuntimeError: A worker process died, or none finished a task for an hour.
     """
+    if num_workers is None:
+        usable = getattr(os, "sched_getaffinity", None)
+        num_workers = min(_MAX_WORKERS, len(usable(0)) if usable else os.cpu_count() or 1)
     if num_workers <= 1 or len(tasks) <= 1:
         yield from (_outcome(partial(function, task)) for task in tasks)
         return

@@ -23,7 +23,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ShardResult, index_shard, rename_samples
-from energon_lite.prepare.pool import default_workers, ordered_results
+from energon_lite.prepare.pool import ordered_results
 from energon_lite.storage import files, nvmeta
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
@@ -196,7 +196,6 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
     """Does what `prepare_dataset` does, with the arguments in one value."""
     root = local_root(path)
     plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
-    workers = default_workers() if request.num_workers is None else request.num_workers
     dry_run = request.dry_run
     if not (dry_run or request.follow_links):
         _check_places(plan)
@@ -206,28 +205,26 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
         else:
             folder = stack.enter_context(_partial_folder(plan))
         try:
-            results = _read_shards(plan, folder, workers, request)
+            results = _read_shards(plan, folder)
         except _SharedKeys:
             if dry_run or not request.fix_duplicates:
                 raise
-            _rename(plan, workers)
-            results = _read_shards(plan, folder, workers, request)
+            _rename(plan)
+            results = _read_shards(plan, folder)
         if not dry_run:
             _commit(plan, folder, results)
-    return _report(plan, results, dry_run)
+    return _report(plan, results)
 
 
-def _read_shards(
-    plan: decisions.Plan, folder: Path, num_workers: int, request: decisions.Request
-) -> list[ShardResult]:
+def _read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
-    num_shards, total = len(plan.shards), sum(map(size_of, plan.shards))
+    request, num_shards, total = plan.request, len(plan.shards), sum(map(size_of, plan.shards))
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
     with new_index(folder / INDEX_SQLITE) as add:
         tasks = [(shard, folder) for shard in plan.shards]
-        found = request.watch(ordered_results(index_shard, tasks, num_workers), num_shards)
+        found = request.watch(ordered_results(index_shard, tasks, request.num_workers), num_shards)
         for number, result in enumerate(found):
             if isinstance(result, Exception):
                 errors.append(result)
@@ -259,12 +256,12 @@ def _duplicate(shard: Shard, key: str, first: int, plan: decisions.Plan) -> _Sha
     )
 
 
-def _rename(plan: decisions.Plan, num_workers: int) -> None:
+def _rename(plan: decisions.Plan) -> None:
     """Writes the tars again, with sample keys that begin with the name of the tar."""
     if plan.splits is not None:  # what an earlier run wrote is wrong from here on
         for name in (INFO_JSON, INFO_YAML):
             (plan.root / META / name).unlink(missing_ok=True)
-    found = list(ordered_results(rename_samples, plan.shards, num_workers))
+    found = list(ordered_results(rename_samples, plan.shards, plan.request.num_workers))
     errors = [result for result in found if isinstance(result, Exception)]
     if errors:
         raise _combined(errors, len(plan.shards))
@@ -282,7 +279,7 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 
-def _report(plan: decisions.Plan, results: Sequence[ShardResult], dry_run: bool) -> PrepareReport:
+def _report(plan: decisions.Plan, results: Sequence[ShardResult]) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
         part: SplitCount(len(names), sum(counts[name] for name in names))
@@ -307,7 +304,7 @@ def _report(plan: decisions.Plan, results: Sequence[ShardResult], dry_run: bool)
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
         warnings=tuple(warnings),
-        is_dry_run=dry_run,
+        is_dry_run=plan.request.dry_run,
     )
 
 

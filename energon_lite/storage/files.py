@@ -289,16 +289,6 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
 # -------------------------------------------------------------------------------------- writing
 
 
-def create(path: Path) -> int:
-    """Creates a file under a name that nothing has, not even a link, and opens it for writing.
-
-    Returns:
-        The descriptor.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o666)
-
-
 def can_read(path: Path) -> bool:
     """Whether a file can be opened and read now: from storage, not from the system's memory."""
     try:
@@ -314,34 +304,28 @@ def can_read(path: Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Creates a file that gets the name `path` when the block ends, and is removed if that fails.
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing that gets the name `path` when the block ends without an error.
 
     An existing file is replaced, a link itself and not what it leads to.
 
     Yields:
-        The file under the name that it has until then.
+        The file; until then it has another `name`, which it loses where the block fails.
 
     Raises:
         OSError: It cannot be written.
     """
     temporary = path.with_name(f"{_stem(path.name)}.{secrets.token_hex(8)}.tmp")
-    with errors_of(path):
-        os.close(create(temporary))
+    # "x" creates a file under a name that nothing has, not even a link.
+    with errors_of(path), temporary.open("xb") as file:
         try:
-            yield temporary
+            yield file
+            file.close()
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing that gets the name `path` when all is written, as `replacing`."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        yield file
 
 
 def _stem(name: str) -> str:
@@ -350,7 +334,7 @@ def _stem(name: str) -> str:
 
 
 def remove_leftovers(folder: Path, names: Collection[str], min_age_sec: float = 0.0) -> None:
-    """Removes the temporary files of killed processes (`replacing`).
+    """Removes the temporary files of killed processes (`new_file`).
 
     Args:
         folder: where the files are.

@@ -80,13 +80,6 @@ def _identity(root: Path) -> str:
         return f"{root.resolve().name}-{zlib.crc32(os.fsencode(root.resolve())):08x}"
 
 
-def _writing_command(root: Path, name: str) -> str:
-    """Returns the command that writes an index."""
-    folder, _, last = name.rpartition("/")
-    place = f" --meta-dir {folder}" if folder else ""
-    return f"energon-lite lengths {root} --with module:Class --name {last}{place}"
-
-
 def _facts_path(root: Path, part: str, name: str) -> Path:
     return lengths_path(root, part, name).with_suffix(".json")
 
@@ -170,7 +163,9 @@ def read_lengths(
         DatasetFormatError: It is of other data, or corrupt.
     """
     path = lengths_path(root, part, name, resource)
-    command = _writing_command(root, name)
+    folder, _, last = name.rpartition("/")
+    place = f" --meta-dir {folder}" if folder else ""
+    command = f"energon-lite lengths {root} --with module:Class --name {last}{place}"
     lengths: Int64Array
     try:
         facts = _load_facts(root, part, name)

@@ -126,11 +126,6 @@ def is_prepared(root: Path) -> bool:
     return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
 
 
-def warn_double(message: str) -> None:
-    """Logs, once, that a file of `.nv-meta` has a key twice: as in Energon the last one counts."""
-    warn_once(f"{message}; the last one counts")
-
-
 def mapping(value: Any, place: str) -> YamlMap:
     """Returns a value that must be a mapping; a DatasetFormatError shows what it is instead."""
     if not isinstance(value, YamlMap):
@@ -173,7 +168,8 @@ def load_config(
         DatasetFormatError: It is no such mapping.
     """
     try:
-        value = load_yaml(path, warn_double)
+        # As in Energon, the last of two keys counts.
+        value = load_yaml(path, lambda text: warn_once(f"{text}; the last one counts"))
     except FileNotFoundError:
         if is_prepared(root):
             raise FileNotFoundError(f"{path} is missing; {remedy}") from None

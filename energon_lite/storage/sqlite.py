@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import Self
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.storage.files import create, errors_of, explained, open_regular
+from energon_lite.storage.files import errors_of, explained, open_regular
 from energon_lite.storage.nvmeta import META, is_utf8
 
 INDEX_SQLITE = "index.sqlite"
@@ -338,7 +338,7 @@ def _new_database(path: Path, tables: Mapping[str, str]) -> sqlite3.Connection:
     """Creates a database for one process; what has its name is replaced, also a link."""
     with _writing(path):
         path.unlink(missing_ok=True)
-        os.close(create(path))
+        path.open("xb").close()
         connection = sqlite3.connect(path.absolute().as_uri(), isolation_level=None, uri=True)
         # The file gets its name only when it is whole, so it need not survive a crash.
         connection.executescript(

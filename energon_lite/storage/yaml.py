@@ -81,12 +81,8 @@ def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(_CORE_TAGS + "str", text, style if text.isprintable() else '"')
 
 
-def _represent_map(dumper: yaml.SafeDumper, value: YamlMap) -> yaml.MappingNode:
-    return dumper.represent_dict(dict(value))
-
-
 _Dumper.add_representer(str, _represent_str)
-_Dumper.add_representer(YamlMap, _represent_map)
+_Dumper.add_representer(YamlMap, _Dumper.represent_dict)
 
 
 def _scalar(text: str) -> Any:

@@ -35,30 +35,23 @@ def names(*numbers: int) -> tuple[str, ...]:
 
 
 def test_dataset_of_a_brace_pattern_is_read_with_a_dataset_yaml_written_by_hand(root):
-    found = prepare(
-        root, ["parts/data-{0..5}.tar"], split_parts_ratio=[("train", 1.0)], shuffle_seed=None
-    )
+    ratio = [("dev", 0), ("train", 1.0)]
+    found = prepare(str(root), ["parts/data-{0..5}.tar"], split_parts_ratio=ratio)
     assert found == {"txt", "json"}
+    # The default is the seed 42 of Energon.
+    split = SplitFile(root, read_info(root))
+    assert split.part("train").shards == names(3, 1, 2, 4, 0, 5)
+    assert split.names == ("dev", "train")
+    assert tuple(split.info.shard_counts) == names(0, 1, 2, 3, 4, 5)
     (root / ".nv-meta/dataset.yaml").write_text(
         "__module__: megatron.energon\n__class__: TextWebdataset\nfield_map:\n  text: txt\n"
     )
     dataset = energon_lite.get_train_dataset(
-        root,
-        worker_config=energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-    )
+        root, worker_config=energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+    )  # fmt: skip
     texts = [batch.text[0] for batch in energon_lite.get_loader(dataset)]
     assert sorted(texts) == sorted(f"text {index}" for index in range(55))
-    assert SplitFile(root, read_info(root)).names == ("train",)
-
-
-def test_default_arguments_shuffle_the_shards_with_the_seed_42_of_energon(root):
-    prepare(str(root), ["parts/data-{0..5}.tar"], split_parts_ratio=[("train", 1.0)])
-    assert SplitFile(root, read_info(root)).part("train").shards == names(3, 1, 2, 4, 0, 5)
-    assert tuple(read_info(root).shard_counts) == names(0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +78,8 @@ def test_paths_are_expanded_in_order_and_each_tar_is_taken_once(root, paths, tak
 def test_name_with_braces_or_stars_is_no_pattern_where_there_is_such_a_file(root):
     for name in ("{0..1}.tar", "[ab].tar"):
         write_tar(root / name, [(f"{name}.txt", b"x")])
-    report = prepare_dataset(
-        root, paths=["{0..1}.tar", "[ab].tar"], split_ratio={"train": 1}, num_workers=1
-    )
-    assert report.shards == 2
+    options = {"split_ratio": {"train": 1}, "num_workers": 1}
+    assert prepare_dataset(root, paths=["{0..1}.tar", "[ab].tar"], **options).shards == 2
 
 
 @pytest.mark.parametrize(
@@ -108,16 +99,6 @@ def test_pattern_that_matches_nothing_is_named(root, paths, message):
     assert not is_prepared(root)
 
 
-def test_parts_have_the_names_and_order_of_the_ratio(root):
-    prepare(
-        root, ["parts/*.tar"], split_parts_ratio=[("dev", 1), ("train", 2)], shuffle_seed=None,
-        workers=1,
-    )  # fmt: skip
-    info = read_info(root)
-    assert SplitFile(root, read_info(root)).names == ("dev", "train")
-    assert SplitFile(root, info).part("train").shards == names(2, 3, 4, 5)
-
-
 def test_parts_by_pattern_may_overlap_or_be_empty_with_a_warning(root, caplog):
     caplog.set_level(logging.WARNING)
     patterns = [
@@ -125,9 +106,9 @@ def test_parts_by_pattern_may_overlap_or_be_empty_with_a_warning(root, caplog):
         ("test", "none"),
     ]  # fmt: skip
     prepare(root, ["parts/data-{0..5}.tar"], split_parts_patterns=patterns, workers=1)
-    info = read_info(root)
-    assert SplitFile(root, info).part("train").shards == names(0, 1, 2)
-    assert SplitFile(root, info).part("val").shards == names(1, 4)
+    split = SplitFile(root, read_info(root))
+    assert split.part("train").shards == names(0, 1, 2)
+    assert split.part("val").shards == names(1, 4)
     assert "'parts/data-1.tar' matches the patterns of both 'train' and 'val'" in caplog.text
     assert "split part 'test': pattern 'none' matches none" in caplog.text
 
@@ -154,18 +135,15 @@ def test_progress_function_wraps_the_shards_that_are_read(root):
             calls.append(total)
             yield shard
 
-    prepare(
-        root, ["parts/*.tar"], split_parts_ratio=[("train", 1.0)], progress_fn=watched, workers=1
-    )
+    ratio = [("train", 1.0)]
+    prepare(root, ["parts/*.tar"], split_parts_ratio=ratio, progress_fn=watched, workers=1)
     assert calls == [6] * 6
 
 
 def test_samples_of_a_tar_are_listed_with_the_bytes_of_wanted_parts(root):
-    tar = root / "parts/data-5.tar"
-    assert (
-        list(BaseWebdatasetFactory.iter_dataset_content(tar)) == [{"txt": None, "json": None}] * 5
-    )
-    samples = list(BaseWebdatasetFactory.iter_dataset_content(str(tar), ("txt",)))
+    tar, content_of = root / "parts/data-5.tar", BaseWebdatasetFactory.iter_dataset_content
+    assert list(content_of(tar)) == [{"txt": None, "json": None}] * 5
+    samples = list(content_of(str(tar), ("txt",)))
     assert samples[0] == {"txt": b"text 50", "json": None}
     assert len(samples) == 5
     with pytest.raises(NotImplementedError, match="no media metadata"):

@@ -28,10 +28,19 @@ def test_ten_shards_by_7_2_1_lose_no_shard():
     assert counts(10, [0.7, 0.2, 0.1]) == [7, 2, 1]
 
 
-def test_a_share_of_zero_makes_an_empty_part_and_two_shares_make_no_test_part():
+def test_each_share_makes_a_part_that_is_empty_only_by_a_share_of_zero():
     assert counts(3, "1,0,0") == [3, 0, 0]
     assert counts(4, "2,0,2") == [2, 0, 2]
     assert list(split_by_ratio(["a", "b"], parse_ratio("1,1"))) == ["train", "val"]
+    for ratio in ({"dev": 1, "train": 2}, [("dev", 1), ("train", 2.0)]):
+        parts = split_by_ratio(["a", "b", "c"], parse_ratio(ratio))
+        assert list(parts.items()) == [("dev", ["a"]), ("train", ["b", "c"])]
+    with pytest.raises(ValueError, match="8,1,1 leaves 'val' empty: there are only 4 shards"):
+        counts(4, "8,1,1")
+    odd = []
+    parts = split_by_ratio(["a"], parse_ratio("1,1"), on_odd=odd.append)
+    assert parts == {"train": [], "val": ["a"]}
+    assert "1,1 leaves 'train' empty" in odd[0]
 
 
 @given(st.integers(1, 200), st.lists(st.integers(0, 50), min_size=3, max_size=3))
@@ -48,42 +57,10 @@ def test_a_ratio_deals_every_shard_once_and_in_order(num_shards, shares):
         assert bool(part) == bool(share)
 
 
-@pytest.mark.parametrize("ratio", [{"dev": 1, "train": 2}, [("dev", 1), ("train", 2.0)]])
-def test_shares_by_name_make_these_parts_in_this_order(ratio):
-    parts = split_by_ratio(["a", "b", "c"], parse_ratio(ratio))
-    assert list(parts.items()) == [("dev", ["a"]), ("train", ["b", "c"])]
-
-
-def test_a_part_that_would_stay_empty_is_refused():
-    with pytest.raises(ValueError, match="8,1,1 leaves 'val' empty: there are only 4 shards"):
-        counts(4, "8,1,1")
-
-
-def test_odd_splits_are_made_where_the_caller_only_warns():
-    odd = []
-    shares = parse_ratio("1,1")
-    assert split_by_ratio(["a"], shares, on_odd=odd.append) == {"train": [], "val": ["a"]}
-    pairs = [("train", "train/s-[01]"), ("val", "train/s-1"), ("test", "none")]
-    assert split_by_patterns(NAMES, pairs, odd.append) == {
-        "train": NAMES[:2], "val": [NAMES[1]], "test": [],
-    }  # fmt: skip
-    assert [message.split(":")[0][:30] for message in odd] == [
-        "split ratio 1,1 leaves 'train'", "shard 'train/s-1.tar' matches ", "split part 'test'",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("ratio", ["8", "8,1,1,1", "a,b,c", "0,0,0", "1,-1,1", "", "1/0,1,1"])
 def test_a_wrong_ratio_is_refused(ratio):
     with pytest.raises(ValueError, match="give three numbers"):
         parse_ratio(ratio)
-
-
-def test_shuffling_before_the_split_is_fixed_by_its_seed():
-    names = [str(i) for i in range(20)]
-    one, two = (split_by_ratio(names, parse_ratio("8,1,1"), shuffle_seed=42) for _ in range(2))
-    assert one == two
-    assert sorted(name for part in one.values() for name in part) == sorted(names)
-    assert one != split_by_ratio(names, parse_ratio("8,1,1"))
 
 
 def test_patterns_are_expanded_and_matched_from_the_start():

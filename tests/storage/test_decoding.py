@@ -26,16 +26,14 @@ from energon_lite.storage.part_formats import IMAGE_MODES
 WIDTH, HEIGHT = 7, 5
 
 
-def encoded(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, image_format, **options)
-    return stream.getvalue()
-
-
 def saved(save: Any, *values: Any, **named: Any) -> bytes:
     stream = io.BytesIO()
     save(stream, *values, **named)
     return stream.getvalue()
+
+
+def encoded(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    return saved(image.save, image_format, **options)
 
 
 def picture(mode: str) -> Image.Image:
@@ -78,6 +76,7 @@ def arrays(values: Any) -> np.ndarray[Any, Any]:
         ("TXT", b"case matters for basic parts", b"case matters for basic parts"),
         ("h5", b"raw", b"raw"),
         ("eps", b"%!PS-Adobe", b"%!PS-Adobe"),
+        *[(part, b"raw", b"raw") for part in ("mp4", "mov", "flac", "wav", "MP4")],
     ],
 )
 def test_parts_are_decoded_by_their_last_extension(part: str, raw: bytes, value: Any) -> None:
@@ -92,17 +91,10 @@ def test_array_parts_keep_type_and_shape() -> None:
     npy = decoder.decode("npy", saved(np.save, array))
     assert (npy.dtype, npy.tolist()) == (array.dtype, array.tolist())
     npz = decoder.decode("npz", saved(np.savez, a=array, b=array + 1))
-    assert {name: values.tolist() for name, values in npz.items()} == {
-        "a": array.tolist(),
-        "b": (array + 1).tolist(),
-    }
+    found = {name: values.tolist() for name, values in npz.items()}
+    assert found == {"a": array.tolist(), "b": (array + 1).tolist()}
     ten = decoder.decode("ten", bytes(tenbin.encode_buffer([array])))
     assert ten[0].tolist() == array.tolist()
-
-
-@pytest.mark.parametrize("part", ["mp4", "avi", "mov", "mkv", "flac", "mp3", "wav", "MP4"])
-def test_audio_and_video_stay_bytes(part: str) -> None:
-    assert SampleDecoder(av_decode="torch").decode(part, b"raw") == b"raw"
 
 
 class Trap:
@@ -175,14 +167,10 @@ def test_every_kind_of_picture_works_in_every_mode(mode: str, part: str) -> None
 
 def check_values(image: Any, wanted: Any) -> None:
     """Shape, type and range of a decoded picture."""
-    channels = len(wanted.colors)
+    channels = (len(wanted.colors),) if wanted.colors != "L" else ()
     values = arrays(image)
-    shape: tuple[int, ...] = (HEIGHT, WIDTH)
-    if channels > 1 and wanted.kind == "torch":
-        shape = (channels, *shape)
-    elif channels > 1:
-        shape = (*shape, channels)
-    assert values.shape == shape
+    is_torch = wanted.kind == "torch"
+    assert values.shape == (*channels * is_torch, HEIGHT, WIDTH, *channels * (not is_torch))
     assert values.dtype == (np.float32 if wanted.is_float else np.uint8)
     assert 0 <= values.min() <= values.max() <= (1 if wanted.is_float else 255)
     assert wanted.kind != "torch" or image.is_contiguous()
@@ -258,14 +246,10 @@ def test_decoding_error_says_what_the_bytes_look_like(part: str, raw: bytes, mes
 def test_truncated_image_is_called_broken(kept: float) -> None:
     whole = encoded(Image.effect_noise((64, 64), 50), "JPEG")
     raw = whole[: int(len(whole) * kept)]
-    with pytest.raises(DecodingError, match=rf"part 'jpg' is a broken JPEG of {len(raw):,} bytes"):
-        SampleDecoder().decode("jpg", raw)
-
-
-def test_error_in_a_file_names_the_file() -> None:
-    with pytest.raises(DecodingError) as caught:
-        SampleDecoder().decode("folder/x.1.txt", b"\xff")
-    assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.txt'"]
+    message = rf"part 'jpg' is a broken JPEG of {len(raw):,} bytes"
+    with pytest.raises(DecodingError, match=message) as caught:
+        SampleDecoder().decode("folder/x.1.jpg", raw)
+    assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.jpg'"]
 
 
 @pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
@@ -300,12 +284,9 @@ def test_decoder_is_immutable_comparable_and_picklable() -> None:
     assert copy != SampleDecoder()
     assert copy.decode("txt", b"a") == "a"
     assert json.loads(json.dumps(decoder.config())) == {
-        "image_decode": "pil",
-        "av_decode": "AVDecoder",
-        "video_decode_audio": False,
-        "guess_content": False,
-        "unpickle": ["pkl"],
-    }
+        "image_decode": "pil", "av_decode": "AVDecoder", "video_decode_audio": False,
+        "guess_content": False, "unpickle": ["pkl"],
+    }  # fmt: skip
     assert SampleDecoder(**decoder.config()) == decoder
     with pytest.raises(AttributeError):
         decoder.image_decode = "l"  # type: ignore[misc]

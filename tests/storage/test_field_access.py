@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, FieldAccessError
-from energon_lite.core.samples import (
-    CaptioningSample,
-    ImageClassificationSample,
-    TextSample,
-)
+from energon_lite.core.samples import CaptioningSample, ImageClassificationSample, TextSample
 from energon_lite.storage.field_access import FieldMap, check_fields
 
 WHERE = "dataset.yaml, field_map"
@@ -53,24 +49,15 @@ def test_alternatives_and_nesting_combine() -> None:
     assert field_map.parts == {"jpg", "png", "json", "txt"}
     nested = {"json": {"a": [{"b": "nested"}]}, "txt": "plain", "png": 1}
     assert field_map.access(nested) == {"image": 1, "caption": "nested"}
-    assert field_map.access({"json": {"a": []}, "txt": "plain", "jpg": 2, "png": 1}) == {
-        "image": 2,
-        "caption": "plain",
-    }
+    plain = {"json": {"a": []}, "txt": "plain", "jpg": 2, "png": 1}
+    assert field_map.access(plain) == {"image": 2, "caption": "plain"}
 
 
 def test_dict_keys_stay_text_and_list_keys_become_positions() -> None:
     assert parse(x="json[0]").access({"json": {"0": "key"}}) == {"x": "key"}
     assert parse(x="json[0]").access({"json": ["position"]}) == {"x": "position"}
-    assert parse(x="json[a,b][c.d]").access({"json": {"a,b": {"c.d": 1}}}) == {"x": 1}
-
-
-def test_parts_with_dots_are_plain_parts() -> None:
-    assert parse(x="seg.png").access({"seg.png": 1}) == {"x": 1}
-
-
-def test_a_part_that_is_none_counts_as_present() -> None:
     assert parse(x="json[a],txt").access({"json": {"a": None}, "txt": 1}) == {"x": None}
+    assert parse(x="seg.j[a,b][c.d]").access({"seg.j": {"a,b": {"c.d": 1}}}) == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -103,26 +90,13 @@ def test_field_map_must_be_a_map_of_text(mapping: Any) -> None:
         FieldMap(mapping, WHERE)
 
 
-def test_field_map_survives_pickling() -> None:
-    field_map = parse(image="jpg,png", caption="json[a][0]", text="txt")
-    copy = pickle.loads(pickle.dumps(field_map))
-    assert copy.paths == field_map.paths
-    assert copy.access({"png": 1, "json": {"a": [2]}, "txt": 3}) == {
-        "image": 1,
-        "caption": 2,
-        "text": 3,
-    }
-
-
 def test_fields_are_checked_before_any_sample_is_read() -> None:
     check_fields(parse(text="txt"), TextSample, WHERE)
     check_fields(parse(text="txt", __key__="json[id]"), TextSample, WHERE)
     check_fields(parse(image="jpg"), ImageClassificationSample, WHERE)
     with pytest.raises(DatasetFormatError, match=r"no field 'captoin'. Did you mean 'caption'\?"):
         check_fields(parse(image="jpg", captoin="txt"), CaptioningSample, WHERE)
-    with pytest.raises(
-        DatasetFormatError, match=r"dataset\.yaml.*CaptioningSample needs.*'caption'"
-    ):
+    with pytest.raises(DatasetFormatError, match=r"^dataset\.yaml.*ngSample needs.*'caption'"):
         check_fields(parse(image="jpg"), CaptioningSample, WHERE)
     with pytest.raises(DatasetFormatError, match="'__sources__' is set for every sample"):
         check_fields(parse(text="txt", __sources__="json"), TextSample, WHERE)

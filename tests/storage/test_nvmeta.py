@@ -4,7 +4,6 @@ import json
 import logging
 import stat
 
-import numpy as np
 import pytest
 from braceexpand import braceexpand
 from hypothesis import given
@@ -41,15 +40,9 @@ def test_compressed_names_expand_to_the_same_names_in_the_same_order(some):
     assert [name for pattern in compress(some) for name in expand(pattern)] == some
 
 
-@given(st.integers(0, 95), st.integers(1, 20), st.integers(2, 4))
-def test_a_counting_run_of_one_width_becomes_one_pattern(start, length, width):
-    run = [f"a1/s-{i:0{width}d}.tar" for i in range(start, start + length)]
-    run = [name for name in run if len(name) == len(run[0])]
-    assert len(compress(run)) == 1
-
-
 def test_only_one_number_that_grows_by_one_with_the_same_width_is_merged():
     assert compress(["a-8", "a-9", "a-10", "a-11"]) == ["a-{8..9}", "a-{10..11}"]
+    assert compress([f"a1/s-{i:03d}.tar" for i in range(95, 120)]) == ["a1/s-{095..119}.tar"]
     assert compress(["a-1", "a-3"]) == ["a-1", "a-3"]
     assert compress(["a-2", "a-1"]) == ["a-2", "a-1"]
     assert compress(["0/1", "1/2"]) == ["0/1", "1/2"]
@@ -124,9 +117,9 @@ def split(root, text, part="train", config=None):
 
 
 def test_a_split_part_is_expanded_in_order_with_its_counts(root):
-    part = split(root, "split_parts:\n  train:\n  - parts/data-{02..01}.tar\n  - parts/data-00.tar")
-    assert part.shards == ("parts/data-02.tar", "parts/data-01.tar", "parts/data-00.tar")
-    assert part.counts == (5, 5, 5)
+    part = split(root, "split_parts: {train: ['parts/data-{02..01}.tar', parts/data-02.tar]}")
+    assert part.shards == ("parts/data-02.tar", "parts/data-01.tar", "parts/data-02.tar")
+    assert part.counts == (5, 5, 5)  # a shard that is listed twice is there twice, as in Energon
     assert part.excluded == {}
 
 
@@ -135,18 +128,10 @@ def test_excludes_drop_shards_and_single_samples(root):
         root,
         "split_parts:\n  train: ['parts/data-{00..02}.tar']\n"
         "exclude:\n- parts/data-01.tar\n- parts/data-00.tar/a/b/0{1..2}\n"
-        "- parts/data-00.tar/a/b/02\n- parts/data-03.tar/x\n",
+        "- parts/data-00.tar/k\n- parts/data-00.tar/a/b/02\n- parts/data-03.tar/x\n",
     )
     assert part.shards == ("parts/data-00.tar", "parts/data-02.tar")
-    assert part.excluded == {"parts/data-00.tar": ("a/b/01", "a/b/02")}
-
-
-def test_a_shard_without_folder_can_be_excluded(tmp_path):
-    (tmp_path / ".nv-meta").mkdir()
-    nvmeta.write_info(tmp_path, DatasetInfo({"a.tar": 1, "b.tar": 1}))
-    part = split(tmp_path, "split_parts: {train: ['{a,b}.tar']}\nexclude: [a.tar, b.tar/k]\n")
-    assert part.shards == ("b.tar",)
-    assert part.excluded == {"b.tar": ("k",)}
+    assert part.excluded == {"parts/data-00.tar": ("a/b/01", "a/b/02", "k")}
 
 
 def test_an_exclude_that_fits_nothing_is_only_warned_about(root, caplog):
@@ -156,19 +141,13 @@ def test_an_exclude_that_fits_nothing_is_only_warned_about(root, caplog):
     assert "'part/data-00.tar' fits no shard" in caplog.text
 
 
-def test_a_shard_listed_twice_is_there_twice_as_in_energon(root):
-    part = split(root, "split_parts: {train: [parts/data-00.tar, parts/data-00.tar]}")
-    assert part.counts == (5, 5)
-
-
 def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
     text = json.dumps({"split_parts": {"train": ["parts/data-03.tar"]}})
     assert split(root, text, config="split.json").shards == ("parts/data-03.tar",)
-    info = read_info(root)
-    assert SplitFile(root, info).part("train").shards == ("parts/data-03.tar",)
+    assert SplitFile(root, INFO).part("train").shards == ("parts/data-03.tar",)
     assert split(root, text.replace("3", "2"), config="mine.yaml").shards == ("parts/data-02.tar",)
-    assert SplitFile(root, read_info(root), "mine.yaml").names == ("train",)
-    assert SplitFile(root, info).part("train").shards == ("parts/data-03.tar",)
+    assert SplitFile(root, INFO, "mine.yaml").names == ("train",)
+    assert SplitFile(root, INFO).part("train").shards == ("parts/data-03.tar",)
 
 
 @pytest.mark.parametrize(
@@ -192,16 +171,11 @@ def test_a_wrong_split_file_is_refused_by_file_line_and_key(root, text, message)
         split(root, text)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("split_parts: {train: []}", "its list is empty"),
-        ("split_parts: {train: [parts/data-00.tar]}\nexclude: [parts/data-00.tar]", "excluded"),
-    ],
-)
-def test_a_split_part_without_shards_is_an_empty_dataset(root, text, reason):
-    with pytest.raises(EmptyDatasetError, match=f"no shards in split part 'train'.*{reason}"):
-        split(root, text)
+def test_a_split_part_without_shards_is_an_empty_dataset(root):
+    with pytest.raises(EmptyDatasetError, match=r"no shards .* 'train' .its list is empty"):
+        split(root, "split_parts: {train: []}")
+    with pytest.raises(EmptyDatasetError, match="all of its shards are excluded"):
+        split(root, "split_parts: {train: [parts/data-00.tar]}\nexclude: [parts/data-00.tar]")
 
 
 def test_a_missing_split_file_and_a_wrong_suffix_are_named(root):
@@ -217,9 +191,9 @@ def test_a_written_split_is_read_back(root, config):
     parts = {"train": list(INFO.shard_counts)[:3], "val": [], "test": ["parts/data-03.tar"]}
     text = nvmeta.split_text(parts, ["parts/data-00.tar/k"], config)
     nvmeta.config_path(root, config or "split.yaml").write_text(text)
-    info = read_info(root)
-    assert SplitFile(root, read_info(root), config).names == ("train", "val", "test")
-    part = SplitFile(root, info, config).part("train")
+    split = SplitFile(root, read_info(root), config)
+    assert split.names == ("train", "val", "test")
+    part = split.part("train")
     assert part.shards == tuple(parts["train"])
     assert part.excluded == {"parts/data-00.tar": ("k",)}
 
@@ -250,6 +224,8 @@ def shard(root):
 
 
 def test_an_index_has_the_bytes_of_the_reference(shard):
+    nvmeta.write_index(shard, [512, 2048, 4096])  # the first value is always read as 0
+    assert nvmeta.read_index(shard, 2).tolist() == [0, 2048, 4096]
     nvmeta.write_index(shard, [0, 3584, 7168, 10752, 14336, 17920])
     raw = nvmeta.index_path(shard).read_bytes()
     assert raw == bytes.fromhex(
@@ -259,13 +235,6 @@ def test_an_index_has_the_bytes_of_the_reference(shard):
     assert nvmeta.index_path(shard).name == "data-00.tar.idx"
     assert stat.S_IMODE(nvmeta.index_path(shard).stat().st_mode) == 0o640
     assert {path.name for path in shard.parent.iterdir()} == {"data-00.tar", "data-00.tar.idx"}
-
-
-def test_the_first_offset_is_read_as_zero(shard):
-    nvmeta.write_index(shard, [512, 2048, 4096])
-    offsets = nvmeta.read_index(shard, 2)
-    assert offsets.tolist() == [0, 2048, 4096]
-    assert offsets.dtype == np.int64
 
 
 def test_a_wrong_index_names_the_file_and_the_command_that_mends_it(root, shard):
@@ -317,10 +286,5 @@ def test_the_last_of_two_keys_counts_with_one_warning_as_in_energon(root, name, 
         assert SplitFile(root, INFO).part("train").shards == ("parts/data-03.tar",)
     assert caplog.text.count("is there twice") == 1
     assert name in caplog.text
-
-
-def test_a_dataset_yaml_and_an_info_file_may_have_a_key_twice(root):
-    write_meta(root, "dataset.yaml", "field_map: {a: b}\nfield_map: {c: d}\n")
-    assert nvmeta.read_dataset_config(root) == {"field_map": {"c": "d"}}
     write_meta(root, ".info.json", '{"shard_counts": {"a.tar": 1, "a.tar": 2}}')
     assert read_info(root).shard_counts == {"a.tar": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import itertools
 import tarfile
@@ -16,6 +15,7 @@ from energon_lite.storage.tar import TarError, iter_tar, sample_headers, split_n
 
 from ..conftest import examples
 
+TYPES = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "f": tarfile.REGTYPE}
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 component = st.text(st.sampled_from("ab0.é_ -"), min_size=1, max_size=70).filter(
@@ -31,62 +31,28 @@ def build(path, members, tar_format) -> bool:
         with tarfile.open(path, "w", format=tar_format) as tar:
             for name, kind, size in members:
                 info = tarfile.TarInfo(name)
-                if kind == "d":
-                    info.type = tarfile.DIRTYPE
-                    tar.addfile(info)
-                elif kind == "l":
-                    info.type = tarfile.SYMTYPE
-                    info.linkname = name * 3
-                    tar.addfile(info)
-                else:
-                    info.size = size
-                    tar.addfile(info, io.BytesIO(bytes(i % 251 for i in range(size))))
+                info.type = TYPES[kind]
+                info.linkname = name * 3 if kind == "l" else ""
+                info.size = size if kind == "f" else 0
+                tar.addfile(info, io.BytesIO(bytes(range(251)) * (size // 251 + 1)))
     except ValueError:  # ustar: a name, or a link's target, does not fit
         return False
     return True
 
 
 @pytest.mark.parametrize("tar_format", FORMATS)
-@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=st.lists(member, min_size=1, max_size=12))
 def test_members_are_those_that_tarfile_finds(tmp_path, tar_format, members):
     path = tmp_path / "a.tar"
     if not build(path, members, FORMATS[tar_format]):
         return
     with tarfile.open(path) as tar:
-        expected = [
-            (info.name, info.isreg(), info.offset, info.offset_data) for info in tar.getmembers()
-        ]
-        sizes = [info.size for info in tar.getmembers() if info.isreg()]
+        expected = [(i.name, i.isreg(), i.offset, i.offset_data, i.size) for i in tar]
     found = list(iter_tar(path))
-    assert [
-        (header.name if header.is_file else header.name.rstrip("/"), *header[1:4])
-        for header in found
-    ] == [
-        (name if is_file else name.rstrip("/"), is_file, *rest) for name, is_file, *rest in expected
-    ]
-    assert [header.size for header in found if header.is_file] == sizes
+    names = [header.name if header.is_file else header.name.rstrip("/") for header in found]
+    assert [(name, *header[1:5]) for name, header in zip(names, found, strict=True)] == expected
     assert all(a.end == b.start for a, b in itertools.pairwise(found))
-
-
-@pytest.mark.parametrize("tar_format", FORMATS)
-def test_names_over_100_bytes_are_read_whole(tmp_path, tar_format):
-    name = "/".join(["folder" * 8] * 3) + "/0001.seg.png"
-    assert len(name) > 100
-    assert build(tmp_path / "a.tar", [(name, "f", 3), ("b.txt", "f", 1)], FORMATS[tar_format])
-    first, second = iter_tar(tmp_path / "a.tar")
-    assert (first.name, first.start, first.size) == (name, 0, 3)
-    if tar_format == "gnu":
-        assert first.data == 3 * 512  # a long-name header, the name, the header
-    assert second.start == first.end
-
-
-def test_the_offset_of_a_member_with_a_pax_header_is_that_of_the_pax_header(tmp_path):
-    assert build(tmp_path / "a.tar", [("a.txt", "f", 5), ("é" * 80 + ".txt", "f", 5)], 2)
-    first, second = iter_tar(tmp_path / "a.tar")
-    assert second.start == first.end
-    assert second.data > second.start + 512
-    assert second.name == "é" * 80 + ".txt"
 
 
 def test_members_larger_than_the_read_window_are_passed_over(tmp_path):
@@ -130,21 +96,6 @@ def test_a_header_with_a_changed_byte_is_refused(tmp_path, at, value):
     if 148 <= at < 156:  # the checksum field itself: a space and a zero byte may be exchanged
         return
     with pytest.raises(TarError, match=r"after member 'a\.txt'"):
-        list(iter_tar(path))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "the file is empty"),
-        (b"hello " * 200, "no tar header at byte 0"),
-        (gzip.compress(b"x" * 9000) * 99, "no tar header at byte 0"),
-    ],
-)
-def test_a_file_that_is_no_tar_is_refused(tmp_path, data, message):
-    path = tmp_path / "a.tar"
-    path.write_bytes(data)
-    with pytest.raises(TarError, match=message):
         list(iter_tar(path))
 
 
