@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -249,6 +248,14 @@ COMMAND = [sys.executable, "-c", "from energon_lite.cli import main; main()"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"}
 
 
+def python(code: str) -> str:
+    """The last line that code prints in a new process."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 ALL_TYPES = """0. CaptioningSample
 1. ImageClassificationSample
 2. ImageSample
@@ -433,10 +440,7 @@ def test_help_imports_neither_torch_nor_numpy(args):
         f"try: app({args.split()!r})\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'numpy', 'rich.progress') if m in sys.modules])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
-    )
-    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+    assert python(code) == "[]"
 
 
 @pytest.mark.processes
@@ -446,10 +450,7 @@ def test_info_of_a_folder_imports_no_torch(root):
         f"import sys\nfrom energon_lite.cli import app\ntry: app(['info', {str(root)!r}])\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
-    )
-    assert result.stdout.splitlines()[-1] == "0 False", result.stderr
+    assert python(code) == "0 False"
 
 
 def test_defaults_that_help_shows_are_those_of_the_library():
@@ -503,11 +504,4 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
 
 def test_the_package_does_not_import_the_command_line():
     code = "import sys, energon_lite; print([m for m in ('typer', 'rich') if m in sys.modules])"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        cwd=Path.home(),
-    )
-    assert result.stdout.strip() == "[]", result.stderr
+    assert python(code) == "[]"
