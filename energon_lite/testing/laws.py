@@ -18,7 +18,6 @@ from energon_lite.testing.reference_run import (
     END,
     LawError,
     ReferenceRun,
-    first_difference,
     global_seeds,
 )
 
@@ -65,9 +64,9 @@ def check_dataset(
         if not any(ref.entries for ref in refs):
             raise ValueError(f"{refs[0].name} has no item; check_dataset needs at least one")
         for ref in refs:
-            states = _check_resume(ref)
-            _check_plain_states(ref, states)
-            _check_refusal(ref, states)
+            snapshots = _check_resume(ref)
+            _check_plain_states(ref, snapshots)
+            _check_refusal(ref, snapshots[len(ref.entries) // 2])
         _check_partition(refs)
         for ref in refs:
             _check_replay(ref)
@@ -76,21 +75,18 @@ def check_dataset(
         _check_unchanged(refs, config, pickled)
 
 
-def _check_resume(ref: ReferenceRun) -> list[str]:
-    """Returns the states after 0, 1, 2, ... items, as JSON text; the last may be after the end."""
+def _check_resume(ref: ReferenceRun) -> list[Snapshot]:
+    """Returns the places after 0, 1, 2, ... items; the last may be after the end."""
     law = "Resume"
-    states = []
+    snapshots, states = [], []
     run = ref.run()
-    for i in range(len(ref.entries) + 1):
+    for i in range(len(ref.entries) + 1 + ref.has_ended):
         with ref.during(law, f"saving after {i} items"):
-            states.append(_text(run.snapshot()))
-            if _text(run.snapshot()) != states[-1]:
+            snapshots.append(run.snapshot())
+            states.append(_text(snapshots[-1]))
+            if run.snapshot() != snapshots[-1]:
                 raise ref.error(law, f"after {i} items", "saving twice returns different states")
-        if i < len(ref.entries):
-            ref.expect(law, f"saving after {i} items", run, i, i + 1)
-    if ref.has_ended:
-        ref.expect(law, "while saving", run, len(ref.entries))
-        states.append(_text(run.snapshot()))
+        ref.expect(law, f"saving after {i} items", run, i, i + 1 if i < len(ref.entries) else None)
     for k, state in enumerate(states):
         at = min(k, len(ref.entries))
         where = f"restored after {at} items" + (" and the end" if k > at else "")
@@ -109,7 +105,9 @@ def _check_resume(ref: ReferenceRun) -> list[str]:
                 chained, place = _text(run.snapshot()), stop
         with ref.during(law, f"{where}, then after {place}"):
             ref.expect(law, f"{where}, then after {place}", ref.restored(chained), place)
-    return states
+    for i, (snapshot, state) in enumerate(zip(snapshots, states, strict=True)):
+        ref.compare(law, f"after {i} items", state, _text(snapshot), "what was saved has changed")
+    return snapshots
 
 
 def _check_independence(refs: list[ReferenceRun]) -> None:
@@ -126,18 +124,15 @@ def _check_independence(refs: list[ReferenceRun]) -> None:
 
 def _check_unchanged(refs: list[ReferenceRun], config: dict[str, JSON], pickled: bytes) -> None:
     law, dataset = "Independence", refs[0].dataset
-    difference = first_difference(config, dataset.config())
-    if difference:
-        raise refs[0].error(law, "after iterating", f"config() has changed at {difference}")
+    where = "after iterating"
+    refs[0].compare(law, where, config, dataset.config(), "config() has changed at")
     if not pickled:
         return
-    after = _pickled(dataset, "after iterating")
+    after = _pickled(dataset, where)
     # Equal objects may have different pickles, which depend on what is shared.
     if after != pickled:
-        difference = first_difference(pickle.loads(pickled), pickle.loads(after))
-        if difference:
-            what = f"the dataset has changed at {difference}"
-            raise refs[0].error(law, "after iterating", what)
+        old, new = pickle.loads(pickled), pickle.loads(after)
+        refs[0].compare(law, where, old, new, "the dataset has changed at")
     for ref in refs:
         ref.expect(law, "a pickled copy", ref.run(pickle.loads(pickled)), 0)
 
@@ -230,9 +225,7 @@ def _check_replay(ref: ReferenceRun) -> None:
             key, item = ref.entries[i]
             with ref.during(law, f"item {i}, key {key}"):
                 again = ref.dataset.restore_sample(key)
-                difference = first_difference(item, again)
-                if difference:
-                    raise ref.error(law, f"item {i}, key {key}", f"differs at {difference}")
+                ref.compare(law, f"item {i}, key {key}", item, again)
             forth = len(ref.entries) - 1 - i
             ref.expect(law, "iterated between replays", run, forth, forth + 1)
     try:
@@ -245,30 +238,23 @@ def _check_replay(ref: ReferenceRun) -> None:
     raise ref.error(law, "a key of another dataset", "is not refused")
 
 
-def _check_plain_states(ref: ReferenceRun, states: list[str]) -> None:
+def _check_plain_states(ref: ReferenceRun, snapshots: list[Snapshot]) -> None:
     law = "Plain state"
-    run = ref.run()
-    for i in range(len(ref.entries) + 1):
-        snapshot = run.snapshot()
-        value = snapshot.to_json()
-        difference = first_difference(value, json.loads(json.dumps(value)))
-        if difference:
-            raise ref.error(
-                law, f"after {i} items", f"the state is not JSON-serialisable: {difference}"
-            )
-        with ref.during(law, f"pickling the snapshot after {i} items"):
+    for i, snapshot in enumerate(snapshots):
+        where, value = f"after {i} items", snapshot.to_json()
+        plain = json.loads(json.dumps(value))
+        ref.compare(law, where, value, plain, "the state is not JSON-serialisable:")
+        with ref.during(law, f"pickling the snapshot {where}"):
             if pickle.loads(pickle.dumps(snapshot)) != snapshot:
-                raise ref.error(law, f"after {i} items", "a pickled snapshot is another")
+                raise ref.error(law, where, "a pickled snapshot is another")
         num_keys, longest = _buffered_keys(value)
         if longest > _LONGEST_KEY:
             what = f"the state has a list of {longest} values; only restore keys may be buffered"
-            raise ref.error(law, f"after {i} items", what)
-        limit = len(states[0]) + _BYTES_PER_KEY * (1 + num_keys)
-        if len(states[i]) > limit:
-            what = f"the state has {len(states[i])} bytes for {num_keys} buffered keys: {states[i]}"
-            raise ref.error(law, f"after {i} items", what)
-        if i < len(ref.entries):
-            next(run)
+            raise ref.error(law, where, what)
+        text = _text(snapshot)
+        if len(text) > len(_text(snapshots[0])) + _BYTES_PER_KEY * (1 + num_keys):
+            what = f"the state has {len(text)} bytes for {num_keys} buffered keys: {text}"
+            raise ref.error(law, where, what)
 
 
 def _buffered_keys(value: JSON) -> tuple[int, int]:
@@ -284,11 +270,10 @@ def _buffered_keys(value: JSON) -> tuple[int, int]:
     return sum(number for number, _ in inner), max((longest for _, longest in inner), default=0)
 
 
-def _check_refusal(ref: ReferenceRun, states: list[str]) -> None:
+def _check_refusal(ref: ReferenceRun, middle: Snapshot) -> None:
     law = "Refusal"
     start = min(2, len(ref.entries))
-    middle = json.loads(states[len(ref.entries) // 2])
-    for where, broken in _broken_states(middle):
+    for where, broken in _broken_states(json.loads(_text(middle))):
         run = ref.run()
         ref.expect(law, "before", run, 0, start)
         before = _text(run.snapshot())
@@ -340,9 +325,8 @@ def _check_not_random(ref: ReferenceRun) -> None:
             before = read()
             ref.expect(law, f"with global generators seeded {seed}", ref.run(), 0)
             for name, old, new in zip(("torch", "numpy", "random"), before, read(), strict=True):
-                if first_difference(old, new):
-                    what = f"the state of {name}'s global generator has changed"
-                    raise ref.error(law, "after iterating", what)
+                what = f"the state of {name}'s global generator has changed at"
+                ref.compare(law, "after iterating", old, new, what)
 
 
 def _text(snapshot: Snapshot) -> str:

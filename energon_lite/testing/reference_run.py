@@ -67,6 +67,12 @@ class ReferenceRun:
         place = f"stream {self.stream.index} of {self.stream.num_streams}"
         return LawError(f"{law}: {self.name}, {place}, {where}: {what}")
 
+    def compare(self, law: str, where: str, old: Any, new: Any, what: str = "differs at") -> None:
+        """Raises unless two values are equal."""
+        difference = first_difference(old, new)
+        if difference:
+            raise self.error(law, where, f"{what} {difference}")
+
     @contextmanager
     def during(self, law: str, where: str) -> Iterator[None]:
         """Turns whatever goes wrong into an error of the law."""
@@ -86,9 +92,8 @@ class ReferenceRun:
                 item = next(run, END)
                 if item is END:
                     raise self.error(law, where, f"the stream ends before item {i}")
-                difference = first_difference(self.entries[i], Entry(run.key, item))
-                if difference:
-                    raise self.error(law, where, f"item {i} differs at {difference}")
+                returned = Entry(run.key, item)
+                self.compare(law, where, self.entries[i], returned, f"item {i} differs at")
             if stop is None and self.has_ended:
                 for _ in range(2):
                     if next(run, END) is not END:

@@ -30,7 +30,7 @@ BUDGET = {
     "stages": 3489,
     "storage": 2632,
     "task_encoder": 681,
-    "testing": 410,
+    "testing": 397,
     "": 391,
 }
 
