@@ -19,7 +19,7 @@ BUDGET = {
     "cli": 624,
     "core": 2163,
     "inspect": 1149,
-    "loader": 3119,
+    "loader": 3099,
     "loss": 210,
     "metadataset": 1267,
     "names": 165,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -88,7 +87,6 @@ KILL, TERM, QUIT = signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT
 @pytest.mark.parametrize(
     ("num_workers", "payload", "kills"),
     [
-        (1, 1_000, {1: at_once(KILL)}),
         (2, 200_000, {2: at_once(KILL, KILL), 9: at_once(TERM)}),
         (3, 1_000, {1: at_once(QUIT), 7: at_once(KILL, TERM, QUIT)}),
     ],
@@ -101,13 +99,14 @@ def test_stream_and_counts_are_the_same_whatever_workers_are_killed(
 
 
 @pytest.mark.parametrize("act", [("exit", 3), ("kill", signal.SIGSEGV)])
-def test_hook_that_ends_its_process_once_is_run_again(texts, tmp_path, act) -> None:
+def test_hook_that_ends_its_process_once_is_run_again(texts, tmp_path, act, caplog) -> None:
     acts = {25: Act(*act, once=str(tmp_path / "done"))}  # not in the first batch of its worker
     expected, expected_counts = undisturbed(texts, 0, 40)
     with loader_of(acting(texts, 0, acts), 2, "fork") as loader:
         assert_same(run(loader, 40, {})[0], expected)
         assert_same(counts(loader), expected_counts)
     assert (tmp_path / "done").exists()
+    assert {"exit": "(exit code 3)", "kill": "(signal 11)"}[act[0]] in caplog.text
 
 
 def test_hook_that_always_kills_its_process_ends_in_an_error(texts) -> None:
@@ -125,16 +124,6 @@ def test_hook_that_always_kills_its_process_ends_in_an_error(texts) -> None:
     mended.restore_state_rank(state)
     rest = [without_pid(batch) for batch in islice(mended, 30 - len(found))]
     assert_same(rest, expected[len(found) :])
-
-
-def test_stalled_worker_is_reported_and_replaced(texts, tmp_path, caplog) -> None:
-    acts = {number: Act("sleep", 1000, str(tmp_path / "done")) for number in range(20, 30)}
-    expected, expected_counts = undisturbed(texts, 0, 20)
-    with loader_of(acting(texts, 0, acts), 2, "fork", stall_timeout_sec=1) as loader:
-        assert_same(run(loader, 20, {})[0], expected)
-        assert_same(counts(loader), expected_counts)
-    for part in ("encode_sample", r"shard-001\.tar", r"\b0002\d\b", r"time\.sleep\(self\.value\)"):
-        assert re.search(part, caplog.text), caplog.text
 
 
 @pytest.mark.soak

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -30,57 +24,9 @@ from energon_lite import (
     stateless,
 )
 
-from ..conftest import REPO
 from ..helpers import Ranks, assert_same, through_json, train
 
 pytestmark = pytest.mark.processes
-
-
-RUN = """
-import json, multiprocessing, sys, time
-from pathlib import Path
-from tests.helpers import Ranks, train
-
-run = Ranks(train(Path(sys.argv[1]), "skipping"), 1, 2, num_streams=4)
-run.steps(7)
-pids = [child.pid for child in multiprocessing.active_children()]
-print(json.dumps({"state": run.save(), "pids": pids}), flush=True)
-time.sleep(600)
-"""
-
-
-def is_running(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_killed_run_leaves_no_process_and_goes_on_at_once(texts) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(texts)],
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        saved = json.loads(process.stdout.readline())
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-    assert len(saved["pids"]) == 2
-    make = train(texts, "skipping")
-    whole = Ranks(make, 1, num_streams=4).slots(40)
-    resumed = Ranks(make, 1, 2, states=saved["state"])
-    assert_same(resumed.slots(20), {m: whole[m] for m in range(7, 27)})
-    deadline = time.monotonic() + 30
-    while any(map(is_running, saved["pids"])) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(is_running, saved["pids"]))
 
 
 class Fatal(DefaultTaskEncoder):
@@ -250,7 +196,3 @@ def test_error_of_a_type_that_cannot_be_sent_arrives(texts) -> None:
     )
     with pytest.raises(Exception, match="no room"):
         list(islice(iter(get_savable_loader(dataset)), 9))
-
-
-def test_own_pid_is_no_worker() -> None:
-    assert is_running(os.getpid())

@@ -156,10 +156,8 @@ class Odd(DefaultTaskEncoder):
                 time.sleep(600)
             elif self.kind == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            elif self.kind == "pickle":
-                sample.text = Unwilling()
             else:
-                raise SystemExit(3)
+                sample.text = Unwilling()
         return sample
 
 
@@ -227,22 +225,6 @@ def test_slow_worker_says_what_it_does_and_fails_if_asked(texts, tmp_path, caplo
     messages = [r.getMessage() for r in caplog.records if "No batch of worker" in r.getMessage()]
     assert len(messages) == 1
     assert "stage encode_sample" in messages[0]
-
-
-def test_worker_that_leaves_by_itself_is_replaced_too(texts, tmp_path, caplog) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    dataset = get_train_dataset(
-        texts,
-        batch_size=2,
-        worker_config=config,
-        task_encoder=Odd("exit", tmp_path / "flag"),
-        **ORDER,
-    )
-    with get_savable_loader(dataset) as loader:
-        batches = iter(loader)
-        keys = [key for _ in range(20) for key in next(batches).__key__]
-    assert keys == [f"{number:05d}" for number in range(40)]
-    assert "(exit code 3)" in caplog.text
 
 
 def test_senseless_limits_are_refused(texts) -> None:

@@ -11,8 +11,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -199,49 +197,6 @@ def test_no_worker_computes_further_ahead_than_it_may(texts) -> None:
 # ------------------------------------------------------------------------------------- how it ends
 
 
-class Interrupt(BaseException):
-    """Of an alarm."""
-
-
-@contextmanager
-def alarms(*times_sec: float) -> Iterator[None]:
-    """Raises an `Interrupt` at these times."""
-    left = list(times_sec)
-    start = time.monotonic()
-
-    def ring(*_: object) -> None:
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, start + left.pop(0) - time.monotonic()))
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, left.pop(0))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_second_interrupt_while_workers_are_ended_changes_nothing(texts) -> None:
-    make = train(texts, "skipping")
-    whole = Ranks(make, 1, num_streams=2).slots(20)
-    run = Ranks(make, 1, 2)
-    run.slots(5)
-    stopped, _ = workers = workers_of(run)
-    os.kill(stopped.pid, signal.SIGSTOP)
-    with pytest.raises(Interrupt), alarms(0.3, 0.4):
-        run.slots(16)
-    (state,) = run.save()
-    count = state["count"]
-    assert 5 <= count < 12, "it was interrupted in the wait for the worker that is stopped"
-    assert not state["ended"]
-    for worker in workers:
-        worker.join(10)
-    run.iterators = [iter(run.loaders[0])]
-    assert_same(run.slots(5), {m: whole[m] for m in range(count, count + 5)})
-
-
 def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
     """A `KeyboardInterrupt` at each line of the loader's code, one after the other."""
     folder = str(Path(energon_lite.loader.__file__).parent)
@@ -390,18 +345,3 @@ def pinned_threads() -> list[threading.Thread]:
     while found and time.monotonic() < deadline:
         found = [t for t in threading.enumerate() if t.name.startswith("pinning")]
     return found
-
-
-def test_workers_end_with_a_loader_whose_body_fails(texts) -> None:
-    def fails(run: Ranks) -> None:
-        for _ in run.iterators[0]:
-            raise ValueError("of the user")
-
-    before = set(multiprocessing.active_children())
-    actions: list[Callable[[Ranks], None]] = [fails, lambda run: next(run.iterators[0])]
-    for action in actions:
-        run = Ranks(train(texts), 1, 2)
-        with suppress(ValueError):
-            action(run)
-        del run
-        assert set(multiprocessing.active_children()) <= before
