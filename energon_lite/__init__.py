@@ -5,8 +5,7 @@ listed in `__init__.pyi`, and each is imported when it is first used.
 """
 
 from energon_lite.names import later
-from energon_lite.names.energon_modules import add_modules
-from energon_lite.names.lazy import lazy_names, public_homes
+from energon_lite.names.energon_modules import add_modules, lazy_names, public_homes
 
 __version__ = "0.1.0"
 __all__ = sorted([*public_homes(), "__version__"])

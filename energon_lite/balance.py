@@ -3,7 +3,7 @@
 The names (see balance.pyi) are imported when they are first used.
 """
 
-from energon_lite.names.lazy import lazy_names, public_homes
+from energon_lite.names.energon_modules import lazy_names, public_homes
 
 __all__ = sorted(public_homes("balance.pyi"))
 

@@ -4,7 +4,7 @@ The names (see packing.pyi) are imported when they are first used: numba, which 
 longer to import than all the rest, and most programs pack nothing.
 """
 
-from energon_lite.names.lazy import lazy_names, public_homes
+from energon_lite.names.energon_modules import lazy_names, public_homes
 
 __all__ = sorted(public_homes("packing.pyi"))
 

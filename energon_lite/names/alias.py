@@ -8,8 +8,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, make_module
-from energon_lite.names.lazy import ROOT
+from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, ROOT, make_module
 
 ENERGON = "megatron.energon"
 # The version of Energon that has these names, for code that checks it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from typing import Any, NoReturn
 
-from energon_lite.names.lazy import name_table
+from energon_lite.names.energon_modules import name_table
 
 # Name -> why it does not exist here, or what to use instead.
 REASONS: dict[str, str] = {

@@ -22,7 +22,7 @@ BUDGET = {
     "loader": 3099,
     "loss": 210,
     "metadataset": 1267,
-    "names": 165,
+    "names": 159,
     "order": 684,
     "prepare": 957,
     "samplers": 1014,
@@ -31,7 +31,7 @@ BUDGET = {
     "storage": 2632,
     "task_encoder": 681,
     "testing": 397,
-    "": 391,
+    "": 389,
 }
 
 MODULES = package_modules()

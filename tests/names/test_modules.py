@@ -12,9 +12,8 @@ from typing import Optional
 import pytest
 
 import energon_lite
-from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, home_of
+from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, home_of, public_homes
 from energon_lite.names.later import REASONS, Later
-from energon_lite.names.lazy import public_homes
 
 PACKAGE = Path(energon_lite.__file__).parent
 
