@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 import random
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from energon_lite import (
 from energon_lite.core.state import checksum, digest
 from energon_lite.loader.resume import decompressed
 from energon_lite.prepare import prepare_dataset
+from energon_lite.sources.dataset_config import load_factory
 from energon_lite.testing import first_difference
 
 from .conftest import jpeg, write_tar
@@ -200,6 +202,29 @@ def train(path: Path, encoder: str = "plain", **settings: Any) -> MakeDataset:
         )
 
     return make
+
+
+def blend_maker(root: Path, split: str, encoder: Any, **settings: Any) -> MakeDataset:
+    """A maker of the training dataset of a file in `root` whose training split is `split`."""
+    path = root / "meta.yaml"
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    text = head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n"
+    settings = {"batch_size": 2, **settings}
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        path.write_text(text)
+        return get_train_dataset(path, worker_config=config, task_encoder=encoder(), **settings)
+
+    return make
+
+
+def in_file_order(path: Path, **settings: Any) -> Any:
+    """The source of a folder, whose samples come once, in the order of the files."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    factory = load_factory(
+        path, split_part="train", training=False, worker_config=config, **settings
+    )
+    return factory.build()
 
 
 def validation(path: Path, encoder: str = "plain", **settings: Any) -> MakeDataset:

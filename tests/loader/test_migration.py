@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,12 +13,10 @@ import pytest
 from energon_lite import (
     DefaultTaskEncoder,
     Packing,
-    SavableDataset,
     SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
-    get_train_dataset,
     sample_rng,
     stateless,
 )
@@ -30,7 +27,16 @@ from energon_lite.core.state import as_key
 from energon_lite.core.topology import Stream
 from energon_lite.sources.source import WebdatasetSource
 
-from ..helpers import Ranks, assert_same, number_of, opened, signed, text_set, through_json
+from ..helpers import (
+    Ranks,
+    assert_same,
+    blend_maker,
+    number_of,
+    opened,
+    signed,
+    text_set,
+    through_json,
+)
 
 SIZES = {"a": 12, "b": 7, "c": 5, "d": 9}
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
@@ -112,18 +118,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def blend_of(root: Path, split: str, encoder: Any = DefaultTaskEncoder, **settings: Any) -> Any:
     """A maker of the dataset of `split`, which is written to a file as the training split."""
-    path = root / "meta.yaml"
-    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
-    text = head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n"
-    settings = {
-        "batch_size": 2, "shuffle_buffer_size": 4, "max_samples_per_sequence": 3, **settings
-    }  # fmt: skip
-
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        path.write_text(text)
-        return get_train_dataset(path, worker_config=config, task_encoder=encoder(), **settings)
-
-    return make
+    settings = {"shuffle_buffer_size": 4, "max_samples_per_sequence": 3, **settings}
+    return blend_maker(root, split, encoder, **settings)
 
 
 def migrated(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -18,7 +17,6 @@ from energon_lite import (
     Cooker,
     DefaultTaskEncoder,
     SampleDecoder,
-    SavableDataset,
     SkipSample,
     TextSample,
     WorkerConfig,
@@ -31,7 +29,7 @@ from energon_lite import (
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 
-from ..helpers import Ranks, number_of, prepared, signed, text_set, write_tar
+from ..helpers import Ranks, blend_maker, number_of, prepared, signed, text_set, write_tar
 from ..rank_processes import in_ranks
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -99,16 +97,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def blend_of(root: Path, split: str = BLEND, encoder: Any = Measuring, **settings: Any) -> Any:
     """A maker of the training dataset of a file with `split`."""
-    path = root / "meta.yaml"
-    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
-    text = head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n"
-    settings = {"batch_size": 3, "shuffle_buffer_size": 4, **settings}
-
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        path.write_text(text)
-        return get_train_dataset(path, worker_config=config, task_encoder=encoder(), **settings)
-
-    return make
+    return blend_maker(
+        root, split, encoder, **{"batch_size": 3, "shuffle_buffer_size": 4, **settings}
+    )
 
 
 def recount(batches: Any) -> dict[str, Counter[str]]:

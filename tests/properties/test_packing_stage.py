@@ -27,7 +27,7 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.length_files import write_lengths
 
 from ..conftest import examples
-from ..helpers import Ranks, assert_same, number_of, text_set
+from ..helpers import Ranks, assert_same, metadataset, number_of, text_set
 
 SIZES = {"a": 17, "b": 5}
 COST = CostModel(token=1, token_squared=0.1, tile=3)
@@ -112,11 +112,7 @@ def maker(root: Path, encoder: Encoder, batch_size: int, repeat: bool) -> Any:
         write_index(root, encoder)
     members = [{"path": str(root / name), "name": name} for name in SIZES]
     split = {"blend": members, **({} if repeat else {"until": "all_once"})}
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": split if repeat else {"concat": members}},
-    }
+    blend = metadataset(split if repeat else {"concat": members})
 
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return get_train_dataset(

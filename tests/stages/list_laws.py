@@ -33,7 +33,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 
-from ..helpers import ignore, number_of, text_set
+from ..helpers import ignore, metadataset, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -264,11 +264,7 @@ def blend_of(*paths: Path, **keys: Any) -> dict[str, Any]:
     """A metadataset of folders, each a source of the folder's name; `keys` go to the second."""
     entries: list[dict[str, Any]] = [{"path": str(path), "name": path.name} for path in paths]
     entries[1].update(keys)
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": entries}},
-    }
+    return metadataset({"blend": entries})
 
 
 def keys_in(value: Any, names: set[str]) -> list[tuple[Any, ...]]:

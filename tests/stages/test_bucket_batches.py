@@ -34,7 +34,7 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 
 from ..conftest import examples
-from ..helpers import Ranks, ignore, number_of, text_set
+from ..helpers import Ranks, ignore, metadataset, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -110,11 +110,7 @@ def by_last_digit(sample: TextSample) -> int:
 
 def blend_of(*paths: Path, **keys: Any) -> dict[str, Any]:
     entries = [{"path": str(path), "name": path.name} for path in paths]
-    return {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {**keys, "blend": entries}},
-    }
+    return metadataset({**keys, "blend": entries})
 
 
 # ---------------------------------------------------------------------------------- conservation

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +13,10 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import ignore, number_of
+from ..helpers import ignore, in_file_order, number_of
 
 NUM_TEXTS = 10
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def source(texts: Path, **settings: Any) -> Any:
-    factory = load_factory(
-        texts, split_part="train", training=False, worker_config=CONFIG, **settings
-    )
-    return factory.build()
 
 
 def is_odd(sample: Any) -> bool:
@@ -34,18 +24,18 @@ def is_odd(sample: Any) -> bool:
 
 
 def test_items_with_a_true_answer_are_kept_as_they_are(texts) -> None:
-    found = list(FilterDataset(source(texts), filter_fn=is_odd))
+    found = list(FilterDataset(in_file_order(texts), filter_fn=is_odd))
     assert [number_of(sample) for sample in found] == [1, 3, 5, 7, 9]
     assert found[0].__restore_key__ == ("texts/train", 0, 1, 1)
 
 
 @pytest.mark.parametrize("answer", [None, 0, "", False])
 def test_none_and_all_that_is_false_is_no(texts, answer) -> None:
-    assert list(FilterDataset(source(texts), filter_fn=lambda sample: answer)) == []
+    assert list(FilterDataset(in_file_order(texts), filter_fn=lambda sample: answer)) == []
 
 
 def test_what_is_filtered_out_counts_as_left_out_on_purpose(texts) -> None:
-    run = StreamRun(FilterDataset(source(texts), filter_fn=is_odd), Stream(0, 1))
+    run = StreamRun(FilterDataset(in_file_order(texts), filter_fn=is_odd), Stream(0, 1))
     assert len(list(run)) == 5
     records = run.context.take_records()
     assert [record.sample_key for record in records] == [f"{i:05d}" for i in range(0, 10, 2)]
@@ -53,14 +43,14 @@ def test_what_is_filtered_out_counts_as_left_out_on_purpose(texts) -> None:
 
 
 def test_length_is_that_below(texts) -> None:
-    assert len(FilterDataset(source(texts), filter_fn=is_odd)) == 10
+    assert len(FilterDataset(in_file_order(texts), filter_fn=is_odd)) == 10
 
 
 def test_replay_asks_only_whether_what_is_below_can_be_made_again(texts) -> None:
-    dataset = FilterDataset(source(texts), filter_fn=is_odd)
+    dataset = FilterDataset(in_file_order(texts), filter_fn=is_odd)
     assert dataset.can_restore_sample()
     assert number_of(dataset.restore_sample(("texts/train", 0, 3, 3))) == 3
-    below = MapDataset(source(texts), lambda sample: sample)
+    below = MapDataset(in_file_order(texts), lambda sample: sample)
     assert not FilterDataset(below, filter_fn=is_odd).can_restore_sample()
 
 
@@ -68,7 +58,7 @@ def test_random_filter_follows_the_seed_of_the_run(texts) -> None:
     def kept(seed: int) -> list[int]:
         config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
         dataset = FilterDataset(
-            source(texts), filter_fn=lambda sample: sample_rng().random() < 0.5,
+            in_file_order(texts), filter_fn=lambda sample: sample_rng().random() < 0.5,
             worker_config=config,
         )  # fmt: skip
         return [number_of(sample) for sample in dataset]
@@ -82,7 +72,7 @@ def test_sample_at_which_the_filter_fails_is_a_failure(texts) -> None:
         return 1 // (number_of(sample) - 4) is not None
 
     quiet = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
-    dataset = FilterDataset(source(texts), filter_fn=fails_at_four, worker_config=quiet)
+    dataset = FilterDataset(in_file_order(texts), filter_fn=fails_at_four, worker_config=quiet)
     run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
     assert len(list(run)) == 9
     (record,) = run.context.take_records()
@@ -95,7 +85,7 @@ def test_generator_as_filter_is_refused(texts) -> None:
         yield True
 
     with pytest.raises(TypeError, match=r"generator \(test_filter.py:\d+\) is a generator"):
-        FilterDataset(source(texts), filter_fn=generator)
+        FilterDataset(in_file_order(texts), filter_fn=generator)
 
 
 def test_settings_are_part_of_the_config(texts) -> None:
@@ -103,8 +93,10 @@ def test_settings_are_part_of_the_config(texts) -> None:
     def keep(sample: Any) -> bool:
         return True
 
-    dataset = FilterDataset(source(texts), filter_fn=keep, filter_fn_config=lambda: {"least": 3})
+    dataset = FilterDataset(
+        in_file_order(texts), filter_fn=keep, filter_fn_config=lambda: {"least": 3}
+    )
     assert dataset.config()["stage"] == "filter"
     assert dataset.config()["filter_fn_config"] == {"least": 3}
     with pytest.raises(TypeError, match=r"config=\{3: 1\} is not a JSON-serialisable dict"):
-        FilterDataset(source(texts), filter_fn=keep, filter_fn_config={3: 1})  # type: ignore[dict-item]
+        FilterDataset(in_file_order(texts), filter_fn=keep, filter_fn_config={3: 1})  # type: ignore[dict-item]

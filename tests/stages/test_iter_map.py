@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +20,10 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import ignore, number_of, through_json
+from ..helpers import ignore, in_file_order, number_of, through_json
 
 NUM_TEXTS = 20
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def source(texts: Path, **settings: Any) -> Any:
-    factory = load_factory(
-        texts, split_part="train", training=False, worker_config=CONFIG, **settings
-    )
-    return factory.build()
 
 
 def numbers(samples: Iterator[Any]) -> Iterator[int]:
@@ -64,18 +54,18 @@ FUNCTIONS = [
 
 def test_function_may_drop_and_expand(texts) -> None:
     for is_stateless in (True, False):
-        dataset = IterMapDataset(source(texts), expanding, stateless_iter_fn=is_stateless)
+        dataset = IterMapDataset(in_file_order(texts), expanding, stateless_iter_fn=is_stateless)
         assert list(dataset)[:6] == ["1.0", "2.0", "2.1", "3.0", "3.1", "3.2"]
 
 
 def test_function_may_hold_items_back(texts) -> None:
-    found = list(IterMapDataset(source(texts), backwards_by_four))
+    found = list(IterMapDataset(in_file_order(texts), backwards_by_four))
     assert found[:8] == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
 @pytest.mark.parametrize(("function", "is_stateless"), FUNCTIONS)
 def test_run_resumes_exactly_at_every_position(texts, function, is_stateless) -> None:
-    dataset = IterMapDataset(source(texts), function, stateless_iter_fn=is_stateless)
+    dataset = IterMapDataset(in_file_order(texts), function, stateless_iter_fn=is_stateless)
     for stream in (Stream(i, 3) for i in range(3)):
         whole = list(StreamRun(dataset, stream))
         run = StreamRun(dataset, stream)
@@ -88,7 +78,7 @@ def test_run_resumes_exactly_at_every_position(texts, function, is_stateless) ->
 
 
 def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> None:
-    dataset = IterMapDataset(source(texts), running_sum)
+    dataset = IterMapDataset(in_file_order(texts), running_sum)
     run = StreamRun(dataset, Stream(0, 1))
     for _ in range(5):
         next(run)
@@ -100,7 +90,7 @@ def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> N
 
 
 def test_whole_pass_cannot_be_replayed_by_key(texts) -> None:
-    dataset = IterMapDataset(source(texts), numbers)
+    dataset = IterMapDataset(in_file_order(texts), numbers)
     run = StreamRun(dataset, Stream(0, 1))
     next(run)
     assert run.key == ("iter_map", 0, ("texts/train", 0, 0, 0))
@@ -110,20 +100,20 @@ def test_whole_pass_cannot_be_replayed_by_key(texts) -> None:
 
 
 def test_stateless_function_is_run_again_on_one_input(texts) -> None:
-    dataset = IterMapDataset(source(texts), expanding, stateless_iter_fn=True)
+    dataset = IterMapDataset(in_file_order(texts), expanding, stateless_iter_fn=True)
     assert dataset.can_restore_sample()
     assert dataset.restore_sample(("iter_map", 1, ("texts/train", 0, 6, 6))) == "6.1"
     with pytest.raises(ValueError, match="makes no item 2"):
         dataset.restore_sample(("iter_map", 2, ("texts/train", 0, 6, 6)))
-    below = MapDataset(source(texts), lambda sample: sample)
+    below = MapDataset(in_file_order(texts), lambda sample: sample)
     assert not IterMapDataset(below, numbers, stateless_iter_fn=True).can_restore_sample()
 
 
 def test_length_is_what_the_function_for_it_says(texts) -> None:
-    dataset = IterMapDataset(source(texts), expanding, len_map_fn=lambda length: 3 * length)
+    dataset = IterMapDataset(in_file_order(texts), expanding, len_map_fn=lambda length: 3 * length)
     assert len(dataset) == 60
     assert dataset.num_items(Stream(0, 3)) == 21
-    assert len(IterMapDataset(source(texts), numbers)) == 20
+    assert len(IterMapDataset(in_file_order(texts), numbers)) == 20
 
 
 @pytest.mark.parametrize("is_stateless", [True, False])
@@ -136,7 +126,7 @@ def test_input_at_which_it_skips_or_fails_is_left_out_and_counted(texts, is_stat
 
     quiet = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
     dataset = IterMapDataset(
-        source(texts), picky, stateless_iter_fn=is_stateless, worker_config=quiet
+        in_file_order(texts), picky, stateless_iter_fn=is_stateless, worker_config=quiet
     )
     run = StreamRun(dataset, Stream(0, 1), max_skip_rate=1)
     assert len(list(run)) == 18
@@ -152,7 +142,7 @@ def test_function_that_fails_before_it_reads_ends_the_run(texts) -> None:
         raise ValueError("no model")
 
     with pytest.raises(FatalSampleError, match=r"failed before it read anything: .*no model"):
-        list(IterMapDataset(source(texts), broken))
+        list(IterMapDataset(in_file_order(texts), broken))
 
 
 def test_error_from_below_is_not_the_functions(texts) -> None:
@@ -160,13 +150,13 @@ def test_error_from_below_is_not_the_functions(texts) -> None:
         raise FatalSampleError("from below")
 
     with pytest.raises(FatalSampleError, match=r"^map: FatalSampleError: from below; stage map"):
-        list(IterMapDataset(MapDataset(source(texts), broken), numbers))
+        list(IterMapDataset(MapDataset(in_file_order(texts), broken), numbers))
 
 
 @pytest.mark.parametrize(("function", "is_stateless"), [(numbers, False), (expanding, True)])
 def test_what_is_skipped_at_the_end_is_counted_once(texts, function, is_stateless) -> None:
     dataset = IterMapDataset(
-        MapDataset(source(texts), without_last), function, stateless_iter_fn=is_stateless
+        MapDataset(in_file_order(texts), without_last), function, stateless_iter_fn=is_stateless
     )
     run = StreamRun(dataset, Stream(0, 1))
     assert list(run)
@@ -185,11 +175,12 @@ def without_last(sample: Any) -> Any:
 
 
 def test_function_that_gives_less_than_before_is_refused(texts) -> None:
-    run = StreamRun(IterMapDataset(source(texts), numbers), Stream(0, 1))
+    run = StreamRun(IterMapDataset(in_file_order(texts), numbers), Stream(0, 1))
     for _ in range(9):
         next(run)
     other = StreamRun(
-        IterMapDataset(source(texts), lambda samples: itertools.islice(samples, 4)), Stream(0, 1)
+        IterMapDataset(in_file_order(texts), lambda samples: itertools.islice(samples, 4)),
+        Stream(0, 1),
     )
     with pytest.raises(StateError, match="returned 9 items before, and 4 now"):
         other.restore(run.snapshot())
@@ -200,19 +191,19 @@ def test_seeded_function_over_a_whole_pass_is_refused(texts) -> None:
     def seeded(samples: Iterator[Any]) -> Iterator[Any]:
         yield from samples
 
-    IterMapDataset(source(texts), seeded, stateless_iter_fn=True)
+    IterMapDataset(in_file_order(texts), seeded, stateless_iter_fn=True)
     with pytest.raises(ValueError, match=r"Use sample_rng\(\) instead"):
-        IterMapDataset(source(texts), seeded)
+        IterMapDataset(in_file_order(texts), seeded)
 
 
 def test_settings_and_kind_are_part_of_the_config(texts) -> None:
-    config = IterMapDataset(source(texts), numbers, iter_map_fn_config={"a": [1]}).config()
+    config = IterMapDataset(in_file_order(texts), numbers, iter_map_fn_config={"a": [1]}).config()
     assert (config["stage"], config["stateless_iter_fn"]) == ("iter_map", False)
     assert config["iter_map_fn_config"] == {"a": [1]}
 
 
 def test_state_of_a_regular_run_stays_short(texts) -> None:
-    run = StreamRun(IterMapDataset(source(texts), numbers), Stream(0, 1))
+    run = StreamRun(IterMapDataset(in_file_order(texts), numbers), Stream(0, 1))
     sizes = []
     for _ in run:
         sizes.append(len(json.dumps(run.snapshot().to_json())))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,10 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import config_differences
 from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
-from energon_lite.sources.dataset_config import load_factory
+
+from ..helpers import in_file_order
 
 NUM_TEXTS = 10
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def source(texts: Path) -> Any:
-    return load_factory(texts, split_part="train", training=False, worker_config=CONFIG).build()
 
 
 @stateless
@@ -32,11 +27,11 @@ def letters(sample: Any) -> Any:
 
 
 def test_function_is_called_on_each_item_in_order(texts) -> None:
-    assert list(MapDataset(source(texts), key)) == [f"{i:05d}" for i in range(10)]
+    assert list(MapDataset(in_file_order(texts), key)) == [f"{i:05d}" for i in range(10)]
 
 
 def test_generator_gives_any_number_of_items_with_keys_of_their_own(texts) -> None:
-    dataset = MapDataset(source(texts), letters)
+    dataset = MapDataset(in_file_order(texts), letters)
     run = StreamRun(dataset, Stream(0, 1))
     found = [(item, run.key) for item in run]
     assert [item for item, _ in found] == list("text") * 10
@@ -49,22 +44,22 @@ def test_generator_gives_any_number_of_items_with_keys_of_their_own(texts) -> No
 )
 def test_item_that_a_generator_does_not_give_is_refused(texts, restore_key) -> None:
     with pytest.raises(ValueError, match=r"makes no item 9|is not a restore key"):
-        MapDataset(source(texts), letters).restore_sample(restore_key)
+        MapDataset(in_file_order(texts), letters).restore_sample(restore_key)
 
 
 def test_replayability_needs_every_stage(texts) -> None:
     def unmarked(item: Any) -> Any:
         return item
 
-    assert MapDataset(source(texts), key).can_restore_sample()
-    below = MapDataset(source(texts), unmarked)
+    assert MapDataset(in_file_order(texts), key).can_restore_sample()
+    below = MapDataset(in_file_order(texts), unmarked)
     assert not below.can_restore_sample()
     assert not MapDataset(below, key).can_restore_sample()
 
 
 def test_length_is_that_below(texts) -> None:
-    assert len(MapDataset(source(texts), letters)) == 10
-    assert MapDataset(source(texts), letters).num_items(Stream(1, 3)) == 3
+    assert len(MapDataset(in_file_order(texts), letters)) == 10
+    assert MapDataset(in_file_order(texts), letters).num_items(Stream(1, 3)) == 3
 
 
 def test_function_says_where_it_was_written(texts) -> None:
@@ -75,7 +70,7 @@ def test_function_says_where_it_was_written(texts) -> None:
 
 
 def test_config_tells_generators_and_seeded_functions_apart(texts) -> None:
-    config = MapDataset(source(texts), letters).config()
+    config = MapDataset(in_file_order(texts), letters).config()
     assert (config["stage"], config["expands"], config["seeded"]) == ("map", True, False)
     assert config["of"]["name"] == "texts/train"
 
@@ -85,10 +80,10 @@ def plain(sample: Any) -> Any:
 
 
 def test_argument_says_whether_it_is_stateless_and_else_the_mark(texts) -> None:
-    assert not MapDataset(source(texts), plain).can_restore_sample()
-    assert MapDataset(source(texts), plain, stateless_map_fn=True).can_restore_sample()
-    assert MapDataset(source(texts), key).can_restore_sample()
-    assert not MapDataset(source(texts), key, stateless_map_fn=False).can_restore_sample()
+    assert not MapDataset(in_file_order(texts), plain).can_restore_sample()
+    assert MapDataset(in_file_order(texts), plain, stateless_map_fn=True).can_restore_sample()
+    assert MapDataset(in_file_order(texts), key).can_restore_sample()
+    assert not MapDataset(in_file_order(texts), key, stateless_map_fn=False).can_restore_sample()
 
 
 def test_seed_handlers_and_tolerance_come_from_the_arguments(texts) -> None:
@@ -101,7 +96,7 @@ def test_seed_handlers_and_tolerance_come_from_the_arguments(texts) -> None:
     def fails(sample: Any) -> Any:
         raise ValueError("no")
 
-    dataset = MapDataset(source(texts), fails, failure_tolerance=3, worker_config=config)
+    dataset = MapDataset(in_file_order(texts), fails, failure_tolerance=3, worker_config=config)
     assert (dataset.function.seed, dataset.worker_config) == (7, config)
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
         list(dataset)
@@ -111,11 +106,11 @@ def test_seed_handlers_and_tolerance_come_from_the_arguments(texts) -> None:
 def test_settings_of_the_function_are_part_of_the_config(texts) -> None:
     settings = {"size": 3, "names": ["a", None]}
     for given in (settings, lambda: settings):
-        dataset = MapDataset(source(texts), key, map_fn_config=given)
+        dataset = MapDataset(in_file_order(texts), key, map_fn_config=given)
         assert dataset.config()["map_fn_config"] == settings
         pickle.dumps(dataset)
-    assert "map_fn_config" not in MapDataset(source(texts), key).config()
-    changed = MapDataset(source(texts), key, map_fn_config={**settings, "size": 4})
+    assert "map_fn_config" not in MapDataset(in_file_order(texts), key).config()
+    changed = MapDataset(in_file_order(texts), key, map_fn_config={**settings, "size": 4})
     assert config_differences(dataset.config(), changed.config()) == [
         "Checkpoint has map_fn_config.size=3 where this pipeline has 4"
     ]
@@ -126,12 +121,12 @@ def test_settings_of_the_function_are_part_of_the_config(texts) -> None:
 )
 def test_settings_that_are_not_plain_json_are_refused(texts, settings) -> None:
     with pytest.raises(TypeError, match=r"^map_fn_config=.* JSON-serialisable"):
-        MapDataset(source(texts), key, map_fn_config=settings)
+        MapDataset(in_file_order(texts), key, map_fn_config=settings)
 
 
 def test_user_function_has_its_settings_itself(texts) -> None:
     function = UserFunction(key, name="key")
-    MapDataset(source(texts), function, map_fn_config={"a": 1})
+    MapDataset(in_file_order(texts), function, map_fn_config={"a": 1})
     for settings in ({"failure_tolerance": 3}, {"stateless_map_fn": True}):
         with pytest.raises(TypeError, match=r"key \(test_map.py:\d+\) is a UserFunction"):
-            MapDataset(source(texts), function, **settings)
+            MapDataset(in_file_order(texts), function, **settings)

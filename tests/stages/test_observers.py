@@ -23,20 +23,11 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
-from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.observers import default_get_keys
 
-from ..helpers import number_of
+from ..helpers import in_file_order, number_of
 
 NUM_TEXTS = 10
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def source(texts: Path, **settings: Any) -> Any:
-    factory = load_factory(
-        texts, split_part="train", training=False, worker_config=CONFIG, **settings
-    )
-    return factory.build()
 
 
 @pytest.fixture
@@ -77,15 +68,15 @@ def twice(sample: Any) -> Iterator[Any]:
 
 
 def test_garbage_is_collected_every_few_items(texts, collections) -> None:
-    dataset = GcDataset(source(texts), every_n_iter=3, freeze=False)
+    dataset = GcDataset(in_file_order(texts), every_n_iter=3, freeze=False)
     assert [number_of(sample) for sample in dataset] == list(range(10))
     assert len(collections) == 3
-    list(GcDataset(source(texts), every_n_iter=0, freeze=False))
+    list(GcDataset(in_file_order(texts), every_n_iter=0, freeze=False))
     assert len(collections) == 3
 
 
 def test_process_is_frozen_at_the_first_item_and_not_after_the_pass(texts, unfrozen) -> None:
-    run = StreamRun(GcDataset(source(texts)), Stream(0, 1))
+    run = StreamRun(GcDataset(in_file_order(texts)), Stream(0, 1))
     assert gc.get_freeze_count() == 0
     next(run)
     assert gc.get_freeze_count() > 0
@@ -96,12 +87,12 @@ def test_process_is_frozen_at_the_first_item_and_not_after_the_pass(texts, unfro
 
 def test_who_did_not_freeze_does_not_unfreeze(texts, unfrozen) -> None:
     gc.freeze()
-    list(GcDataset(source(texts)))
+    list(GcDataset(in_file_order(texts)))
     assert gc.get_freeze_count() > 0
 
 
 def test_stages_that_change_nothing_leave_no_trace(texts) -> None:
-    below = EpochizeDataset(source(texts), 3)
+    below = EpochizeDataset(in_file_order(texts), 3)
     for dataset in (GcDataset(below), LogSampleDataset(below, "train")):
         assert dataset.config() == below.config()
         assert (dataset.pass_length, len(dataset)) == (3, 3)
@@ -113,13 +104,13 @@ def test_stages_that_change_nothing_leave_no_trace(texts) -> None:
 
 def test_negative_interval_is_refused(texts) -> None:
     with pytest.raises(ValueError, match="every_n_iter=-1 is negative"):
-        GcDataset(source(texts), every_n_iter=-1)
+        GcDataset(in_file_order(texts), every_n_iter=-1)
 
 
 def test_each_item_is_a_line(texts, tmp_path) -> None:
     path = tmp_path / "logs" / "log-{worker_id}.jsonl"
     config = logging_config(path, rank=1, world_size=2, num_workers=3)
-    batches = BatchDataset(source(texts, name="a"), 4, keys)
+    batches = BatchDataset(in_file_order(texts, name="a"), 4, keys)
     run = StreamRun(LogSampleDataset(batches, "train", worker_config=config), Stream(1, 2))
     assert list(run)
     found = lines(tmp_path / "logs" / "log-4.jsonl")
@@ -132,11 +123,11 @@ def test_each_item_is_a_line(texts, tmp_path) -> None:
 
 def test_without_a_level_nothing_is_written(texts, tmp_path, caplog) -> None:
     with caplog.at_level(logging.INFO):
-        list(LogSampleDataset(source(texts), "train"))
+        list(LogSampleDataset(in_file_order(texts), "train"))
         config = WorkerConfig(
             rank=0, world_size=1, num_workers=0, worker_debug_path=str(tmp_path / "x")
         )
-        list(LogSampleDataset(source(texts), "train", worker_config=config))
+        list(LogSampleDataset(in_file_order(texts), "train", worker_config=config))
     assert caplog.records == []
     assert list(tmp_path.iterdir()) == []
 
@@ -144,13 +135,13 @@ def test_without_a_level_nothing_is_written(texts, tmp_path, caplog) -> None:
 def test_without_a_path_lines_go_to_the_logger(texts, caplog) -> None:
     config = logging_config(None)
     with caplog.at_level(logging.INFO, logger="energon_lite.core.topology"):
-        list(LogSampleDataset(source(texts), "val", worker_config=config))
+        list(LogSampleDataset(in_file_order(texts), "val", worker_config=config))
     assert json.loads(caplog.records[3].message)["keys"] == ["00003"]
 
 
 def test_what_is_made_again_on_a_resume_is_not_written_again(texts, tmp_path) -> None:
     path = tmp_path / "log.jsonl"
-    logged = LogSampleDataset(source(texts), "train", worker_config=logging_config(path))
+    logged = LogSampleDataset(in_file_order(texts), "train", worker_config=logging_config(path))
     for dataset in (MapDataset(logged, twice), IterMapDataset(logged, iter)):
         path.unlink(missing_ok=True)
         run = StreamRun(dataset, Stream(0, 1))
@@ -167,7 +158,7 @@ def test_what_is_made_again_on_a_resume_is_not_written_again(texts, tmp_path) ->
 
 def test_dataset_can_be_pickled_while_a_file_is_open(texts, tmp_path) -> None:
     config = logging_config(tmp_path / "log.jsonl")
-    dataset = LogSampleDataset(source(texts), "train", worker_config=config)
+    dataset = LogSampleDataset(in_file_order(texts), "train", worker_config=config)
     run = StreamRun(dataset, Stream(0, 1))
     next(run)
     assert len(list(pickle.loads(pickle.dumps(dataset)))) == 10
@@ -176,7 +167,7 @@ def test_dataset_can_be_pickled_while_a_file_is_open(texts, tmp_path) -> None:
 @pytest.mark.processes
 def test_worker_processes_have_files_of_their_own(texts, tmp_path) -> None:
     config = logging_config(tmp_path / "{worker_id}-{pid}.jsonl", num_workers=2)
-    batches = GcDataset(BatchDataset(source(texts), 2, keys, worker_config=config))
+    batches = GcDataset(BatchDataset(in_file_order(texts), 2, keys, worker_config=config))
     dataset = LogSampleDataset(batches, "train", worker_config=config)
     assert len(list(get_savable_loader(dataset))) == 6
     files = sorted(tmp_path.iterdir())

@@ -33,7 +33,7 @@ from energon_lite import (
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.keys import leaves
 
-from ..helpers import Ranks, assert_same, ignore, number_of, text_set
+from ..helpers import Ranks, assert_same, ignore, metadataset, number_of, text_set
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -187,11 +187,7 @@ def test_sample_with_images_is_not_cut_without_the_users_word(root) -> None:
 
 def test_sources_do_not_share_packs_if_asked(root, tmp_path) -> None:
     other = text_set(tmp_path / "other", 20)
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": [{"path": str(root)}, {"path": str(other), "weight": 2}]}},
-    }
+    blend = metadataset({"blend": [{"path": str(root)}, {"path": str(other), "weight": 2}]})
     for group_by, mixed in ((None, True), ("source", False)):
         loader = get_savable_loader(training(blend, Packs(group_by=group_by)))
         found = [
@@ -203,16 +199,12 @@ def test_sources_do_not_share_packs_if_asked(root, tmp_path) -> None:
 
 def test_blend_of_tokens_counts_what_comes_into_packs(root, tmp_path) -> None:
     other = text_set(tmp_path / "other", 50)
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {
-                "unit": "tokens",
-                "blend": [{"path": str(root), "name": "long"}, {"path": str(other)}],
-            }
-        },
-    }
+    blend = metadataset(
+        {
+            "unit": "tokens",
+            "blend": [{"path": str(root), "name": "long"}, {"path": str(other)}],
+        }
+    )
 
     class Mixed(Packs):
         @stateless
@@ -661,13 +653,7 @@ def test_single_packs_come_without_a_batch_size(root) -> None:
 def test_asked_share_of_a_schedule_is_that_of_the_samples_drawn(root, tmp_path, world_size) -> None:
     other = text_set(tmp_path / "other", 20)
     schedule = {"schedule": "linear", "points": {0: 0, 2000: 9}}
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {"blend": [{"path": str(root), "weight": schedule}, {"path": str(other)}]}
-        },
-    }
+    blend = metadataset({"blend": [{"path": str(root), "weight": schedule}, {"path": str(other)}]})
 
     def make(config: WorkerConfig) -> SavableDataset[Any]:
         return training(blend, Packs(), config, batch_size=2)

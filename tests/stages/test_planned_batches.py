@@ -25,7 +25,7 @@ from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 
-from ..helpers import number_of, text_set
+from ..helpers import metadataset, number_of, text_set
 
 NUM_SAMPLES = 700
 STREAMS, BATCH = 4, 3
@@ -176,10 +176,7 @@ def test_regression_batch_that_fails_whole_is_passed_over(root: Path) -> None:
 
 def test_sources_and_dicts_are_groups(root: Path) -> None:
     entries = [{"path": str(root), "name": n, "weight": w} for n, w in (("a", 1), ("b", 5))]
-    blend = {
-        "__class__": "MetadatasetV2", "__module__": "megatron.energon",
-        "splits": {"train": {"blend": entries}},
-    }  # fmt: skip
+    blend = metadataset({"blend": entries})
 
     class Named(Encoder):
         @stateless

@@ -34,7 +34,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 
 from ..conftest import examples
-from ..helpers import ignore, number_of, text_set, through_json
+from ..helpers import ignore, metadataset, number_of, text_set, through_json
 
 NUM_SAMPLES = 600
 COST = CostModel(token=1, token_squared=0.1)
@@ -419,7 +419,4 @@ def test_what_cannot_be_planned_is_refused(root: Path) -> None:
 
 def blend_of(root: Path, weight: float) -> dict[str, Any]:
     entries = [{"path": str(root), "weight": 1}, {"path": str(root), "weight": weight}]
-    return {
-        "__class__": "MetadatasetV2", "__module__": "megatron.energon",
-        "splits": {"train": {"blend": entries}},
-    }  # fmt: skip
+    return metadataset({"blend": entries})

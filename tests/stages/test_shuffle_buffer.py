@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +12,10 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
-from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import number_of, text_set
+from ..helpers import in_file_order, number_of, text_set
 
 NUM_TEXTS = 300
-CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-def source(texts: Path, **settings: Any) -> Any:
-    factory = load_factory(
-        texts, split_part="train", training=False, worker_config=CONFIG, **settings
-    )
-    return factory.build()
 
 
 def order(dataset: Any) -> list[int]:
@@ -33,7 +23,7 @@ def order(dataset: Any) -> list[int]:
 
 
 def test_buffer_gives_a_permutation_in_which_samples_move_by_about_its_size(texts) -> None:
-    found = order(ShuffleBufferDataset(source(texts), 50))
+    found = order(ShuffleBufferDataset(in_file_order(texts), 50))
     assert sorted(found) == list(range(300))
     moved = [abs(place - number) for place, number in enumerate(found)]
     assert 20 < sum(moved) / len(moved) < 80
@@ -44,7 +34,7 @@ def test_buffer_gives_a_permutation_in_which_samples_move_by_about_its_size(text
 def test_all_samples_of_a_full_buffer_are_equally_likely_to_come_first(texts) -> None:
     def first(seed: int) -> int:
         config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
-        dataset = ShuffleBufferDataset(source(texts), 4, worker_config=config)
+        dataset = ShuffleBufferDataset(in_file_order(texts), 4, worker_config=config)
         return number_of(next(iter(dataset)))
 
     counts = [0] * 4
@@ -54,7 +44,7 @@ def test_all_samples_of_a_full_buffer_are_equally_likely_to_come_first(texts) ->
 
 
 def test_buffer_larger_than_the_data_shuffles_all_of_it(texts) -> None:
-    found = order(ShuffleBufferDataset(source(texts), 1000))
+    found = order(ShuffleBufferDataset(in_file_order(texts), 1000))
     assert sorted(found) == list(range(300))
     assert any(number > 200 for number in found[:30])
 
@@ -63,7 +53,7 @@ def test_order_depends_on_seed_stream_pass_source_and_depth(texts) -> None:
     def picks(seed: int = 0, stream: Any = None, name: str = "a", depth: int = 1) -> Any:
         stream = stream or Stream(0, 1)
         config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=seed)
-        dataset = source(texts, name=name)
+        dataset = in_file_order(texts, name=name)
         for _ in range(depth):
             dataset = ShuffleBufferDataset(dataset, 64, worker_config=config)
         run = StreamRun(dataset, stream)
@@ -79,7 +69,7 @@ def test_order_depends_on_seed_stream_pass_source_and_depth(texts) -> None:
 
 @pytest.mark.parametrize("size", [None, 0, 1])
 def test_no_size_is_no_buffer(texts, size) -> None:
-    below = source(texts)
+    below = in_file_order(texts)
     dataset = ShuffleBufferDataset(MapDataset(below, lambda sample: sample), size)
     assert order(dataset) == list(range(300))
     assert ShuffleBufferDataset(below, size).config() == below.config()
@@ -88,7 +78,7 @@ def test_no_size_is_no_buffer(texts, size) -> None:
 @pytest.mark.parametrize("size", [2, 7, 1000])
 def test_run_resumes_at_every_position_with_its_samples_held(tmp_path, size) -> None:
     few = text_set(tmp_path / "few", 21)
-    dataset = ShuffleBufferDataset(source(few), size)
+    dataset = ShuffleBufferDataset(in_file_order(few), size)
     for stream in (Stream(i, 3) for i in range(3)):
         run = StreamRun(dataset, stream)
         whole = [number_of(sample) for sample in run]
@@ -102,7 +92,7 @@ def test_run_resumes_at_every_position_with_its_samples_held(tmp_path, size) -> 
 
 
 def test_state_has_the_keys_of_what_is_held(texts) -> None:
-    run = StreamRun(ShuffleBufferDataset(source(texts), 3), Stream(0, 1))
+    run = StreamRun(ShuffleBufferDataset(in_file_order(texts), 3), Stream(0, 1))
     given = number_of(next(run))
     state = run.snapshot().to_json()["inner"][0]
     assert state["counts"] == {"returned": 1}
@@ -110,18 +100,18 @@ def test_state_has_the_keys_of_what_is_held(texts) -> None:
 
 
 def test_state_of_a_larger_buffer_is_refused(texts) -> None:
-    run = StreamRun(ShuffleBufferDataset(source(texts), 9), Stream(0, 1))
+    run = StreamRun(ShuffleBufferDataset(in_file_order(texts), 9), Stream(0, 1))
     next(run)
-    other = StreamRun(ShuffleBufferDataset(source(texts), 5), Stream(0, 1))
+    other = StreamRun(ShuffleBufferDataset(in_file_order(texts), 5), Stream(0, 1))
     with pytest.raises(StateError, match=r"buffers 8 samples, which does not go with size=5"):
         other.restore(run.snapshot())
 
 
 def test_items_that_cannot_be_made_again_are_refused(texts) -> None:
     with pytest.raises(ValueError, match="Put @stateless on"):
-        ShuffleBufferDataset(MapDataset(source(texts), lambda sample: sample), 2)
+        ShuffleBufferDataset(MapDataset(in_file_order(texts), lambda sample: sample), 2)
 
 
 def test_negative_size_is_refused(texts) -> None:
     with pytest.raises(ValueError, match="size=-1 is negative"):
-        ShuffleBufferDataset(source(texts), -1)
+        ShuffleBufferDataset(in_file_order(texts), -1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,12 +14,10 @@ import pytest
 
 from energon_lite import (
     DefaultTaskEncoder,
-    SavableDataset,
     SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
-    get_train_dataset,
     stateless,
 )
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, StateError
@@ -31,7 +28,7 @@ from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.storage.length_files import write_lengths
 from energon_lite.testing import check_dataset
 
-from ..helpers import Ranks, assert_same, number_of, text_set, through_json
+from ..helpers import Ranks, assert_same, blend_maker, number_of, text_set, through_json
 
 MEANS = {"short": 400, "long": 4000, **{f"s{i}": 60 * 2**i for i in range(8)}}
 NUM_SAMPLES = 60
@@ -112,16 +109,7 @@ def index(folder: Path, lengths: Any, name: str = "tok") -> None:
 
 def blend_of(root: Path, split: str, encoder: Any = Lengths, **settings: Any) -> Any:
     """A maker of the training dataset of a file with `split`."""
-    path = root / "meta.yaml"
-    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
-    text = head + textwrap.indent(textwrap.dedent(split).strip("\n"), "    ") + "\n"
-    settings = {"batch_size": 2, "shuffle_buffer_size": 8, **settings}
-
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        path.write_text(text)
-        return get_train_dataset(path, worker_config=config, task_encoder=encoder(), **settings)
-
-    return make
+    return blend_maker(root, split, encoder, **{"shuffle_buffer_size": 8, **settings})
 
 
 def actual_tokens(batches: Any, encoder: type[Lengths] = Lengths) -> dict[str, int]:
