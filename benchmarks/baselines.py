@@ -81,7 +81,7 @@ def text_batches_at(
 def typed_batches(
     shards: Sequence[MappedShard], batch_size: int, root: str
 ) -> Iterator[TextSample]:
-    """Yields what the loader gives, in file order: the loop above with samples made by hand."""
+    """Yields what the loader yields, in file order: the loop above with samples made by hand."""
     samples: list[TextSample] = []
     number = 0
     for shard, data, offsets in shards:
@@ -134,7 +134,7 @@ def first_texts(root: Path, shards: Sequence[str]) -> list[str]:
 
 
 def read_files(paths: Sequence[Path], chunk_bytes: int = 1 << 20) -> int:
-    """Reads files from beginning to end; gives their size."""
+    """Reads files from beginning to end; returns their size."""
     size = 0
     buffer = memoryview(bytearray(chunk_bytes))
     for path in paths:

@@ -1,4 +1,4 @@
-"""Measures in a process of its own: `python probes.py WHAT [PATH]` prints seconds as JSON.
+"""Measures in a separate process: `python probes.py WHAT [PATH]` prints seconds as JSON.
 
 Imports nothing at the top, since it also runs in a Python that has only Megatron-Energon.
 """
@@ -159,11 +159,11 @@ def measure_energon_packing(path: str, capacity: str) -> dict[str, float]:
         @stateless
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             filled.append(sum(lengths[int(sample.__key__)] for sample in samples) / limit)
-            given.append(len(samples))
+            sizes.append(len(samples))
             return samples[0]
 
     filled: list[float] = []
-    given: list[int] = []
+    sizes: list[int] = []
     torch.manual_seed(0)
     dataset: Any = get_train_dataset(
         path,
@@ -176,12 +176,12 @@ def measure_energon_packing(path: str, capacity: str) -> dict[str, float]:
     )
     batches = iter(get_loader(dataset))
     next(batches)
-    given.clear()
+    sizes.clear()
     filled.clear()
     start = start_clock()
     for _ in itertools.islice(batches, 1000):
         pass
-    return {"sample": (now() - start) / sum(given), "filled": sum(filled) / len(filled)}
+    return {"sample": (now() - start) / sum(sizes), "filled": sum(filled) / len(filled)}
 
 
 PROBES = {

@@ -80,7 +80,7 @@ def as_packs(groups: list[list[int]]) -> Lists:
 
 
 def in_random_order(costs_P: Any) -> Any:
-    """Steps of packs as a shuffled sampler gives them, without the tail."""
+    """Steps of packs as a shuffled sampler yields them, without the tail."""
     shuffled = np.random.Generator(np.random.Philox(5)).permutation(costs_P)
     return shuffled[: len(shuffled) // RANKS * RANKS].reshape(-1, RANKS)
 

@@ -1,4 +1,4 @@
-"""What hooks cost: random numbers, generators, and making again what buffers held."""
+"""What hooks cost: random numbers, generators, and re-creating buffered samples."""
 
 from __future__ import annotations
 

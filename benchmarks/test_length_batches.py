@@ -97,11 +97,11 @@ def read_ahead(
     order = random.permutation(len(lengths)).tolist()
     batches: list[list[int]] = []
     for first in range(0, len(order), window):
-        held = sorted(order[first : first + window], key=lengths.__getitem__, reverse=True)
+        chosen = sorted(order[first : first + window], key=lengths.__getitem__, reverse=True)
         found, start = [], 0
-        while start < len(held):
-            size = max_tokens // lengths[held[start]] if max_tokens else batch_size
-            found.append(held[start : start + max(1, size)])
+        while start < len(chosen):
+            size = max_tokens // lengths[chosen[start]] if max_tokens else batch_size
+            found.append(chosen[start : start + max(1, size)])
             start += max(1, size)
         batches += [found[i] for i in random.permutation(len(found))]
     return batches
@@ -133,9 +133,9 @@ def split_by_sums(is_image: list[bool], lengths: list[int]) -> list[list[list[in
 def areas_and_tokens(batches: list[list[int]], lengths: Any) -> tuple[Any, Any]:
     """Padded tokens and real ones, of each batch; shape (B,)."""
     sizes = np.fromiter(map(len, batches), np.int64)
-    given = lengths[np.fromiter((i for batch in batches for i in batch), np.int64)]
+    emitted = lengths[np.fromiter((i for batch in batches for i in batch), np.int64)]
     starts = np.cumsum(sizes) - sizes
-    return np.maximum.reduceat(given, starts) * sizes, np.add.reduceat(given, starts)
+    return np.maximum.reduceat(emitted, starts) * sizes, np.add.reduceat(emitted, starts)
 
 
 def padding(batches: list[list[int]], lengths: Any) -> float:
@@ -221,7 +221,7 @@ def test_useful_share_of_modality_batches(
     assert share == pytest.approx(samplers[0].efficiency())
     assert pure == 1
     assert share >= (goal or 0)
-    batches, others = ([b for step in given for b in step] for given in (steps, theirs))
+    batches, others = ([b for step in planned for b in step] for planned in (steps, theirs))
     text = (
         f"{share:.1%} useful, {padding(batches, lengths):.1%} padding, {pure:.0%} of steps pure; "
         f"prismatic's {useful(theirs, lengths):.1%}, {padding(others, lengths):.1%}"
@@ -358,7 +358,7 @@ def test_planning(benchmark: Any, entries: list[Entry]) -> None:
 
 
 class Lines(SavableDataset[int]):
-    """Numbers of lines in a given order, without anything to read."""
+    """Numbers of lines in any order, without anything to read."""
 
     training, endless = True, False
 

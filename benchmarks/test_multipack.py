@@ -57,7 +57,7 @@ def test_epoch(benchmark: Any, entries: list[Entry]) -> None:
         rounds=3,
     )
     rows = {
-        "planned, which gives its length": ("planned", 0.04),
+        "planned, with its length": ("planned", 0.04),
         "planned and iterated": ("iterated", 0.1),
         "planned and iterated, first fit": ("first fit", 0.1),
         "planned and iterated, first fit in a RandomSampler's order": ("drop-in", 0.15),

@@ -29,7 +29,7 @@ NUM_SAMPLES, CAPACITY, BATCHES = 20_000, 8192, 600
 
 
 class Tokens(DefaultTaskEncoder):
-    """Returns each text as many tokens as a list says; makes nothing of a pack."""
+    """Encodes each text to the number of tokens in a list; leaves packs as they are."""
 
     def __init__(self, *, packs: bool) -> None:
         super().__init__()

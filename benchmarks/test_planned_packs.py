@@ -39,7 +39,7 @@ def document_lengths() -> Any:
 
 
 class Documents(DefaultTaskEncoder):
-    """Returns each text as many tokens as a list says; makes nothing of a pack."""
+    """Encodes each text to the number of tokens in a list; leaves packs as they are."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_shared_plan(documents: Path, entries: list[Entry]) -> None:
 
 
 def test_time_and_state(documents: Path, benchmark: Any, entries: list[Entry]) -> None:
-    """A run with and without a plan, and what it takes to save it and to go on."""
+    """A run with and without a plan, and the time to save and to resume it."""
     runs = {}
     for name, settings in (
         ("streaming", {}),

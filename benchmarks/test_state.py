@@ -25,7 +25,7 @@ from energon_lite import (
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.loader.resume import decompressed
-from energon_lite.sources.source import SampleLoader
+from energon_lite.sources.sample_loader import SampleLoader
 
 GROUP = "Snapshots and state"
 NUM_STREAMS, NUM_SOURCES = 8, 10

@@ -59,7 +59,7 @@ def drive(rows: list[Any], capacity: Any, **limits: Any) -> int:
 def compare(
     benchmark: Any, entries: list[Entry], name: str, lengths: Any, capacity: Any, **limits: Any
 ) -> tuple[int, Any]:
-    """Adds the times; gives the packs when flushed, and as a stream."""
+    """Adds the times; returns the packs when flushed, and as a stream."""
     rows = [tuple(row) for row in lengths.tolist()] if lengths.ndim == 2 else lengths.tolist()
     is_text = name.startswith(("texts", "documents", "questions"))
     goal_sec = None if limits else 0.3e-6 if is_text else 1.5e-6

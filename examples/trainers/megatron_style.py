@@ -32,7 +32,7 @@ def main() -> None:
     if path.exists():
         state = torch.load(path, weights_only=True)["dataloader_state_dict"]
         loader.restore_state_rank(state)
-    dist.barrier()  # nobody writes before all have read
+    dist.barrier()  # all ranks have read before one writes
     seen = [batch["keys"] for batch in islice(loader, 5)]
     if mesh["tp"].get_local_rank() == 0:
         torch.save({"dataloader_state_dict": loader.save_state_rank()}, path)

@@ -75,7 +75,9 @@ def test_docstrings_begin_with_a_verb_of_the_field() -> None:
 
 def test_no_phrase_of_a_dialect_is_used() -> None:
     pages = [page for page in sorted((REPO / "docs").rglob("*.md")) if page.name != "modules.md"]
-    assert phrases([*(module.path for module in MODULES), REPO / "README.md", *pages]) == []
+    scripts = [*(REPO / "benchmarks").glob("*.py"), *(REPO / "examples").rglob("*.py")]
+    paths = [*(module.path for module in MODULES), REPO / "README.md", *pages, *scripts]
+    assert phrases(paths) == []
 
 
 def test_phrases_are_found_in_texts_and_comments(tmp_path, monkeypatch) -> None:
