@@ -23,8 +23,14 @@ from PIL import Image
 REPO = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
+# `make test` runs few examples of each property, other ones each time; `make soak` runs thousands.
+MAX_EXAMPLES = 40
 settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "default",
+    deadline=None,
+    max_examples=MAX_EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -32,8 +38,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def examples(number: int, soak: int | None = None, **more: Any) -> settings:
     """Settings of a property with another number of examples; `make soak` runs `soak`, or 1,000."""
-    if settings().max_examples > settings.get_profile("default").max_examples:
-        number = soak or settings().max_examples
+    is_soak = settings().max_examples > MAX_EXAMPLES
+    number = soak or settings().max_examples if is_soak else min(number, MAX_EXAMPLES)
     return settings(max_examples=number, **more)
 
 
