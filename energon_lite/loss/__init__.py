@@ -2,12 +2,13 @@
 
 from energon_lite.loss.means import (
     DeferredMean,
+    LossMode,
     step_denominator,
+    token_weight,
     weight_total,
     weighted_mean,
     weighted_sum,
 )
-from energon_lite.loss.modes import LossMode, token_weight
 
 __all__ = [
     "DeferredMean",

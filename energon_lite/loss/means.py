@@ -27,7 +27,7 @@ Axes: n samples, T tokens of a sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -35,6 +35,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 Reduction = Literal["mean", "sum"]
+# What the loss of one token counts, by how many of them its sample has.
+LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
 
 # Others may lack float64, or be slow in it.
 _DEVICES_WITH_FLOAT64 = ("cpu", "cuda")
@@ -266,6 +268,43 @@ class DeferredMean:
         _scale_gradients([parameters] if isinstance(parameters, Tensor) else parameters, factor)
         self._loss_sum = self._weight_total = 0.0
         return _divide(loss_sum, total)
+
+
+def token_weight(mode: LossMode, num_targets: int) -> float:
+    """Returns what the loss of each token counts in a sample with `num_targets` of them.
+
+    Times the sample's own loss weight, this is the weight of a token, packed or not; the total of
+    all weights is the denominator.
+
+    Args:
+        mode: "token", each token counts 1; "sample", each sample counts 1; "sqrt", a sample counts
+            as the root of its tokens (InternVL's square averaging); or a function of `num_targets`.
+        num_targets: tokens of the sample whose loss counts.
+
+    Returns:
+        The weight; 0 without targets.
+
+    Raises:
+        ValueError: A weight is below 0, infinite or NaN; or there is no such mode.
+
+    Example:
+        >>> [token_weight(mode, 4) for mode in ("token", "sample", "sqrt")]
+        [1.0, 0.25, 0.5]
+    """
+    if num_targets == 0:
+        return 0.0
+    if callable(mode):
+        weight = float(mode(num_targets))
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"the loss function returned {weight} for {num_targets} tokens; it must be finite "
+                "and at least 0."
+            )
+        return weight
+    if mode not in ("token", "sample", "sqrt"):
+        raise ValueError(f"mode={mode!r} must be 'token', 'sample', 'sqrt' or a function.")
+    exponent = {"token": 0.0, "sample": -1.0, "sqrt": -0.5}[mode]
+    return float(num_targets**exponent)
 
 
 def _factors(

@@ -204,27 +204,19 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
 
     Args:
         path: the folder.
-        subflavors: tags; they go over those of `dataset.yaml`.
-        part_filter: which parts are read, as names or as a function; all by default.
-        kwargs: as in `DefaultDecoderWebdatasetFactory`.
+        kwargs: as in `DefaultDecoderWebdatasetFactory`; `part_filter` may be set without
+            `sample_loader`, and all parts are read by default.
     """
 
     __sample_type__: ClassVar[type[Any] | None] = CrudeSample
 
-    def __init__(
-        self,
-        path: AnyPath,
-        *,
-        subflavors: Mapping[str, Any] | None = None,
-        part_filter: str | Wanted = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, path: AnyPath, **kwargs: Any) -> None:
         if "sample_loader" in kwargs or "field_map" in kwargs:
             raise ValueError(
                 f"{path}: a crude dataset has no sample_loader or field_map; "
                 "cook its samples in the task encoder, or name a sample_type"
             )
-        super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
+        super().__init__(path, **kwargs)
 
     def _make_maker(self, *_: Any) -> SampleMaker:
         return make_crude

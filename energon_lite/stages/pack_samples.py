@@ -15,7 +15,7 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import images_of
-from energon_lite.loss.modes import token_weight
+from energon_lite.loss.means import token_weight
 from energon_lite.stages.packed_sample import PackedSample
 
 # Fields with one entry per token, which are cut with a sample.

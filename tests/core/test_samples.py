@@ -95,10 +95,6 @@ def test_every_sample_type_survives_pickling(name: str) -> None:
     assert pickle.loads(pickle.dumps(sample)) == sample
 
 
-def test_loss_weight_is_one_by_default() -> None:
-    assert TextSample(__key__="k", __restore_key__=(), text="").__loss_weight__ == 1.0
-
-
 def test_source_info_is_hashable_and_immutable() -> None:
     assert len({SOURCE, SourceInfo("set", 3, "a.tar", ("k.txt",))}) == 1
     assert SOURCE.index == 3

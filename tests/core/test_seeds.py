@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +48,3 @@ def test_what_is_no_name_is_refused() -> None:
     for wrong in (1.0, None, b"x", [1]):
         with pytest.raises(TypeError, match="a seed is made of str, int and tuples"):
             key_of(wrong)
-
-
-def test_global_generators_have_no_part() -> None:
-    states = (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate())
-    random_words(key_of("a"), size=10)
-    assert states == (
-        torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-    )  # fmt: skip

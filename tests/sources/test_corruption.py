@@ -148,20 +148,6 @@ def test_damage_costs_its_samples_and_nothing_else(sound, damaged, tmp_path, cas
     assert sum(loader.num_skipped.get("set/train", 0) for loader in run.loaders) == len(lost)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("case", ["truncated", "junk header"])
-def test_damage_costs_its_samples_and_nothing_else_with_worker_processes(damaged, case) -> None:
-    damage, lost, _ = CASES[case]
-    damage(damaged / BROKEN)
-    make = train(damaged, batch_size=2, repeat=False)
-    whole = Ranks(make, 1, num_streams=4).rest()
-    run = Ranks(make, 1, 2, num_streams=4)
-    found = run.steps(5)
-    resumed = Ranks(make, 2, 1, states=run.save())
-    assert_same(dict(sorted({**found, **resumed.rest()}.items())), whole)
-    assert sum(loader.num_skipped.get("set/train", 0) for loader in resumed.loaders) == len(lost)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_error_names_file_sample_and_way_out(damaged, case) -> None:
     damage, lost, text = CASES[case]
@@ -361,18 +347,6 @@ def test_broken_or_missing_part_is_named_and_skipped(tmp_path, changes, text) ->
     assert isinstance(error, (DecodingError, DatasetFormatError))
 
 
-@pytest.mark.parametrize("value", [b'{"b": 1}', b"[1, 2]", b"7", b"{broken", b""])
-def test_json_entry_of_the_wrong_kind_is_named(tmp_path, value) -> None:
-    folder = prepared(pictures(tmp_path / "set", json_4=value), "TextSample", {"text": "json[a]"})
-    errors: list[Any] = []
-    config = config_of(global_error_handler=lambda error, *rest: errors.append(error))
-    dataset = get_train_dataset(folder, worker_config=config, batch_size=None, repeat=False)
-    assert len(list(get_savable_loader(dataset))) == 9
-    (error,) = errors
-    assert "json" in describe(error)
-    assert "sample '00004'" in describe(error)
-
-
 # ------------------------------------------------------------------------------- the rate of skips
 
 
@@ -418,13 +392,6 @@ def test_five_percent_of_broken_samples_end_the_run_and_name_the_rate(thousands)
         assert part in message
     # 100 failures above the rate: at 5 % against 1 % after some 2,500 samples.
     assert 100 < loader.num_skipped["many/train"] < 150
-
-
-def test_half_a_percent_of_broken_samples_passes(thousands) -> None:
-    loader = rate_loader(thousands, 200)
-    batches = list(islice(iter(loader), 3000))
-    assert len(batches) == 3000
-    assert 140 < loader.num_skipped["many/train"] < 160
 
 
 def test_higher_rate_may_be_allowed(thousands) -> None:

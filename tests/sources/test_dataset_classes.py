@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from webdataset.autodecode import Decoder, imagehandler
 
@@ -231,17 +230,6 @@ def test_build_takes_what_energon_passes(texts) -> None:
     assert len(list(factory.build(3))) == NUM_TEXTS == len(factory)
 
 
-def test_module_that_is_missing_is_named_and_a_class_of_ours_is_taken_instead(tmp_path) -> None:
-    folder = text_set(tmp_path / "texts", 3)
-    config = folder / ".nv-meta" / "dataset.yaml"
-    config.write_text("__module__: no_such_package.data\n__class__: Chats\n")
-    with pytest.raises(DatasetFormatError, match=r"no_such_package.data cannot be imported.*PATH"):
-        load_factory(folder, trust=True)
-    config.write_text("__module__: no_such_package.data\n__class__: CrudeWebdataset\n")
-    sample = next(iter(load_factory(folder, trust=True, training=False).build()))
-    assert sample["txt"] == "text 0 "
-
-
 class Building(DefaultDecoderWebdatasetFactory[TextSample]):
     __sample_type__ = TextSample
 
@@ -263,26 +251,3 @@ def test_override_that_would_not_be_called_is_refused_by_name(tmp_path, cls, tex
     name_class(folder, cls, "field_map: {text: txt}\n")
     with pytest.raises(DatasetFormatError, match=text):
         load_factory(folder)
-
-
-def test_tensors_come_as_they_were_decoded(tmp_path) -> None:
-    folder = tmp_path / "pictures"
-    write_tar(folder / "a.tar", [("0.jpg", jpeg(1)), ("0.txt", b"grey")])
-    prepared(folder, "CaptioningSample", {"image": "jpg", "caption": "txt"})
-
-    class Floats(StandardWebdatasetFactory[Any]):
-        def __init__(self, path: Any, **kwargs: Any) -> None:
-            super().__init__(path, **kwargs)
-            self._decoder = Decoder([imagehandler("torchrgb"), str_handler])
-
-    def str_handler(key: str, data: bytes) -> Any:
-        return data.decode() if key.endswith("txt") else None
-
-    from energon_lite import CaptioningSample
-
-    factory = Floats(
-        folder, sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"}
-    )
-    sample = next(iter(factory.build()))
-    assert isinstance(sample.image, torch.Tensor)
-    assert (sample.image.shape, sample.caption) == ((3, 16, 24), "grey")

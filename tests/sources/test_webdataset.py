@@ -72,28 +72,18 @@ def test_samples_do_not_share_their_subflavors(texts) -> None:
 
 def test_pictures_are_tensors(tmp_path) -> None:
     folder = caption_set(tmp_path / "captions", 4)
-    for i, sample in enumerate(samples_of(folder, decoder=get_decoder())):
+    for i, sample in enumerate(samples_of(folder)):
         assert isinstance(sample, CaptioningSample)
         assert sample.image.shape == (3, 16, 24)
         assert sample.image.dtype == torch.float32
         assert sample.caption.startswith(f"text {i}")
 
 
-def get_decoder() -> Any:
-    from energon_lite import SampleDecoder
-
-    return SampleDecoder()
-
-
-def test_without_a_decoder_parts_stay_bytes(texts) -> None:
-    assert [s.text for s in samples_of(texts, decoder=None)][:2] == [b"text 0 ", b"text 1 x"]
-
-
 def test_crude_samples_are_dicts_of_all_parts(tmp_path) -> None:
     folder = tmp_path / "crude"
     write_tar(folder / "a.tar", [("x.txt", b"text"), ("x.json", b'{"a": 1}'), ("y.txt", b"more")])
     prepared(folder, "CrudeWebdataset")
-    first, second = samples_of(folder, decoder=get_decoder())
+    first, second = samples_of(folder)
     assert first["txt"] == "text"
     assert first["json"] == {"a": 1}
     assert set(first) - set(second) == {"json"}
@@ -102,7 +92,7 @@ def test_crude_samples_are_dicts_of_all_parts(tmp_path) -> None:
     write_config(
         folder, "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: [txt]\n"
     )
-    assert "json" not in samples_of(folder, decoder=get_decoder())[0]
+    assert "json" not in samples_of(folder)[0]
 
 
 def test_nested_names_and_many_parts_are_one_sample(tmp_path) -> None:
@@ -112,7 +102,7 @@ def test_nested_names_and_many_parts_are_one_sample(tmp_path) -> None:
     ]
     write_tar(folder / "a.tar", members)
     prepared(folder, "TextSample", {"text": "b.txt"})
-    assert [(s.__key__, s.text) for s in samples_of(folder, decoder=get_decoder())] == [
+    assert [(s.__key__, s.text) for s in samples_of(folder)] == [
         (f"dir/{i}", f"b.txt {i}") for i in range(3)
     ]
 
@@ -257,36 +247,6 @@ def test_modules_are_imported_only_for_trusted_datasets(texts, tmp_path, monkeyp
     assert "somebodys_module" not in sys.modules
     with pytest.raises(SystemExit, match="was imported"):
         samples_of(texts, trust=True)
-
-
-TYPE = "sample_type: {__module__: energon_lite, __class__: TextSample}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TYPE, "exactly one of field_map and sample_loader, and has neither"),
-        (TYPE + "field_map: {text: txt}\npart_filter: [txt]\n", "part_filter goes with"),
-        ("field_map: {text: txt}\n", "key 'sample_type' is missing"),
-        (TYPE + "field_map: {txet: txt}\n", "txet"),
-        (TYPE + "field_map: {}\n", "text"),
-        (TYPE + "field_mpa: {text: txt}\n", "unknown key 'field_mpa'. Did you mean 'field_map'?"),
-        (TYPE.replace("TextSample", "TxtSample"), "Did you mean 'TextSample'?"),
-        ("sample_type: TextSample\nfield_map: {text: txt}\n", "'TextSample' should be"),
-        ("__module__: energon_lite\n__class__: TextSampl\n", "no class 'TextSampl'"),
-        ("__module__: torch\n__class__: Tensor\n", "is not a dataset class"),
-        ("sample_type: {__module__: torch, __class__: Tensor}\n", "no subclass of Sample"),
-        ("__module__: 3\n__class__: 4\n", "must be text"),
-        ("__module__: energon_lite\n__class__: CrudeWebdataset\nfield_map: {a: b}\n", "field_map"),
-        (TYPE + "field_map: {text: txt}\nparallel_shard_iters: 0\n", "parallel_shard_iters=0"),
-        (TYPE + "field_map: {text: txt}\nmax_samples_per_sequence: x\n", "sequence='x'"),
-    ],
-)  # fmt: skip
-def test_wrong_dataset_yaml_is_refused_by_name(texts, text, message) -> None:
-    write_config(texts, text)
-    with pytest.raises((DatasetFormatError, ValueError)) as caught:
-        samples_of(texts)
-    assert message in str(caught.value)
 
 
 def test_folder_that_is_not_prepared_says_what_to_do(tmp_path) -> None:
