@@ -16,7 +16,7 @@ from .trees import MAX_ITEMS, Tree, begins_again, build, is_worth_it, trees
 OTHERS = [2, 1, 8, 3]
 
 
-@examples(8)
+@examples(4)
 @given(trees())
 def test_any_tree_keeps_all_laws(tree: Tree) -> None:
     assume(not begins_again(tree) and is_worth_it(tree, (1, 3)))
