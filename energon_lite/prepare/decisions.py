@@ -16,7 +16,7 @@ from energon_lite.storage import nvmeta
 from energon_lite.storage.field_access import FieldMap, FieldSpec, check_fields, mappable_fields
 from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.sqlite import counts_if_none_has
-from energon_lite.storage.yaml import dump_yaml
+from energon_lite.storage.yaml import dump_config
 
 CRUDE = "CrudeWebdataset"
 SAMPLE_LOADER = "sample_loader.py"
@@ -128,15 +128,15 @@ def check_samples(
     )
 
 
-def config_text(sample_type: str, field_map: FieldMap | None, by_loader: bool = False) -> str:
+def _config(sample_type: str, field_map: FieldMap | None, by_loader: bool) -> dict[str, Any]:
     """Returns the content of `dataset.yaml`: a field map, a sample loader, or a dataset class."""
     if field_map is None and not by_loader:
-        return dump_yaml({"__module__": _MODULE, "__class__": sample_type})
+        return {"__module__": _MODULE, "__class__": sample_type}
     reference = {"__module__": _MODULES.get(sample_type, _MODULE), "__class__": sample_type}
     if field_map is not None:
-        return dump_yaml({"sample_type": reference, "field_map": field_map.mapping})
+        return {"sample_type": reference, "field_map": field_map.mapping}
     functions = {name: f"{SAMPLE_LOADER}:{name}" for name in ("sample_loader", "part_filter")}
-    return dump_yaml({"sample_type": reference, **functions})
+    return {"sample_type": reference, **functions}
 
 
 def loader_text(sample_type: str, parts: Iterable[str]) -> str:
@@ -267,7 +267,8 @@ def make_plan(root: Path, request: Request) -> Plan:
     splits = decide_splits([shard.name for shard in shards], request)
     texts = {request.split_config: nvmeta.split_text(splits, (), request.split_config)}
     if request.sample_type is not None:
-        texts[request.dataset_config] = config_text(request.sample_type, field_map, by_loader)
+        config = _config(request.sample_type, field_map, by_loader)
+        texts[request.dataset_config] = dump_config(config, request.dataset_config)
     for name, text in texts.items():
         file = nvmeta.config_path(root, name)
         if request.force_overwrite or not is_there(file) or read_file(file) == text.encode():

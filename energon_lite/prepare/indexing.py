@@ -22,7 +22,6 @@ from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
-_RECORD_FORMAT = 2
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -77,7 +76,8 @@ def _index_shard(shard: Shard, folder: Path) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
     size = status.st_size
-    made_from = [_RECORD_FORMAT, shard.name, size, status.st_mtime_ns]
+    # The first number is the format of the record.
+    made_from = [2, shard.name, size, status.st_mtime_ns]
     kept = _kept_record(rows, made_from)
     if kept is not None:
         return ShardResult(shard, rows, size, True, **kept)

@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_
 from energon_lite.storage.braces import check_num_names, compress, expand
 from energon_lite.storage.files import is_there, read_file, warn_once, write_atomically
 from energon_lite.storage.tar import BLOCK
-from energon_lite.storage.yaml import YamlMap, check_keys, dump_yaml, load_yaml
+from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
 META = ".nv-meta"
 INFO_JSON = ".info.json"
@@ -256,11 +255,10 @@ def write_info(root: Path, info: DatasetInfo, also_yaml: bool = False) -> None:
     content: dict[str, Any] = {"shard_counts": info.shard_counts}
     if info.energon_version is not None:
         content = {"energon_version": info.energon_version, **content}
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    write_atomically(root / META / INFO_JSON, text.encode())
+    write_atomically(root / META / INFO_JSON, dump_config(content, INFO_JSON).encode())
     old = root / META / INFO_YAML
     if also_yaml or is_there(old):
-        write_atomically(old, dump_yaml(content).encode())
+        write_atomically(old, dump_config(content, INFO_YAML).encode())
 
 
 # -------------------------------------------------------------------------------- dataset.yaml
@@ -359,7 +357,21 @@ class SplitFile:
         Raises:
             DatasetFormatError: The list is invalid.
         """
-        return _excludes(self._split, self.info)
+        shards: set[str] = set()
+        samples: dict[str, dict[str, None]] = {}
+        unknown: list[str] = []
+        for entry in _expanded(self._split.get("exclude", []), self._split.place("exclude")):
+            if entry in self.info.shard_counts:
+                shards.add(entry)
+                continue
+            # A shard name may hold slashes, and so may a key: "a/b.tar/c/001" is shard "a/b.tar".
+            ends = (at for at in range(min(len(entry), _LONGEST_PATH)) if entry[at] == "/")
+            shard = next((entry[:at] for at in ends if entry[:at] in self.info.shard_counts), None)
+            if shard is None:
+                unknown.append(entry)
+                continue
+            samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
+        return Excludes(shards, {shard: tuple(keys) for shard, keys in samples.items()}, unknown)
 
     def part(self, part: str) -> SplitPart:
         """Returns which shards belong to a split part.
@@ -419,24 +431,6 @@ def _expanded(value: Any, place: str) -> list[str]:
     return names
 
 
-def _excludes(split: YamlMap, info: DatasetInfo) -> Excludes:
-    shards: set[str] = set()
-    samples: dict[str, dict[str, None]] = {}
-    unknown: list[str] = []
-    for entry in _expanded(split.get("exclude", []), split.place("exclude")):
-        if entry in info.shard_counts:
-            shards.add(entry)
-            continue
-        # A shard name may hold slashes, and so may a key: "a/b.tar/c/001" is shard "a/b.tar".
-        ends = (at for at in range(min(len(entry), _LONGEST_PATH)) if entry[at] == "/")
-        shard = next((entry[:at] for at in ends if entry[:at] in info.shard_counts), None)
-        if shard is None:
-            unknown.append(entry)
-            continue
-        samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
-    return Excludes(shards, {shard: tuple(keys) for shard, keys in samples.items()}, unknown)
-
-
 def split_text(
     parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = (), config: str | None = None
 ) -> str:
@@ -445,6 +439,4 @@ def split_text(
         "split_parts": {name: compress(shards) for name, shards in parts.items()},
         "exclude": compress(exclude),
     }
-    if (config or DEFAULT_SPLIT).endswith(".json"):
-        return json.dumps(content, indent=2, ensure_ascii=False)
-    return dump_yaml(content)
+    return dump_config(content, config or DEFAULT_SPLIT)

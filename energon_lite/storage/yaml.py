@@ -5,6 +5,7 @@ Source: YAML 1.2.2 for the syntax; the scalar rules were found by running Megatr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,13 @@ def dump_yaml(value: Any) -> str:
         exclude: []
     """
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+
+
+def dump_config(value: Any, name: str) -> str:
+    """Writes the file `name`: JSON where it ends in `.json`, else YAML."""
+    if name.endswith(".json"):
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    return dump_yaml(value)
 
 
 def check_keys(mapping: YamlMap, allowed: Collection[str], where: str) -> None:

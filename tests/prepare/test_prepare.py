@@ -212,9 +212,8 @@ def test_one_process_and_several_write_the_same(root):
 def test_progress_is_reported_after_each_shard(root):
     seen = []
     prepare_dataset(root, **ALL_TRAIN, progress=seen.append)
-    assert [(p.shards, p.num_shards, p.samples) for p in seen] == [
-        (1, 4, 5), (2, 4, 10), (3, 4, 15), (4, 4, 20),
-    ]  # fmt: skip
+    counts = [(p.shards, p.num_shards, p.samples) for p in seen]
+    assert counts == [(n, 4, 5 * n) for n in range(1, 5)]
     assert seen[-1].size_bytes == seen[-1].total_bytes > 0
 
 
@@ -284,7 +283,10 @@ def test_what_is_prepared_or_edited_is_not_overwritten_unless_asked(root):
     with pytest.raises(FileExistsError, match="already prepared"):
         prepare_dataset(root, **ALL_TRAIN)
     assert load_yaml(root / ".nv-meta/dataset.yaml") == {"__class__": "Mine"}
-    prepare_dataset(root, **ALL_TRAIN, sample_type="CrudeWebdataset", force_overwrite=True)
+    options = {**ALL_TRAIN, "sample_type": "CrudeWebdataset", "force_overwrite": True}
+    prepare_dataset(root, **options, dataset_config="other.json")
+    assert json.loads((root / ".nv-meta/other.json").read_text())["__class__"] == "CrudeWebdataset"
+    prepare_dataset(root, **options)
     assert load_yaml(root / ".nv-meta/dataset.yaml")["__class__"] == "CrudeWebdataset"
 
 

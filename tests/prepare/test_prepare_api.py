@@ -114,9 +114,8 @@ def test_parts_by_pattern_may_overlap_or_be_empty_with_a_warning(root, caplog):
 
 
 def test_only_indexes_are_made_of_a_prepared_and_of_an_unprepared_folder(root):
-    assert prepare(root, ["parts/data-{0..3}.tar"], tar_index_only=True, workers=1) == {
-        "txt", "json",
-    }  # fmt: skip
+    found = prepare(root, ["parts/data-{0..3}.tar"], tar_index_only=True, workers=1)
+    assert found == {"txt", "json"}
     assert not is_prepared(root)
     assert len(list(root.glob("parts/*.idx"))) == 4
     prepare(root, ["parts/*.tar"], split_parts_ratio=[("train", 1.0)], workers=1)

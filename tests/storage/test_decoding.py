@@ -197,14 +197,10 @@ def test_float_images_do_not_depend_on_torchs_default_type() -> None:
         torch.set_default_dtype(before)
 
 
-def test_images_are_recognised_by_content_and_in_capitals() -> None:
+def test_images_are_recognised_by_content_and_by_guessing_in_unknown_parts() -> None:
     raw = encoded(picture("RGB"))
-    assert SampleDecoder().decode("JPG", raw).shape == (3, HEIGHT, WIDTH)
+    assert SampleDecoder().decode("JPG", raw).shape == (3, HEIGHT, WIDTH)  # it is a PNG
     assert SampleDecoder().decode("seg.Jpeg.gz", gzip.compress(raw)).shape == (3, HEIGHT, WIDTH)
-
-
-def test_guessing_decodes_images_in_unknown_parts_only() -> None:
-    raw = encoded(picture("RGB"))
     guessing = SampleDecoder(guess_content=True)
     for image_format in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"):
         image = encoded(picture("RGB"), image_format)

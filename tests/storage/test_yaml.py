@@ -27,9 +27,8 @@ def test_scalars_are_read_as_energon_reads_them(text, value):
 
 
 def test_numbers_words_and_nulls_as_keys_become_strings():
-    assert parse_yaml("5: a\nyes: b\n~: c\n5.0: d\n", "x.yaml") == {
-        "5": "a", "yes": "b", "~": "c", "5.0": "d",
-    }  # fmt: skip
+    value = parse_yaml("5: a\nyes: b\n~: c\n5.0: d\n", "x.yaml")
+    assert value == {"5": "a", "yes": "b", "~": "c", "5.0": "d"}
 
 
 def test_anchors_aliases_and_merge_keys_are_resolved():
