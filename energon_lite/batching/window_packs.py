@@ -71,7 +71,11 @@ def pack_planned(
         packs.append(Lists(own[given.indices], given.offsets))
         groups.append(np.full(len(given), group))
         left.append(own[found.reordered(np.flatnonzero(waits)).indices])
-    return _by_oldest(packs, groups, left)
+    none, joined = np.empty(0, dtype=np.int64), Lists.joined(packs)
+    oldest = np.minimum.reduceat(joined.indices, joined.offsets[:-1]) if len(joined) else none
+    order = np.argsort(oldest, kind="stable")
+    carried = np.sort(np.concatenate([none, *left]))
+    return PackedWindow(joined.reordered(order), np.concatenate([none, *groups])[order], carried)
 
 
 def _packed(lengths_NR: Int64Array, packing: Packing) -> Lists:
@@ -117,18 +121,6 @@ def _waiting(
     waits = np.zeros(num, dtype=bool)
     waits[order[:count]] = True
     return waits
-
-
-def _by_oldest(
-    packs: list[Lists], groups: list[Int64Array], left: list[Int64Array]
-) -> PackedWindow:
-    """Puts the packs of all groups into one order: by the oldest sample in each."""
-    none, joined = np.empty(0, dtype=np.int64), Lists.joined(packs)
-    oldest = np.minimum.reduceat(joined.indices, joined.offsets[:-1]) if len(joined) else none
-    order = np.argsort(oldest, kind="stable")
-    all_groups = np.concatenate([none, *groups])
-    carried = np.sort(np.concatenate([none, *left]))
-    return PackedWindow(joined.reordered(order), all_groups[order], carried)
 
 
 class WindowPacks(WindowCollector):

@@ -32,12 +32,13 @@ from energon_lite.core.seeds import key_of
 from energon_lite.core.state import MAX_COUNT, config_differences
 from energon_lite.core.topology import MAX_STREAMS, WorkerConfig
 from energon_lite.order.permutation import Permutation
-from energon_lite.samplers.accelerate import find_shard, needs_fixed_size
 from energon_lite.samplers.sample_order import (
     EpochSampler,
     check_seeded,
     epoch_of,
+    find_shard,
     is_unseeded,
+    needs_fixed_size,
     order_of,
     warn_of_copies,
 )

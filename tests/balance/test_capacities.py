@@ -65,12 +65,6 @@ def test_waiting_in_random_order_is_the_mean_over_orders() -> None:
     assert np.mean(tries) == pytest.approx(pair.idle_unsorted, abs=0.005)
 
 
-def test_equal_packs_waste_nothing() -> None:
-    (pair,) = search_capacities([1] * 16, [100] * 16, tiles=[2], tokens=[200], **SETTINGS)
-    assert (pair.num_packs, pair.tiles_filled, pair.tokens_filled) == (8, 1, 1)
-    assert pair.idle_unsorted == pair.wasted == 0
-
-
 def test_fewer_packs_than_ranks_waste_the_other_ranks() -> None:
     (pair,) = search_capacities([1], [100], tiles=[2], tokens=[200], **SETTINGS)
     assert pair.wasted == 7 / 8

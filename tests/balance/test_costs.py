@@ -41,10 +41,6 @@ def test_without_packs_there_are_no_costs() -> None:
     assert CostModel(tile=1).costs(nothing, np.empty((0, 2), np.int64)).shape == (0,)
 
 
-def test_a_model_of_nothing_gives_zeros() -> None:
-    assert CostModel(0, 0, 0).costs(PACKS, [5, 6, 7]).tolist() == [0, 0]
-
-
 def test_combine_takes_sums_that_are_known() -> None:
     lengths = np.array([[10, 1], [20, 2], [30, 3]])
     model = CostModel(1, 0.5, 7)
@@ -75,18 +71,6 @@ def test_lengths_that_do_not_fit_are_refused(model: Any, lengths: Any, message: 
 def test_lengths_must_be_integers() -> None:
     with pytest.raises(TypeError, match="integers, not float64"):
         CostModel().costs(PACKS, [1.5, 2.0, 3.0])
-
-
-def test_three_points_give_three_coefficients() -> None:
-    model = CostModel(2e-5, 3e-9, 4e-3)
-    sums = [(8192, 8 * 1024**2, 0), (8192, 8192**2, 0), (6000, 6 * 1000**2, 18)]
-    fitted = fit_cost_model([(point, float(model.combine(*point))) for point in sums])
-    assert vars(fitted) == pytest.approx(vars(model))
-
-
-def test_two_points_without_tiles_give_two_coefficients() -> None:
-    fitted = fit_cost_model([((1000, 10**6, 0), 0.03), ((1000, 10**5, 0), 0.021)])
-    assert vars(fitted) == pytest.approx({"token": 2e-5, "token_squared": 1e-8, "tile": 0})
 
 
 def test_more_points_are_weighed_by_their_relative_error() -> None:

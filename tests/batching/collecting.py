@@ -27,6 +27,7 @@ class Run:
 
     Attributes:
         lists: those that were returned; `~n` for a repetition.
+        reads: samples that were read before each list.
         dropped: samples that the collector did not take, and those left over at the end.
     """
 
@@ -37,6 +38,7 @@ class Run:
         self.buffered: set[int] = set()
         self.kept: set[int] = set()
         self.lists: list[list[int]] = []
+        self.reads: list[int] = []
         self.dropped: list[int] = []
 
     def samples(self, numbers: Any) -> Samples:
@@ -66,6 +68,7 @@ class Run:
         assert {~number for number in found if number < 0} <= self.kept | set(found)
         self.kept = set(self.collector.kept)
         self.lists.append(list(found))
+        self.reads.append(self.num_read)
         return True
 
     def _forget(self, numbers: list[int]) -> None:
@@ -103,4 +106,5 @@ def check_resume(make: Make, groups: Sequence[int], lengths: Sequence[int]) -> R
     while resumed.step():
         resumed.resume()
     assert (resumed.lists, resumed.dropped) == (whole.lists, whole.dropped)
+    assert resumed.reads == whole.reads
     return whole

@@ -123,6 +123,20 @@ def test_a_surplus_is_dropped_up_to_a_limit() -> None:
         strict.all()
 
 
+def test_a_surplus_is_counted_over_resumes() -> None:
+    def to_the_end(run: Run, resumes: bool) -> None:
+        while run.step():
+            if resumes:
+                run.resume()
+
+    runs = [Run(modality_collector(max_surplus=0.05), [0, 1] * 2000, [1] * 4000) for _ in range(2)]
+    for run in runs:
+        with pytest.raises(ValueError, match="that its share does not take"):
+            to_the_end(run, resumes=run is runs[1])
+    assert len(runs[0].lists) > 100
+    assert runs[0].lists == runs[1].lists
+
+
 @pytest.mark.parametrize("make", [bucket_collector(), modality_collector()])
 def test_lists_of_a_removed_source_have_what_is_left(make: Make) -> None:
     run = Run(make, GROUPS, LENGTHS)

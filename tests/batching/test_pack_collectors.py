@@ -123,6 +123,19 @@ def test_streams_that_share_a_plan_have_all_of_it(make: Any) -> None:
     assert len(members) > 270
 
 
+def test_streams_have_whole_batches_of_one_group_at_the_same_step() -> None:
+    whole = Run(MAKES["shared"], GROUPS, LENGTHS)
+    collectors: list[Any] = [shared(index, 3)() for index in range(3)]
+    for start in (0, 90, 180):
+        for collector in collectors:
+            collector.add(whole.samples(range(start, start + 90)))
+        windows = [collector.next_window(False).tolist() for collector in collectors]
+        steps = list(zip(*windows, strict=True))
+        assert steps
+        for first, second in zip(steps[::2], steps[1::2], strict=True):
+            assert len({GROUPS[n] for own in first + second for n in own}) == 1
+
+
 def next_list(run: Run) -> list[int] | None:
     collector: Collector = run.collector
     while (found := collector.next(len(run.lists), run.has_ended)) is None:

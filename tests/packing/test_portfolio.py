@@ -92,14 +92,6 @@ def test_tight_limit_on_samples_in_a_pack(capacity: int, limit: int, share: floa
     check(lengths, capacity, share, max_samples=limit)
 
 
-def test_same_arguments_give_the_same_packs_whatever_was_drawn_before() -> None:
-    lengths = question_lengths(3000, 384)
-    first = pack_best(lengths, 384)
-    np.random.seed(5)
-    np.random.random(3)
-    assert pack_best(lengths, 384) == first
-
-
 def test_tolerance_takes_the_first_packs_that_are_good_enough() -> None:
     lengths = question_lengths(5000, 512)
     fitted = first_fit_decreasing(lengths, 512)

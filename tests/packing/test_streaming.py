@@ -204,42 +204,6 @@ def test_full_is_when_the_target_size_is_held(case: Case) -> None:
         packer.add(row)
 
 
-@given(cases())
-def test_aligning_is_rounding_up_before(case: Case) -> None:
-    plain = Case(case.aligned(), case.capacity, **{**case.arguments, "align": 1})
-    assert case.packs() == plain.packs()
-
-
-def test_a_state_is_not_changed_by_what_follows() -> None:
-    packer = StreamingPacker((10, 4))
-    for row in [(3, 1), (4, 0), (9, 2)]:
-        packer.add(row)
-    state = packer.state()
-    assert state["numbers"].dtype == state["lengths"].dtype == np.int64
-    before = through_json(state)
-    assert before == {
-        "numbers": [0, 1, 2],
-        "lengths": [[3, 1], [4, 0], [9, 2]],
-        "added": 3,
-        "totals": [16, 3],
-    }
-    packer.next_pack()
-    packer.add((1, 1))
-    assert through_json(state) == before
-    packer.restore(state)
-    state["lengths"][:] = 7
-    assert through_json(packer.state()) == before
-
-
-def test_a_state_has_lengths_as_added_and_aligned_totals() -> None:
-    packer = StreamingPacker(100, align=8)
-    packer.add(9)
-    packer.add(16)
-    state = packer.state()
-    assert state["lengths"].tolist() == [[9], [16]]
-    assert state["totals"] == (32,)
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda packer: pickle.loads(pickle.dumps(packer))]
 )

@@ -177,65 +177,11 @@ def test_state_within_a_step_is_refused_where_no_whole_batches_are_left() -> Non
 # Faults of prismatic's and LLaVA's samplers, each reproduced there.
 
 
-@pytest.mark.parametrize("group", [True, False])
-def test_regression_a_data_set_of_one_modality_is_not_an_error(group: bool) -> None:
-    steps = steps_of(ranks(2, [(group, i) for i in range(16)], 8))
-    assert sorted(samples_of(steps)) == list(range(16))
-
-
-@pytest.mark.parametrize("num", [1, 3, 7])
-def test_regression_a_group_smaller_than_half_a_global_batch_fills_one(num: int) -> None:
-    pairs = [(True, 5)] * 32 + [(False, 5)] * num
-    samplers = ranks(4, pairs, 16)
-    counts = Counter(samples_of(steps_of(samplers)))
-    assert samplers[0].num_repeated == 16 - num
-    assert len(counts) == 32 + num
-    assert sum(counts[i] for i in range(32, 32 + num)) == 16
-
-
 def test_regression_a_global_batch_that_ranks_cannot_share_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"=10 is not a multiple of num_replicas=4.* 8 or 12"):
         ranks(4, mixed(100), 10)
     with pytest.raises(ValueError, match="batch_size=3 times num_replicas=2"):
         ranks(2, mixed(100), 8, batch_size=3)
-
-
-def test_regression_length_counts_the_remainders_of_all_groups() -> None:
-    # Prismatic's reported 36 samples and yielded 40.
-    pairs = [(True, 5)] * 18 + [(False, 5)] * 18
-    samplers = ranks(2, pairs, 4)
-    assert [len(sampler) for sampler in samplers] == [10, 10]
-    assert len(steps_of(samplers)) == 10
-    assert samplers[0].num_repeated == 4
-
-
-def test_regression_ranks_do_not_mix_long_and_short_samples() -> None:
-    # Prismatic's assigns each rank long samples and short ones, until the sums are similar.
-    pairs = [(True, 1000)] * 20 + [(True, 10)] * 20
-    sampler, other = ranks(2, pairs, 4, window=5)
-    assert len(steps_of([sampler, other])) == 10
-    assert sampler.padding() < 0.2
-
-
-def test_regression_remainders_of_groups_are_no_mixed_batch() -> None:
-    # LLaVA's puts the two last batches into one.
-    pairs = [(True, 5)] * 13 + [(False, 5)] * 11
-    for end in ("pad", "drop"):
-        for step in steps_of(ranks(2, pairs, 4, end=end)):
-            assert len({pairs[i][0] for i in samples_of([step])}) == 1
-
-
-def test_regression_lengths_of_zero_are_allowed() -> None:
-    # LLaVA's wants none, since the sign marks what has an image.
-    assert sorted(samples_of(steps_of(ranks(1, [(True, 0), (False, 0)], 1)))) == [0, 1]
-
-
-def test_regression_dropping_is_supported() -> None:
-    sampler = alone(mixed(100), 8, drop_last=True)
-    counts = Counter(i for batch in sampler for i in batch)
-    assert max(counts.values()) == 1
-    assert counts.total() == 100 - sampler.num_dropped
-    assert sampler.num_dropped > 0
 
 
 def test_groups_that_fill_no_step_with_drop_are_a_clear_error() -> None:

@@ -82,25 +82,6 @@ def test_steps_stay_in_their_window() -> None:
     assert sorted(order) == list(range(10_000)) != order
 
 
-def test_overlong_sample_alone_is_counted_and_the_others_keep_the_budget() -> None:
-    for window in (2, 5):
-        sampler = alone([4, 30, 5, 5, 40], max_tokens=10, overlong="alone", window=window)
-        batches = list(sampler)
-        assert [1] in batches
-        assert [4] in batches
-        assert sampler.num_overlong == 2
-
-
-def test_aligned_lengths_keep_the_budget() -> None:
-    sampler = alone([9, 9, 9, 9], max_tokens=32, align=16)
-    assert [len(batch) for batch in sampler] == [2, 2]
-    assert sampler.padding() == pytest.approx(1 - 9 / 16)
-    with pytest.raises(
-        ValueError, match=r"of 33, padded to a multiple of 16 is above max_tokens=40"
-    ):
-        alone([33], max_tokens=40, align=16)
-
-
 def test_batch_size_fn_is_called_once_for_each_length() -> None:
     calls: list[int] = []
 
@@ -137,29 +118,6 @@ def test_regression_windows_are_not_flushed() -> None:
     wasted = alone(text_lengths(20_000), max_tokens=16_384, window=1000)
     areas = [len(batch) * max(lengths[i] for i in batch) for batch in wasted]
     assert np.mean(areas) > 0.93 * 16_384
-
-
-def test_regression_a_sample_above_the_budget_is_never_silent() -> None:
-    with pytest.raises(ValueError, match=r"Sample 1: its length of 11 is above max_tokens=10"):
-        alone([1, 11], max_tokens=10)
-    with pytest.raises(ValueError, match=r"Sample 1: .* 11 is above what batch_size_fn allows"):
-        alone([1, 11], batch_size_fn=lambda length: 10 // length)
-    sampler = alone([1, 11], batch_size_fn=lambda length: 10 // length, overlong="drop")
-    assert (list(sampler), sampler.num_overlong) == ([[0]], 1)
-
-
-def test_regression_keys_do_not_make_tiny_batches() -> None:
-    # Infinibatch's looks at the key of neighbours only, when they are sorted by length.
-    lengths = text_lengths(4000)
-    sampler = alone(lengths, batch_size=20, boundary_key=np.arange(4000) % 4)
-    batches = list(sampler)
-    assert {len(batch) for batch in batches} == {20}
-    assert all(len({i % 4 for i in batch}) == 1 for batch in batches)
-
-
-def test_regression_a_window_smaller_than_a_batch_makes_whole_batches() -> None:
-    sampler = alone([3] * 96, batch_size=32, window=10)
-    assert [len(batch) for batch in sampler] == [32, 32, 32]
 
 
 @pytest.mark.parametrize(
