@@ -96,8 +96,7 @@ from energon_lite.stages.map import FilterDataset, MapDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.observers import GcDataset, LogSampleDataset
 from energon_lite.stages.pack_lists import PackedSamplesOutput
-from energon_lite.stages.pack_samples import pack_samples
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder

@@ -13,8 +13,7 @@ from energon_lite.metadataset.nodes import Blend, BlendEpochized, Leaf, Node, le
 from energon_lite.metadataset.open import LeafOpener, located
 from energon_lite.order.schedules import Weight, Weights
 from energon_lite.stages.blend import BlendDataset, TokenBlendDataset
-from energon_lite.stages.children import with_unique_sources
-from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
+from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items, unique_sources
 
 # More than any run draws, and few enough that sample numbers fit 64 bits.
 _LARGEST_EPOCH = 10**15
@@ -88,7 +87,7 @@ def _indexed(
     if blend.lengths is None:
         return None
     found = {}
-    for node, member in zip(nodes, with_unique_sources(members), strict=True):
+    for node, member in zip(nodes, unique_sources(members), strict=True):
         if not isinstance(node, Leaf):
             raise DatasetFormatError(
                 f"{blend.place}: `lengths` needs a dataset folder for each entry of a blend by "

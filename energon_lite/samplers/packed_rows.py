@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from energon_lite.batching.rules import Packing, check_fields
-from energon_lite.stages.pack_samples import pack_samples
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 
 Attention = Literal["position_ids", "mask"]
 

@@ -24,8 +24,7 @@ from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetSt
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.stages.batching import BatchDataset
-from energon_lite.stages.children import CombinedDataset
-from energon_lite.stages.concat import RepeatDataset, total_items
+from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
 from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
 
 T = TypeVar("T")

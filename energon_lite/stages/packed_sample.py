@@ -1,17 +1,25 @@
-"""Several encoded samples in one sequence, and batches of such."""
+"""Several encoded samples in one sequence, and batches of such sequences."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from energon_lite.batching.rules import Packing
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.edataclass import edataclass
-from energon_lite.core.samples import Batch, Sample
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.samples import Batch, Sample, images_of
+from energon_lite.loss.means import token_weight
+
+# Fields with one entry per token, which are cut with a sample.
+TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
 
 
 @edataclass
@@ -104,69 +112,61 @@ class PackedBatch(Batch):
         if not packs:
             raise ValueError("PackedBatch.from_packs: there is no pack")
         rows = [_joined(packs)] if packing and packing.layout == "thd" else [_row(p) for p in packs]
-        length = max(len(row.input_ids) for row in rows)
+        length = max(len(row["input_ids"]) for row in rows)
         if packing and packing.pads_to_capacity:
             length = max(length, packing.tokens * len(packs) // len(rows))
         ignore_index, pad_id = (packing.ignore_index, packing.pad_id) if packing else (-100, 0)
-        num_samples = max(len(row.cu_seqlens) for row in rows)
+        paddings: dict[str, float | None] = {
+            **dict.fromkeys(_PER_TOKEN, 0), "input_ids": pad_id, "labels": ignore_index,
+            **dict.fromkeys(_PER_SAMPLE),
+        }  # fmt: skip
+        num_samples = max(len(row["cu_seqlens"]) for row in rows)
         images = [
             (number, segment)
             for number, row in enumerate(rows)
-            for segment in row.image_segments.tolist()
+            for segment in row["image_segments"].tolist()
         ]
+        columns: dict[str, Any] = {
+            name: _stacked(
+                [row[name] for row in rows], num_samples if padding is None else length, padding
+            )
+            for name, padding in paddings.items()
+        }
         return cls(
             __key__=list(chain.from_iterable(pack.__keys__ for pack in packs)),
             __restore_key__=tuple(pack.__restore_key__ for pack in packs),
             __sources__=tuple(chain.from_iterable(p.__sources__ or () for p in packs)) or None,
-            input_ids=_stacked([row.input_ids for row in rows], length, pad_id),
-            labels=_stacked([row.labels for row in rows], length, ignore_index),
-            position_ids=_stacked([row.position_ids for row in rows], length, 0),
-            segment_ids=_stacked([row.segment_ids for row in rows], length, 0),
-            loss_weights=_stacked([row.loss_weights for row in rows], length, 0),
-            cu_seqlens=_stacked([row.cu_seqlens for row in rows], num_samples, None),
-            cu_seqlens_padded=_stacked([row.cu_seqlens_padded for row in rows], num_samples, None),
             max_seqlen=max(pack.max_seqlen for pack in packs),
             images=list(chain.from_iterable(pack.images for pack in packs)),
             image_segments=torch.tensor(images, dtype=torch.int64).reshape(-1, 2),
+            **columns,
         )
 
 
-class _Row(NamedTuple):
-    """One row of a batch; the fields are those of a pack."""
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    position_ids: torch.Tensor
-    segment_ids: torch.Tensor
-    loss_weights: torch.Tensor
-    cu_seqlens: torch.Tensor
-    cu_seqlens_padded: torch.Tensor
-    image_segments: torch.Tensor
+_PER_TOKEN = ("input_ids", "labels", "position_ids", "segment_ids", "loss_weights")
+_PER_SAMPLE = ("cu_seqlens", "cu_seqlens_padded")
 
 
-def _row(pack: PackedSample) -> _Row:
-    return _Row(*(getattr(pack, name) for name in _Row._fields))
+def _row(pack: PackedSample) -> dict[str, torch.Tensor]:
+    """Returns the fields of which a batch has a row for each pack."""
+    return {name: getattr(pack, name) for name in (*_PER_TOKEN, *_PER_SAMPLE, "image_segments")}
 
 
-def _joined(packs: Sequence[PackedSample]) -> _Row:
+def _joined(packs: Sequence[PackedSample]) -> dict[str, torch.Tensor]:
     """Puts packs behind each other; segments and boundaries are counted on."""
-    columns: dict[str, list[torch.Tensor]] = {name: [] for name in _Row._fields}
+    rows = []
     segments = tokens = places = 0
     for pack in packs:
         row = _row(pack)
-        segment_ids = torch.where(row.segment_ids > 0, row.segment_ids + segments, 0)
         first = 1 if segments else 0  # the boundary between two packs is one of both
-        row = row._replace(
-            segment_ids=segment_ids,
-            cu_seqlens=row.cu_seqlens[first:] + tokens,
-            cu_seqlens_padded=row.cu_seqlens_padded[first:] + places,
-            image_segments=row.image_segments + segments,
-        )
+        row["segment_ids"] = torch.where(pack.segment_ids > 0, pack.segment_ids + segments, 0)
+        row["cu_seqlens"] = pack.cu_seqlens[first:] + tokens
+        row["cu_seqlens_padded"] = pack.cu_seqlens_padded[first:] + places
+        row["image_segments"] = pack.image_segments + segments
         segments += len(pack.__keys__)
-        tokens, places = int(row.cu_seqlens[-1]), int(row.cu_seqlens_padded[-1])
-        for name, value in zip(_Row._fields, row, strict=True):
-            columns[name].append(value)
-    return _Row(*(torch.cat(column) for column in columns.values()))
+        tokens, places = int(row["cu_seqlens"][-1]), int(row["cu_seqlens_padded"][-1])
+        rows.append(row)
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def _stacked(rows: Sequence[torch.Tensor], length: int, padding: float | None) -> torch.Tensor:
@@ -178,3 +178,223 @@ def _stacked(rows: Sequence[torch.Tensor], length: int, padding: float | None) -
         target[: len(array)] = array
         target[len(array) :] = array[-1] if padding is None else padding
     return torch.from_numpy(stacked)
+
+
+def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
+    """Puts encoded samples into one sequence.
+
+    Args:
+        samples: dataclasses, dicts or NamedTuples with `input_ids` (t,), and if they like `labels`
+            (t,), `loss_mask` (t,) and images: `images` (a list, or (n, C, H, W)), `image` or
+            `pixel_values`. Without labels all tokens but the first are predicted.
+        packing: alignment, loss mode, labels, and the capacity that must not be exceeded.
+
+    Returns:
+        The pack. Its key lists those of the samples.
+
+    Raises:
+        FatalSampleError: A sample has no `input_ids`, its fields do not fit together, or all
+            together are above the capacity; names the sample.
+    """
+    if not samples:
+        raise ValueError("pack_samples: there is no sample")
+    tokens = [_tokens(sample) for sample in samples]
+    sizes = np.array([len(ids) for ids in tokens])
+    align = packing.token_alignment
+    padded_sizes = -(-sizes // align) * align
+    _check_capacity(samples, sizes, padded_sizes, packing)
+    ends = np.cumsum(padded_sizes)
+    starts, total = ends - padded_sizes, int(ends[-1])
+    input_ids = _laid_out(tokens, starts, total, packing.pad_id, np.int64)
+    labels = _laid_out(
+        [_labels(sample, ids, packing) for sample, ids in zip(samples, tokens, strict=True)],
+        starts,
+        total,
+        packing.ignore_index,
+        np.int64,
+    )
+    numbers = np.repeat(np.arange(len(samples)), padded_sizes)
+    positions, segments = np.arange(total) - starts[numbers], numbers + 1
+    if align > 1:
+        is_padding = positions >= sizes[numbers]
+        positions[is_padding] = segments[is_padding] = 0
+    return PackedSample(
+        **_names_and_images(samples),
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(positions),
+        segment_ids=torch.from_numpy(segments),
+        loss_weights=torch.from_numpy(
+            _loss_weights(samples, labels, starts, sizes, numbers, packing).astype(np.float32)
+        ),
+        cu_seqlens=_boundaries(sizes),
+        cu_seqlens_padded=_boundaries(padded_sizes),
+        max_seqlen=int(padded_sizes.max()),
+    )
+
+
+def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
+    """What a pack has besides its tokens."""
+    keys = [_key(sample) for sample in samples]
+    sources = chain.from_iterable(_field(sample, "__sources__") or () for sample in samples)
+    images = [images_of(sample) for sample in samples]
+    segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
+    return {
+        "__key__": ",".join(keys),
+        "__restore_key__": ("pack", *(_field(s, "__restore_key__") or () for s in samples)),
+        "__sources__": tuple(sources) or None,
+        "__keys__": keys,
+        "images": list(chain.from_iterable(images)),
+        "image_segments": torch.from_numpy(segments),
+    }
+
+
+def slice_sample(sample: Any, start: int, stop: int) -> Any:
+    """Cuts tokens `start` to `stop` out of an encoded sample, a copy.
+
+    Raises:
+        FatalSampleError: It has no `input_ids`; or it has images, and which of them belong to the
+            tokens only the task encoder knows.
+    """
+    if _field(sample, "input_ids") is None:
+        raise FatalSampleError.from_sample(
+            sample, f"{type(sample).__name__} has no input_ids to cut; override slice_sample"
+        )
+    if images_of(sample):
+        raise FatalSampleError.from_sample(
+            sample,
+            "it is longer than a pack and has images; which belong to the tokens that are kept "
+            'only you know. Override slice_sample, or use overlong="drop" or "alone"',
+        )
+    cut = {
+        name: value[start:stop]
+        for name in TOKEN_FIELDS
+        if (value := _field(sample, name)) is not None
+    }
+    return _replaced(sample, cut)
+
+
+def _replaced(sample: Any, values: dict[str, Any]) -> Any:
+    if isinstance(sample, dict):
+        return {**sample, **values}
+    if isinstance(sample, tuple) and hasattr(sample, "_replace"):
+        return sample._replace(**values)
+    copied = copy.copy(sample)
+    for name, value in values.items():
+        setattr(copied, name, value)
+    return copied
+
+
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
+def _key(sample: Any) -> str:
+    return str(_field(sample, "__key__") or "")
+
+
+def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
+    array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if array.ndim != 1:
+        raise FatalSampleError.from_sample(
+            sample, f"{name} has shape {array.shape}; give one entry per token, shape (t,)"
+        )
+    return array
+
+
+def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any]:
+    array = _array(sample, name, value)
+    if len(array) != size:
+        raise FatalSampleError.from_sample(
+            sample, f"it has {size} input_ids and {len(array)} {name}; give one per token"
+        )
+    return array
+
+
+def _tokens(sample: Any) -> npt.NDArray[Any]:
+    value = _field(sample, "input_ids")
+    if value is None:
+        raise FatalSampleError.from_sample(
+            sample,
+            f"{type(sample).__name__} has no input_ids (t,). Give it from encode_sample or "
+            "postencode_sample, or override pack_selected_samples(samples)",
+        )
+    return _array(sample, "input_ids", value)
+
+
+def _labels(sample: Any, ids: npt.NDArray[Any], packing: Packing) -> npt.NDArray[Any]:
+    value = _field(sample, "labels")
+    if value is not None:
+        labels = _per_token(sample, "labels", value, len(ids)).astype(np.int64)
+    elif packing.labels_are_shifted:
+        labels = np.append(ids[1:].astype(np.int64), packing.ignore_index)
+    else:
+        labels = ids.astype(np.int64)
+    if not packing.labels_are_shifted and len(labels):
+        labels[0] = packing.ignore_index  # nothing of this sample predicts it
+    return labels
+
+
+def _check_capacity(
+    samples: Sequence[Any], sizes: Int64Array, padded_sizes: Int64Array, packing: Packing
+) -> None:
+    if not sizes.all():
+        raise FatalSampleError.from_sample(samples[int(sizes.argmin())], "it has no input_ids")
+    total = int(padded_sizes.sum())
+    if total > packing.tokens and not (packing.overlong == "alone" and len(samples) == 1):
+        longest = int(sizes.argmax())
+        raise FatalSampleError.from_sample(
+            samples[longest],
+            f"{len(samples)} samples of {total} tokens, aligned, do not fit a pack of "
+            f"{packing.tokens}; this one, the longest, has {sizes[longest]}. sample_length must "
+            "give at least as many tokens as input_ids has in the end",
+        )
+
+
+def _laid_out(
+    arrays: Sequence[npt.NDArray[Any]],
+    starts: Int64Array,
+    total: int,
+    padding: int,
+    dtype: npt.DTypeLike,
+) -> npt.NDArray[Any]:
+    found = np.full(total, padding, dtype=dtype)
+    for start, array in zip(starts.tolist(), arrays, strict=True):
+        found[start : start + len(array)] = array
+    return found
+
+
+def _loss_weights(
+    samples: Sequence[Any],
+    labels: Int64Array,
+    starts: Int64Array,
+    sizes: Int64Array,
+    numbers: Int64Array,
+    packing: Packing,
+) -> Float64Array:
+    """What each token's loss counts, shape (T,)."""
+    weights: Float64Array = (labels != packing.ignore_index).astype(np.float64)
+    for sample, start, size in zip(samples, starts.tolist(), sizes.tolist(), strict=True):
+        mask = _field(sample, "loss_mask")
+        if mask is not None:
+            weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
+    targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
+    per_token = [
+        loss_weight_of(sample) * token_weight(packing.loss, number)
+        for sample, number in zip(samples, targets.tolist(), strict=True)
+    ]
+    weights *= np.array(per_token)[numbers]
+    return weights
+
+
+def loss_weight_of(sample: Any) -> float:
+    """Returns the loss weight that an encoded sample carries; 1 if it has none."""
+    for name in ("__loss_weight__", "loss_weight"):
+        value = _field(sample, name)
+        if value is not None:
+            return float(value)
+    return 1.0
+
+
+def _boundaries(sizes: Int64Array) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))

@@ -25,7 +25,7 @@ from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
 from energon_lite.stages.map import FunctionConfig, MapDataset, WrappedFunction, as_user_function
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
-from energon_lite.stages.pack_samples import slice_sample
+from energon_lite.stages.packed_sample import slice_sample
 from energon_lite.stages.token_lengths import MeasureDataset
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from energon_lite.core.stream_context import current_batch_index, current_sample
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names
 from energon_lite.stages.pack_lists import PackedSamplesOutput
-from energon_lite.stages.pack_samples import pack_samples, slice_sample
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample
+from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import BatchDataset, GroupBatchDataset, MapDataset, WorkerConfig, stateless
+from energon_lite import BatchDataset, GroupBatchDataset, WorkerConfig, stateless
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
@@ -56,14 +56,6 @@ def test_groups_are_given_when_full_and_at_the_end_in_the_order_they_began(texts
     assert list(dropped) == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_state_of_groups_holds_the_keys_of_what_is_held_back(texts) -> None:
-    dataset = GroupBatchDataset(source(texts), 3, parity, numbers)
-    run = StreamRun(dataset, Stream(0, 1))
-    assert next(run) == [0, 2, 4]
-    state = run.snapshot().to_json()
-    assert state["inner"][0]["keys"] == [["texts/train", 0, 1, 1], ["texts/train", 0, 3, 3]]
-
-
 @pytest.mark.parametrize("size", [0, -1])
 def test_senseless_sizes_are_refused(texts, size) -> None:
     with pytest.raises(ValueError, match=f"batch_size={size} must be at least 1"):
@@ -84,11 +76,6 @@ def test_generator_cannot_batch_groups(texts) -> None:
 
     with pytest.raises(ValueError, match="is a generator; with groups `batch` must not"):
         GroupBatchDataset(source(texts), 2, parity, batch)
-
-
-def test_groups_need_what_is_below_to_be_replayable(texts) -> None:
-    with pytest.raises(ValueError, match="Put @stateless on encode_sample"):
-        GroupBatchDataset(MapDataset(source(texts), lambda s: s), 2, parity, numbers)
 
 
 def test_key_of_another_stage_is_refused(texts) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -11,29 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import (
     BucketBatchDataset,
     Buckets,
     DefaultTaskEncoder,
-    FatalSampleError,
     Packing,
     SavableDataset,
     TextSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     stateless,
 )
-from energon_lite.core.dataset import StreamRun
 from energon_lite.core.keys import leaves
-from energon_lite.core.state import Snapshot
-from energon_lite.core.topology import Stream
 
-from ..conftest import examples
 from ..helpers import Ranks, ignore, metadataset, number_of, text_set
 
 NUM_SAMPLES = 60
@@ -104,67 +94,12 @@ def padding(batches: list[Any]) -> float:
     return 1 - sum(sum(b["lengths"]) for b in batches) / sum(map(area, batches))
 
 
-def by_last_digit(sample: TextSample) -> int:
-    return number_of(sample) % 10 // 4
-
-
 def blend_of(*paths: Path, **keys: Any) -> dict[str, Any]:
     entries = [{"path": str(path), "name": path.name} for path in paths]
     return metadataset({**keys, "blend": entries})
 
 
 # ---------------------------------------------------------------------------------- conservation
-
-
-@examples(60)
-@given(
-    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20),
-    limit=st.sampled_from(["tokens", "function", "samples", "both"]),
-    window=st.integers(1, 70),
-    align=st.sampled_from([1, 2, 8]),
-    group_by=st.sampled_from([None, "source", by_last_digit]),
-    overlong=st.sampled_from(["alone", "drop"]),
-    drop_last=st.booleans(),
-    num_streams=st.integers(1, 4),
-)
-def test_every_sample_comes_once_or_is_counted_and_no_batch_is_over_the_budget(
-    root, lengths, limit, window, align, group_by, overlong, drop_last, num_streams
-) -> None:
-    encoder = Lines(
-        lengths,
-        max_tokens=24 if limit in ("tokens", "both") else None,
-        batch_size_fn=(lambda length: 24 // length) if limit == "function" else None,
-        window=window, align=align, group_by=group_by, overlong=overlong,
-    )  # fmt: skip
-    batches, loader = one_pass(
-        root,
-        encoder,
-        config=dataclasses.replace(ONE, num_streams=num_streams),
-        batch_size={"samples": 3, "both": 2}.get(limit),
-        batch_drop_last=drop_last,
-    )
-    found = numbers_of(batches)
-    assert len(found) == len(set(found))
-    (stats,) = loader.stats().values()
-    assert len(found) + stats.skipped == NUM_SAMPLES
-    lengths_NR = np.array([[encoder.length_of(n)] for n in range(NUM_SAMPLES)])
-    too_long = np.flatnonzero(encoder.batching.too_long(lengths_NR)).tolist()
-    if not drop_last:
-        left = set(range(NUM_SAMPLES)) - (set(too_long) if overlong == "drop" else set())
-        assert set(found) == left
-    assert stats.overlong == (len(too_long) if overlong == "alone" else 0)
-    for batch in batches:
-        is_alone = len(batch["numbers"]) == 1 and batch["numbers"][0] in too_long
-        assert is_alone or limit == "samples" or area(batch, align) <= 24
-        assert len(batch["numbers"]) <= {"samples": 3, "both": 2}.get(limit, 99)
-        if group_by is by_last_digit:
-            assert len({number % 10 // 4 for number in batch["numbers"]}) == 1
-
-
-def test_window_larger_than_the_data_and_window_of_one(root) -> None:
-    for window in (1, 10_000):
-        batches, _ = one_pass(root, Lines(window=window))
-        assert numbers_of(batches) == list(range(NUM_SAMPLES))
 
 
 def test_batch_that_needs_several_windows_is_full(root) -> None:
@@ -180,25 +115,7 @@ def test_rest_at_the_end_is_left_out_and_counted_if_asked(root) -> None:
         assert (stats.samples, stats.skipped) == ((56, 4) if drop_last else (60, 0))
 
 
-def test_validation_gives_each_sample_once(root) -> None:
-    dataset = get_val_dataset(
-        root, split_part="train", worker_config=ONE, batch_size=None, task_encoder=Lines()
-    )
-    assert numbers_of(list(dataset)) == list(range(NUM_SAMPLES))
-
-
 # --------------------------------------------------------- what others of this kind are known for
-
-
-def test_overlong_sample_is_an_error_that_names_it_and_the_ways_out(root) -> None:
-    with pytest.raises(FatalSampleError) as caught:
-        one_pass(root, Lines([5, 33, 7], align=8))
-    text = str(caught.value)
-    assert "sample '000" in text
-    assert "its length of 33, padded to a multiple of 8 is above max_tokens=32" in text
-    assert 'Buckets(overlong="drop" or "alone")' in text
-    with pytest.raises(FatalSampleError, match="is above what batch_size_fn allows"):
-        one_pass(root, Lines(batch_size_fn=lambda length: 8 - length))
 
 
 def test_windows_leave_no_short_batches_behind(root) -> None:
@@ -308,40 +225,6 @@ def test_longest_batch_comes_first_if_asked(root) -> None:
 
 
 # ---------------------------------------------------------------------------------------- resumes
-
-
-@examples(40)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20),
-    batch_size=st.none() | st.integers(1, 30),
-    window=st.integers(1, 70),
-    group_by=st.sampled_from([None, by_last_digit, number_of]),
-    drop_last=st.booleans(),
-    places=st.lists(st.integers(0, 12), min_size=1, max_size=4),
-)
-def test_pass_of_any_settings_goes_on_from_any_places(
-    root, lengths, batch_size, window, group_by, drop_last, places
-) -> None:
-    encoder = Lines(lengths, window=window, group_by=group_by)
-    dataset = training(
-        root, encoder, repeat=False, batch_size=batch_size, batch_drop_last=drop_last
-    )
-    run = StreamRun(dataset, Stream(0, 1))
-    expected, states = [], [json.dumps(run.snapshot().to_json())]
-    for batch in run:
-        expected.append(batch["numbers"])
-        states.append(json.dumps(run.snapshot().to_json()))
-    run, found = StreamRun(dataset, Stream(0, 1)), []
-    for place in places:
-        found += [batch["numbers"] for batch in islice(run, place)]
-        # What was read up to here does not depend on where the run was broken, either.
-        state = json.dumps(run.snapshot().to_json())
-        assert len(found) == len(expected) or state == states[len(found)]
-        run = StreamRun(dataset, Stream(0, 1))
-        run.restore(Snapshot.from_json(json.loads(state)))
-        assert json.dumps(run.snapshot().to_json()) == state
-    found += [batch["numbers"] for batch in run]
-    assert found == expected
 
 
 # --------------------------------------------------------------------------------------- pipeline

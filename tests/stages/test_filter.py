@@ -42,10 +42,6 @@ def test_what_is_filtered_out_counts_as_left_out_on_purpose(texts) -> None:
     assert {(record.on_purpose, record.stage) for record in records} == {(True, "filter")}
 
 
-def test_length_is_that_below(texts) -> None:
-    assert len(FilterDataset(in_file_order(texts), filter_fn=is_odd)) == 10
-
-
 def test_replay_asks_only_whether_what_is_below_can_be_made_again(texts) -> None:
     dataset = FilterDataset(in_file_order(texts), filter_fn=is_odd)
     assert dataset.can_restore_sample()

@@ -18,10 +18,9 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
-from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 
-from ..helpers import ignore, in_file_order, number_of, through_json
+from ..helpers import ignore, in_file_order, number_of
 
 NUM_TEXTS = 20
 
@@ -46,12 +45,6 @@ def running_sum(samples: Iterator[Any]) -> Iterator[int]:
     yield from itertools.accumulate(map(number_of, samples))
 
 
-FUNCTIONS = [
-    (numbers, True), (numbers, False), (expanding, True), (expanding, False),
-    (backwards_by_four, False), (running_sum, False),
-]  # fmt: skip
-
-
 def test_function_may_drop_and_expand(texts) -> None:
     for is_stateless in (True, False):
         dataset = IterMapDataset(in_file_order(texts), expanding, stateless_iter_fn=is_stateless)
@@ -61,20 +54,6 @@ def test_function_may_drop_and_expand(texts) -> None:
 def test_function_may_hold_items_back(texts) -> None:
     found = list(IterMapDataset(in_file_order(texts), backwards_by_four))
     assert found[:8] == [3, 2, 1, 0, 7, 6, 5, 4]
-
-
-@pytest.mark.parametrize(("function", "is_stateless"), FUNCTIONS)
-def test_run_resumes_exactly_at_every_position(texts, function, is_stateless) -> None:
-    dataset = IterMapDataset(in_file_order(texts), function, stateless_iter_fn=is_stateless)
-    for stream in (Stream(i, 3) for i in range(3)):
-        whole = list(StreamRun(dataset, stream))
-        run = StreamRun(dataset, stream)
-        assert len(whole) > 3
-        for position in range(len(whole) + 1):
-            resumed = StreamRun(dataset, stream)
-            resumed.restore(Snapshot.from_json(through_json(run.snapshot().to_json())))
-            assert list(resumed) == whole[position:]
-            next(run, None)
 
 
 def test_running_again_is_said_once_with_the_number_of_items(texts, caplog) -> None:

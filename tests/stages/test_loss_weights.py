@@ -289,25 +289,6 @@ def test_source_may_be_called_batch(sets) -> None:
         assert item.loss_weight.item() == 0.5
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("carrier", "start_method"),
-    # Functions that are made here cannot be sent to a spawned process.
-    [*((carrier, None) for carrier in CARRIERS), ("sample's own class", "spawn")],
-)
-def test_loss_weights_come_through_worker_processes(sets, carrier, start_method) -> None:
-    make, read = CARRIERS[carrier]
-    here = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
-    config = dataclasses.replace(here, num_workers=2, start_method=start_method)
-    encoder = DefaultTaskEncoder if start_method else encoder_of(make)
-    plain = get_savable_loader(dataset_of(sets, worker_config=here))
-    expected = [expected_of(batch.__restore_key__) for batch in islice(plain, 8)]
-    found = list(islice(get_savable_loader(dataset_of(sets, encoder, worker_config=config)), 8))
-    assert len(found) == 8
-    for item, weights in zip(found, expected, strict=True):
-        assert_weighs(read(item), weights)
-
-
 def test_mixed_batches_have_an_entry_per_sample(sets) -> None:
     def ones(name: str, weight: float, encoder: Any = DefaultTaskEncoder) -> SavableDataset[Any]:
         return get_train_dataset(

@@ -57,11 +57,6 @@ def test_replayability_needs_every_stage(texts) -> None:
     assert not MapDataset(below, key).can_restore_sample()
 
 
-def test_length_is_that_below(texts) -> None:
-    assert len(MapDataset(in_file_order(texts), letters)) == 10
-    assert MapDataset(in_file_order(texts), letters).num_items(Stream(1, 3)) == 3
-
-
 def test_function_says_where_it_was_written(texts) -> None:
     function = UserFunction(key, name="key")
     assert function.where.startswith("key (test_map.py:")

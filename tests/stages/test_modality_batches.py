@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from energon_lite import (
     BatchDataset,
@@ -42,7 +40,6 @@ from energon_lite.order.schedules import Schedule
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 
-from ..conftest import examples
 from ..helpers import Ranks, ignore, number_of, text_set
 
 AGAIN = "repeated"
@@ -214,42 +211,6 @@ def test_group_that_fails_to_be_told_is_left_out_and_counted() -> None:
 
 
 # --------------------------------------------------------------------- the end of finite data
-
-sizes = st.integers(0, 30)
-
-
-@examples(60)
-@given(
-    sizes, sizes, sizes, st.integers(1, 7), st.integers(1, 5), st.integers(1, 3),
-    st.sampled_from(["keep", "drop", "pad"]), st.randoms(use_true_random=False),
-)  # fmt: skip
-def test_every_sample_comes_once_or_is_counted(
-    images: int, text: int, video: int, batch_size: int, window: int, num_streams: int,
-    end: Any, random: Any,
-) -> None:  # fmt: skip
-    rows = [("images", 1)] * images + [("text", 2)] * text + [("video", 3)] * video
-    rows = [(group, random.randrange(1, 50)) for group, _ in rows]
-    random.shuffle(rows)
-    dataset = batches_of(
-        rows, batch_size, shares={"images": 3, "text": 2, "video": 1}, window=window, end=end
-    )
-    streams, num_left_out = passes(dataset, num_streams)
-    batches = list(itertools.chain(*streams))
-    returned_samples = Counter(sample[2] for batch in batches for sample in batch)
-    assert all(len(groups_in(batch)) == 1 for batch in batches)
-    if end == "keep":
-        assert set(returned_samples) == set(range(len(rows)))
-        assert len(rows) == sum(returned_samples.values())
-        assert num_left_out == 0
-    elif end == "drop":
-        assert all(len(batch) == batch_size for batch in batches)
-        assert max(returned_samples.values(), default=1) == 1
-        assert len(returned_samples) + num_left_out == len(rows)
-    else:
-        assert all(len(batch) == batch_size for batch in batches)
-        assert set(returned_samples) == set(range(len(rows)))
-        repeated = sum(returned_samples.values()) - len(rows)
-        assert repeated < batch_size * 3 * num_streams
 
 
 def test_dropping_ends_each_stream_with_the_cycle_that_has_no_full_batch() -> None:

@@ -26,7 +26,6 @@ from energon_lite import (
     edataclass,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
     sample_rng,
     stateless,
 )
@@ -264,21 +263,6 @@ def test_what_is_held_at_the_end_is_dropped_and_counted_if_asked(root) -> None:
     assert 0 < stats.skipped < 16
 
 
-def test_fewer_samples_than_the_buffer_holds_come_all(root) -> None:
-    batches, _ = one_pass(root, Packs(buffer_size=1000))
-    assert len(tokens_of(batches)) == NUM_SAMPLES
-
-
-def test_validation_packs_each_sample_once(root) -> None:
-    dataset = get_val_dataset(
-        root, split_part="train", batch_size=2, task_encoder=Packs(), worker_config=ONE
-    )
-    loader = get_savable_loader(dataset)
-    for _ in range(2):
-        assert len(tokens_of(list(loader))) == NUM_SAMPLES
-    assert len(loader) >= len(list(loader))
-
-
 # -------------------------------------------------------------------------------------- resumes
 
 
@@ -357,32 +341,6 @@ class Popping(Chosen):
         while samples:
             texts.append(samples.pop().text)
         return {"texts": texts}
-
-
-@pytest.mark.parametrize(
-    "encoder",
-    [Noisy, Popping],
-)
-def test_resumed_run_of_tensors_is_the_unbroken_one_bit_by_bit(root, encoder) -> None:
-    arguments: dict[str, Any] = {"batch_size": 2}
-    if encoder is Popping:
-        arguments["packing_buffer_size"] = 10
-
-    def make(config: WorkerConfig) -> SavableDataset[Any]:
-        return training(root, encoder(), config, **arguments)
-
-    whole = Ranks(make, 1, num_streams=4)
-    expected = whole.slots(120)
-    found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_streams=4)
-    for world_size, number in ((1, 0), (2, 1), (1, 6), (2, 9), (4, 21), (1, 40)):
-        part = run.slots(number - number % len(run.loaders))
-        assert not part.keys() & found.keys()
-        found.update(part)
-        run = Ranks(make, world_size, states=run.save())
-    found.update(run.slots(20))
-    assert len(found) > 80
-    assert_same(found, {slot: expected[slot] for slot in found})
 
 
 def test_heavy_part_is_done_for_samples_in_a_pack_only(root) -> None:

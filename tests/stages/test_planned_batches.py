@@ -87,29 +87,6 @@ def useful(steps: list[Any]) -> float:
     return tokens / (STREAMS * sum(map(max, areas)))
 
 
-@pytest.mark.parametrize("end", ["keep", "drop", "pad"])
-def test_steps_are_of_one_group_and_each_sample_comes_once(root: Path, end: Any) -> None:
-    dataset = batched(root, Encoder(end=end))
-    streams = streams_of(dataset)
-    found = Counter(n for own in streams for batch in own for n in batch)
-    steps = list(zip(*streams, strict=False))
-    pure = [len({has_image(n) for batch in step for n in batch}) == 1 for step in steps]
-    if end == "keep":
-        assert found == Counter(range(NUM_SAMPLES))
-        assert all(pure[:-2])
-    else:  # all ranks have equally many, and all are full
-        assert len({len(own) for own in streams}) == 1
-        assert all(pure)
-        assert {len(batch) for own in streams for batch in own} == {BATCH}
-    if end == "drop":
-        assert max(found.values()) == 1
-        assert NUM_SAMPLES - len(found) < 2 * STREAMS * BATCH
-    if end == "pad":
-        assert set(found) == set(range(NUM_SAMPLES))
-        assert sum(found.values()) - NUM_SAMPLES < 2 * STREAMS * BATCH
-    assert len(dataset) == sum(map(len, streams))
-
-
 def test_ranks_have_like_lengths(root: Path) -> None:
     endless = batched(root, Encoder(end="drop", window=16))
     assert useful(steps_of(endless)) > 0.85

@@ -118,24 +118,6 @@ def steps_of(dataset: SavableDataset[Any], num_streams: int = 4) -> list[tuple[A
     return list(zip(*(lists_of(dataset, s, num_streams) for s in range(num_streams)), strict=False))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "more"), [("streaming", SHARED), ("best", {}), ("sequential", {})], ids=str
-)
-def test_each_sample_comes_once_and_packs_are_full(
-    root: Path, algorithm: Any, more: dict[str, Any]
-) -> None:
-    encoder = Encoder(algorithm=algorithm, plan_window=40, **more)
-    dataset = packed(root, encoder)
-    packs = [pack for stream in range(4) for pack in lists_of(dataset, stream)]
-    assert sorted(number for pack in packs for number in pack) == list(range(NUM_SAMPLES))
-    assert max(sum(map(length_of, pack)) for pack in packs) <= 64
-    bound = -(-sum(map(length_of, range(NUM_SAMPLES))) // 64)
-    if algorithm != "sequential":
-        # Windows of 40 samples have few packs; those that are not full wait for the next.
-        assert len(packs) <= bound * 1.1
-    assert len(dataset) == len(packs) == sum(1 for _ in get_savable_loader(dataset))
-
-
 @examples(40)
 @given(
     lengths=st.lists(st.integers(1, 12), max_size=60),

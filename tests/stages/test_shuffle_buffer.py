@@ -13,7 +13,7 @@ from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.topology import Stream
 
-from ..helpers import in_file_order, number_of, text_set
+from ..helpers import in_file_order, number_of
 
 NUM_TEXTS = 300
 
@@ -75,22 +75,6 @@ def test_no_size_is_no_buffer(texts, size) -> None:
     assert ShuffleBufferDataset(below, size).config() == below.config()
 
 
-@pytest.mark.parametrize("size", [2, 7, 1000])
-def test_run_resumes_at_every_position_with_its_samples_held(tmp_path, size) -> None:
-    few = text_set(tmp_path / "few", 21)
-    dataset = ShuffleBufferDataset(in_file_order(few), size)
-    for stream in (Stream(i, 3) for i in range(3)):
-        run = StreamRun(dataset, stream)
-        whole = [number_of(sample) for sample in run]
-        run = StreamRun(dataset, stream)
-        for position in range(len(whole) + 1):
-            resumed = StreamRun(dataset, stream)
-            resumed.restore(run.snapshot())
-            assert [number_of(sample) for sample in resumed] == whole[position:]
-            next(run, None)
-        assert len(whole) == 7
-
-
 def test_state_has_the_keys_of_what_is_held(texts) -> None:
     run = StreamRun(ShuffleBufferDataset(in_file_order(texts), 3), Stream(0, 1))
     given = number_of(next(run))
@@ -105,11 +89,6 @@ def test_state_of_a_larger_buffer_is_refused(texts) -> None:
     other = StreamRun(ShuffleBufferDataset(in_file_order(texts), 5), Stream(0, 1))
     with pytest.raises(StateError, match=r"buffers 8 samples, which does not go with size=5"):
         other.restore(run.snapshot())
-
-
-def test_items_that_cannot_be_made_again_are_refused(texts) -> None:
-    with pytest.raises(ValueError, match="Put @stateless on"):
-        ShuffleBufferDataset(MapDataset(in_file_order(texts), lambda sample: sample), 2)
 
 
 def test_negative_size_is_refused(texts) -> None:

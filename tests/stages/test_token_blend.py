@@ -285,34 +285,6 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(sets, split, encoder, num_st
     assert_same(found, {slot: expected[slot] for slot in found})
 
 
-@pytest.mark.parametrize("encoder", [Lengths, NotReplayable])
-def test_every_state_gives_the_same_state_a_hundred_batches_later(sets, encoder) -> None:
-    make = blend_of(sets, HALVES, encoder, batch_size=1)
-    whole = Ranks(make, 1)
-    states = []
-    for _ in range(24):
-        whole.steps(1)
-        states.append(whole.save())
-    whole.steps(76)
-    expected = whole.save()[0]["streams"]
-    for steps, state in enumerate(states, 1):
-        run = Ranks(make, 1, states=state)
-        assert run.save()[0]["streams"] == state[0]["streams"]
-        run.steps(100 - steps)
-        assert run.save()[0]["streams"] == expected
-
-
-@pytest.mark.processes
-def test_worker_processes_choose_the_same(sets) -> None:
-    make = blend_of(sets, HALVES, Skipping)
-    expected = Ranks(make, 1, num_streams=4).slots(60)
-    run = Ranks(make, 1, 2, num_streams=4)
-    found = run.slots(30)
-    run = Ranks(make, 2, 1, states=run.save())
-    found.update(run.slots(30))
-    assert_same(found, expected)
-
-
 def test_state_does_not_grow(sets) -> None:
     for encoder in (Lengths, Skipping, Expanding):
         run = Ranks(blend_of(sets, HALVES, encoder), 1)
