@@ -15,21 +15,21 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3067,
+    "batching": 3062,
     "cli": 624,
     "core": 2163,
     "inspect": 1149,
     "loader": 3099,
     "loss": 207,
-    "metadataset": 1267,
+    "metadataset": 1266,
     "names": 159,
     "order": 684,
     "prepare": 957,
-    "samplers": 1014,
+    "samplers": 1012,
     "sources": 1216,
-    "stages": 3489,
-    "storage": 2632,
-    "task_encoder": 681,
+    "stages": 3464,
+    "storage": 2631,
+    "task_encoder": 680,
     "testing": 397,
     "": 389,
 }

@@ -123,6 +123,16 @@ def test_streams_that_share_a_plan_have_all_of_it(make: Any) -> None:
     assert len(members) > 270
 
 
+def test_windows_of_equal_samples_have_their_steps_in_different_orders() -> None:
+    lengths = [n % 60 for n in range(180)]
+    run = Run(steps(), [0] * 180, lengths)
+    while run.step():
+        pass
+    of_lists = [max(lengths[n] for n in own) for own in run.lists]
+    assert sorted(of_lists[:20]) == sorted(of_lists[20:40])
+    assert of_lists[:20] != of_lists[20:40]
+
+
 def test_streams_have_whole_batches_of_one_group_at_the_same_step() -> None:
     whole = Run(MAKES["shared"], GROUPS, LENGTHS)
     collectors: list[Any] = [shared(index, 3)() for index in range(3)]

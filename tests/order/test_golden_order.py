@@ -1,6 +1,6 @@
 """The order of a few configurations, written down: a change of it is a change for every user.
 
-A commit that means it writes the file anew and says ITERATION ORDER in CHANGELOG.md:
+A commit that means it writes the file again and says ITERATION ORDER in CHANGELOG.md:
 
     UPDATE_GOLDEN=1 pytest tests/order/test_golden_order.py
 """
@@ -25,6 +25,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], Stream]] = {
     "stream 2 of 3": ({"max_slice": 10, "interleave": 4}, Stream(2, 3)),
     "another seed": ({"max_slice": 10, "interleave": 4, "seed": 1}, Stream(2, 3)),
     "window": ({"max_slice": 10, "interleave": 2, "window": 20}, Stream(1, 2)),
+    "window of two": ({"max_slice": 10, "interleave": 2, "window": 2}, Stream(0, 1)),
     "few samples": ({"num_samples": 3}, Stream(5, 64)),
     "three copies": ({"num_samples": 20, "multiplier": 3, "max_slice": 4}, Stream(0, 2)),
     "with replacement": ({"multiplier": -1, "max_slice": 10}, Stream(0, 2)),

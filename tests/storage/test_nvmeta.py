@@ -128,7 +128,8 @@ def test_excludes_drop_shards_and_single_samples(root):
         root,
         "split_parts:\n  train: ['parts/data-{00..02}.tar']\n"
         "exclude:\n- parts/data-01.tar\n- parts/data-00.tar/a/b/0{1..2}\n"
-        "- parts/data-00.tar/k\n- parts/data-00.tar/a/b/02\n- parts/data-03.tar/x\n",
+        "- parts/data-00.tar/k\n- parts/data-00.tar/a/b/02\n- parts/data-03.tar/x\n"
+        "- parts/data-01.tar/y\n",
     )
     assert part.shards == ("parts/data-00.tar", "parts/data-02.tar")
     assert part.excluded == {"parts/data-00.tar": ("a/b/01", "a/b/02", "k")}
