@@ -243,7 +243,7 @@ class WindowCollector(Collector):
         samples, waited = self._joined()
         # Groups are numbered as they come, so that it does not matter who numbered them before.
         groups = np.zeros_like(samples.groups)
-        if (samples.groups != samples.groups[0]).any():
+        if (samples.groups != samples.groups[:1]).any():  # there may be none at all
             _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
             groups = np.argsort(np.argsort(firsts))[of_N]
         lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon_lite import ModalitySplit, Packing
 from energon_lite.balance import CostModel
 from energon_lite.batching.balance_orders import BalancedOrder
-from energon_lite.batching.collector import Collector
+from energon_lite.batching.collector import Collector, Samples
 from energon_lite.batching.modality_steps import ModalitySteps
 from energon_lite.batching.one_by_one import GroupCollector, SelectedPacks, ShuffleCollector
 from energon_lite.batching.stream_packs import StreamPacks
@@ -121,6 +121,15 @@ def test_streams_that_share_a_plan_have_all_of_it(make: Any) -> None:
     members = Counter(n for run in runs for own in run.lists for n in own if n >= 0)
     assert set(members.values()) == {1}
     assert len(members) > 270
+
+
+@pytest.mark.parametrize("name", ["window", "window that grows", "shared", "steps"])
+def test_a_window_of_no_samples_has_no_lists(name: str) -> None:
+    collector = MAKES[name]()
+    empty = np.empty(0, np.int64)
+    collector.add(Samples(empty, empty, np.empty((0, 1), np.int64)))
+    assert collector.next(0, has_ended=True) is None
+    assert list(collector.leftover()) == []
 
 
 def test_windows_of_equal_samples_have_their_steps_in_different_orders() -> None:

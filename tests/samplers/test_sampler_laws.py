@@ -182,7 +182,7 @@ def test_batches_of_a_budget_obey_the_laws(
     sampler_laws(case, epoch, places)
     check_padding(case.ranks(epoch=epoch), settings["lengths"], settings["align"])
     keys = settings["boundary_key"] or [0] * len(settings["lengths"])
-    for batch in [batch for sampler in case.ranks() for batch in sampler]:
+    for batch in [batch for sampler in case.ranks(epoch=epoch) for batch in sampler]:
         assert len({keys[i] for i in batch}) == 1
         limit = limit_of(settings, max(settings["lengths"][i] for i in batch))
         assert len(batch) <= limit or (len(batch) == 1 and settings["overlong"] == "alone")
