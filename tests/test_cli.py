@@ -381,9 +381,7 @@ def test_every_option_of_energon_is_known(root):
         assert run(*short).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "command", ["prepare-media", "mount", "preview", "checkpoint", "analyze-debug"]
-)
+@pytest.mark.parametrize("command", ["prepare-media", "preview", "checkpoint", "analyze-debug"])
 def test_commands_of_energon_that_are_not_here_say_what_to_use(command):
     result = run(command, "info", "some/path", "--new-world-size", 4)
     assert result.exit_code == 2

@@ -44,8 +44,6 @@ _INSTEAD = {
     "video parts stay bytes",
     "preview": "use `energon-lite info PATH` for parts and fields, `energon-lite lint PATH` to "
     "decode all, and `next(iter(get_val_dataset(PATH, batch_size=None)))` to look at a sample",
-    "mount": "use `tar -tvf SHARD` and `tar -xOf SHARD MEMBER`, or ratarmount; a shard is a plain "
-    "tar",
     "checkpoint": "use one state for all: `loader.state_dict()` is JSON, and is loaded on any "
     "number of ranks and workers, so that nothing has to be redistributed",
     "analyze-debug": "use `loader.stats()` for what a run read, and `energon-lite plan PATH` for "
@@ -383,6 +381,28 @@ def balance(
             split_part=split_part, cost=cost, trust=trust,
         )  # fmt: skip
     print_report(report, "balance_text", as_json)
+
+
+@app.command()
+def mount(
+    path: Path = DATASET_PATH,
+    mountpoint: Path = Argument(metavar="MOUNTPOINT", help="An empty folder."),
+    detach: bool = Option(False, "--detach", "-d", help="Serve the files in the background."),
+    sample_folders: bool = Option(
+        False, "--sample-folders", "-s", help="KEY/PART, a folder for each sample, not KEY.PART."
+    ),
+    allow_slow: bool = Option(
+        False, "--allow-slow", "-w", help="Read tars where an old index lacks parts (needs -s)."
+    ),
+) -> None:
+    """Shows the parts of all samples as files, read-only; needs FUSE, extra [mount]."""
+    with errors_as_text():
+        files = late("inspect.file_view.DatasetFiles")(path, sample_folders, allow_slow)
+        typer.echo(f"Mounting {files.root} at {mountpoint}...")
+        late("inspect.mounting.mount_dataset")(
+            files, mountpoint, detach=detach,
+            on_ready=lambda: typer.echo(f"Mount is ready to go. End with `umount {mountpoint}`."),
+        )  # fmt: skip
 
 
 @app.command()

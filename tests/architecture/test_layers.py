@@ -25,6 +25,7 @@ ROWS: list[list[str | frozenset[str]]] = [
 # that few runs need.
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
+    "mfusepy": "energon_lite/inspect/mounting.py",
     "PIL": "energon_lite/storage/part_formats.py",
     "webdataset": "energon_lite/storage/part_formats.py",  # tenbin only; slow to import
 }
