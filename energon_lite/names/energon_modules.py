@@ -76,7 +76,7 @@ ENERGON_MODULES = name_table("energon_modules.txt")
 # The modules that are files here; `__getattr__ = energon_names(__name__)` adds the other names.
 REAL_MODULES = frozenset({
     "cli", "loader", "metadataset", "task_encoder", "task_encoder.base", "task_encoder.cooking",
-    "transforms",
+    "transforms", "transforms.mappers", "transforms.merge",
 })  # fmt: skip
 
 # The homes of names that are not public here, or have another name.

@@ -1,0 +1,204 @@
+"""`MergeTransform` without torchvision: the warp itself, transforms of one's own, errors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from energon_lite import DefaultTaskEncoder, WorkerConfig, get_train_dataset, stateless
+from energon_lite.testing import check_dataset
+from energon_lite.transforms import (
+    CustomTransform,
+    MergeTransform,
+    RandomRotationMapper,
+    ResizeMapper,
+    TransformMapper,
+)
+from energon_lite.transforms.warp import warp
+
+from ..helpers import caption_set
+
+
+def picture(height=12, width=20, channels=3):
+    """Smooth, so that ways to interpolate agree; no two rows or columns are the same."""
+    y, x = np.mgrid[:height, :width]
+    planes = [(7 * x + 3 * y) % 256, (40 + 5 * y) % 256, (200 - 4 * x) % 256][:channels]
+    return torch.from_numpy(np.stack(planes).astype(np.uint8))
+
+
+def pil(image):
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
+def pixels(image):
+    return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
+
+
+class Double(CustomTransform):
+    def __call__(self, image):
+        return 2 * image
+
+
+class Shift(CustomTransform):
+    def __init__(self, x, y):
+        super().__init__()
+        self.by = x, y
+
+    def apply_transform(self, matrix, dst_size):
+        return self.translate(*self.by) @ matrix, dst_size, self.by
+
+
+class Turn(CustomTransform):
+    """Rotates around the centre; the angle is drawn from torch's generator."""
+
+    def apply_transform(self, matrix, dst_size):
+        angle = float(torch.rand(1))
+        y, x = dst_size / 2
+        turn = self.translate(x, y) @ self.rotate(angle) @ self.translate(-x, -y)
+        return turn @ matrix, dst_size, angle
+
+
+def test_functions_follow_each_other():
+    assert MergeTransform([Double(), lambda image: image + 1])(5) == 11
+
+
+def test_transforms_that_cannot_be_merged_are_refused_at_construction():
+    class Nothing(CustomTransform):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing: implement apply_transform"):
+        MergeTransform([Double(), Nothing()])
+    with pytest.raises(TypeError, match="5 is no function of an image"):
+        MergeTransform([5])
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pil"])
+def test_whole_pixels_are_moved_exactly(kind):
+    image = picture()
+    shifted = MergeTransform([Shift(3, 0), Shift(0, -2)])(image if kind == "tensor" else pil(image))
+    shifted = shifted if kind == "tensor" else pixels(shifted)
+    assert shifted.dtype == torch.uint8
+    assert shifted[:, :-2, 3:].equal(image[:, 2:, :-3])
+    assert not shifted[:, -2:].any()
+    assert not shifted[:, :, :3].any()
+
+
+@pytest.mark.parametrize("angle", [0.1, 0.5, 2.0])
+def test_turns_that_cancel_return_the_image(angle):
+    turn = TransformMapper.rotate(angle)
+    for image in (picture(), pil(picture())):
+        assert np.array_equal(warp(image, turn @ np.linalg.inv(turn), (12, 20)), image)
+
+
+def test_pictures_and_tensors_look_the_same():
+    image = picture(40, 60)
+    torch.manual_seed(3)
+    tensor = MergeTransform([Turn(), Turn()])(image)
+    torch.manual_seed(3)
+    drawn = pixels(MergeTransform([Turn(), Turn()])(pil(image)))
+    assert tensor.shape == drawn.shape
+    inner = (tensor.int() - drawn.int())[:, 12:-12, 16:-16].abs()
+    assert inner.float().mean() < 2
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.bfloat16])
+def test_dtype_and_leading_dimensions_stay(dtype):
+    image = picture().to(dtype).expand(2, 4, -1, -1, -1)
+    for transforms in ([Turn()], [ResizeMapper(SimpleNamespace(size=(6, 10), max_size=None))]):
+        result = MergeTransform(transforms)(image)
+        assert result.dtype == dtype
+        assert result.shape[:3] == (2, 4, 3)
+    assert MergeTransform([Turn()])(picture()[0]).shape == (12, 20)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "F", "I;16"])
+def test_mode_of_a_picture_stays(mode):
+    turned = MergeTransform([Turn()])(pil(picture()).convert(mode))
+    assert (turned.mode, turned.size) == (mode, (20, 12))
+
+
+def test_fill_is_shown_beyond_the_edges():
+    matrix = TransformMapper.translate(5.5, 0)
+    image = picture()
+    assert (warp(image, matrix, (12, 20), fill=(9, 8, 7))[:, 0, 0] == torch.tensor([9, 8, 7])).all()
+    assert warp(pil(image), matrix, (12, 20), fill=(9, 8, 7)).getpixel((0, 0)) == (9, 8, 7)
+    assert warp(pil(image), matrix, (12, 20), fill=9).getpixel((0, 0)) == (9, 9, 9)
+    for kind in (image, pil(image)):
+        with pytest.raises(ValueError, match=r"fill \(1, 2\)"):
+            warp(kind, matrix, (12, 20), fill=(1, 2))
+
+
+def test_an_image_that_shrinks_is_antialiased_also_when_it_turns():
+    """A fine chequerboard becomes grey; without antialiasing it becomes stripes."""
+    board = (torch.arange(200)[:, None] + torch.arange(200)) % 2 * 255
+    board = board.to(torch.uint8).expand(3, -1, -1).contiguous()
+    shrink = ResizeMapper(SimpleNamespace(size=(50, 50), max_size=None))
+    for image in (board, pil(board)):
+        small = MergeTransform([shrink, Turn()])(image)
+        inner = small if torch.is_tensor(small) else pixels(small)
+        inner = inner[:, 15:35, 15:35].float()
+        assert (inner.mean() - 127.5).abs() < 2
+        assert inner.std() < 3
+
+
+def test_the_numbers_drawn_come_from_the_generator_of_torch():
+    merged = MergeTransform([Turn(), Shift(1, 1)])
+    torch.manual_seed(5)
+    first = merged(picture())
+    assert not merged(picture()).equal(first)
+    torch.manual_seed(5)
+    assert merged(picture()).equal(first)
+
+
+def test_one_warp_has_one_interpolation_and_one_fill():
+    resize = ResizeMapper(SimpleNamespace(size=4, max_size=None, interpolation="bilinear"))
+    turn = RandomRotationMapper(SimpleNamespace(interpolation="nearest", fill=0))
+    with pytest.raises(ValueError, match="Resize has interpolation='bilinear' and RandomRot"):
+        MergeTransform([resize, turn])
+    MergeTransform([resize, lambda image: image, turn])  # two warps
+    other = RandomRotationMapper(SimpleNamespace(interpolation="nearest", fill=[1, 2, 3]))
+    with pytest.raises(ValueError, match=r"has fill=0 and RandomRotation has fill=\(1, 2, 3\)"):
+        MergeTransform([turn, other])
+    sharp = ResizeMapper(SimpleNamespace(size=4, max_size=None, interpolation="lanczos"))
+    with pytest.raises(ValueError, match="'lanczos' cannot be merged; use one of nearest"):
+        MergeTransform([sharp])
+
+
+@pytest.mark.parametrize("image", [5, np.zeros((4, 4, 3)), torch.zeros(4)])
+def test_other_values_are_refused(image):
+    with pytest.raises(TypeError, match="neither a PIL image nor a tensor"):
+        MergeTransform([Turn()])(image)
+
+
+def test_a_matrix_that_cannot_be_inverted_is_refused():
+    class Flat(CustomTransform):
+        def apply_transform(self, matrix, dst_size):
+            return self.scale(0, 1) @ matrix, dst_size, ()
+
+    with pytest.raises(ValueError, match="a line or a point"):
+        MergeTransform([Flat()])(picture())
+
+
+AUGMENT = MergeTransform([Turn(), Shift(1, 2)])
+
+
+class AugmentingEncoder(DefaultTaskEncoder):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample):
+        image = AUGMENT(sample.image)
+        return type(sample).derive_from(sample, image=image, caption=sample.caption)
+
+
+def test_a_hook_that_is_seeded_for_each_sample_resumes_with_the_same_images(tmp_path):
+    path = caption_set(tmp_path, 12)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    check_dataset(
+        get_train_dataset(
+            path, batch_size=2, task_encoder=AugmentingEncoder(), worker_config=config
+        ),
+        max_items=8,
+    )
