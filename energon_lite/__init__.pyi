@@ -100,6 +100,13 @@ from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_sa
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.file_stores import (
+    DecodeFileStore,
+    FileStore,
+    FileStoreDecoder,
+    PrimaryFileStore,
+    SystemFileStore,
+)
 from energon_lite.task_encoder.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
 from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 
@@ -125,6 +132,7 @@ __all__ = [
     "DatasetFormatError",
     "DatasetLoader",
     "DatasetLoaderInterface",
+    "DecodeFileStore",
     "DecodingError",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
@@ -133,6 +141,8 @@ __all__ = [
     "EpochizeDataset",
     "FatalSampleError",
     "FieldAccessError",
+    "FileStore",
+    "FileStoreDecoder",
     "FilterDataset",
     "GcDataset",
     "GroupBatchDataset",
@@ -162,6 +172,7 @@ __all__ = [
     "PackedSamplesOutput",
     "Packing",
     "PackingDataset",
+    "PrimaryFileStore",
     "RepeatDataset",
     "Sample",
     "SampleDecoder",
@@ -179,6 +190,7 @@ __all__ = [
     "SplitModalitySampler",
     "StandardWebdatasetFactory",
     "StateError",
+    "SystemFileStore",
     "TaskEncoder",
     "TextSample",
     "TextWebdataset",

@@ -304,7 +304,6 @@ def _opened(
     slice_length = settings.pop("max_samples_per_sequence", None)
     opener = LeafOpener(
         node=open_node(path, split_part, settings),
-        cook=lambda source, _: source,
         shuffle_buffer_size=window,
         block=batch_size,
         settings={"max_samples_per_sequence": slice_length, **settings},

@@ -14,11 +14,23 @@ import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Blend, BlendEpochized, Concat, Leaf, Node, leaves, walk
-from energon_lite.metadataset.open import LeafOpener, open_node
+from energon_lite.metadataset.nodes import (
+    Aux,
+    Blend,
+    BlendEpochized,
+    Concat,
+    Leaf,
+    Node,
+    leaves,
+    walk,
+)
+from energon_lite.metadataset.open import LeafOpener, open_node, opened_store
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
+from energon_lite.metadataset.values import Place
 from energon_lite.order.schedules import Schedule, weight_at
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
+from energon_lite.storage.file_stores import FileStore
+from energon_lite.storage.local_paths import local_path
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 
@@ -39,7 +51,7 @@ class LoadedDataset:
         dataset: builds the source.
         weight: share of the whole blend at the start of the run; None outside of blends.
         repetitions: how often an epoch has each sample; None outside of epochized blends.
-        aux: always None; this version has no auxiliary data.
+        aux: the file stores that its cookers get, by name; None for none.
     """
 
     dataset: BaseCoreDatasetFactory[Any]
@@ -68,7 +80,9 @@ def loaded_datasets(node: Node, opener: LeafOpener) -> LoadedDatasetList:
     found = []
     for leaf, amount in _amounts(node, None):
         number: Any = {} if amount is None else {name: float(amount)}
-        found.append(LoadedDataset(dataset=opener.open(leaf), **number))
+        factory = opener.open(leaf)
+        aux = opener.stores(leaf, factory) or None
+        found.append(LoadedDataset(dataset=factory, aux=aux, **number))
     return LoadedDatasetList(
         datasets=found, blend_mode=_MODES.get(type(node), DatasetBlendMode.NONE)
     )
@@ -201,9 +215,67 @@ class DatasetLoaderInterface(ABC):
         """
         self.post_initialize(mds_path)
         return [
-            TraversedDatasetReference(leaf.path, leaf.split_part, {}, leaf.subflavors)
+            TraversedDatasetReference(
+                leaf.path,
+                leaf.split_part,
+                {name: aux.path for name, aux in leaf.aux.items()},
+                leaf.subflavors,
+            )
             for leaf in leaves(self.node(split_part))
         ]
+
+
+@dataclass(kw_only=True)
+class AuxDatasetReference:
+    """A prepared dataset as a file store.
+
+    Attributes:
+        path: the folder of the dataset.
+    """
+
+    path: str | PathLike[str]
+
+    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
+        """Resolves a relative path.
+
+        Args:
+            mds_path: the metadataset that a relative path is relative to.
+        """
+        if mds_path is not None:
+            self.path = Path(mds_path).parent / self.path
+
+    def get_file_store(self) -> FileStore[bytes]:
+        """Opens the store."""
+        return _store_of(self.path, is_plain=False)
+
+
+@dataclass(kw_only=True)
+class AuxFilesystemReference:
+    """A plain folder as a file store.
+
+    Attributes:
+        fs_path: the folder.
+    """
+
+    fs_path: str | PathLike[str]
+
+    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
+        """Resolves a relative path.
+
+        Args:
+            mds_path: the metadataset that a relative path is relative to.
+        """
+        if mds_path is not None:
+            self.fs_path = Path(mds_path).parent / self.fs_path
+
+    def get_file_store(self) -> FileStore[bytes]:
+        """Opens the store."""
+        return _store_of(self.fs_path, is_plain=True)
+
+
+def _store_of(path: str | PathLike[str], *, is_plain: bool) -> FileStore[bytes]:
+    place = Place(str(path))
+    return opened_store(Aux(str(path), is_plain, place, local_path(path).absolute()))
 
 
 @dataclass(kw_only=True)

@@ -45,6 +45,96 @@ from energon_lite.stages.blend import UNTIL
 from energon_lite.storage.yaml import YamlMap
 
 
+@dataclass(frozen=True)
+class Aux:
+    """A file store that cookers get.
+
+    Attributes:
+        written: the path, as in the file.
+        is_plain: whether it is a plain folder, and not a prepared dataset.
+        place: the place in the file.
+        path: the absolute path.
+        label: the path relative to the root metadataset.
+    """
+
+    written: str
+    is_plain: bool
+    place: Place = NOWHERE
+    path: Path = Path()
+    label: str = ""
+
+
+_PLAIN_FOLDER = "filesystem://"
+# Names that mean something else among the arguments of a cooker.
+_RESERVED = {
+    "primary": "the dataset itself, for `@cooker(need_primary=True)`",
+    "cache": "the cache, for `@cooker(need_cache=True)`",
+}
+_STORE = "a path, as ./images or filesystem://./images, or a map {path: ...} or {fs_path: ...}"
+
+
+@dataclass(frozen=True)
+class PreparedStore:
+    """The files in the tars of a prepared dataset.
+
+    Attributes:
+        written: A prepared dataset folder; relative to this file.
+    """
+
+    written: str = key(TEXT, "path")
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """The files of a folder.
+
+    Attributes:
+        written: A folder; relative to this file.
+    """
+
+    written: str = key(TEXT, "fs_path")
+
+
+def _read_store(raw: Any, place: Place) -> Aux:
+    if isinstance(raw, YamlMap):
+        allowed = {**keys_of(PreparedStore), **keys_of(FolderStore)}
+        for name in raw:
+            if name not in allowed:
+                raise unknown_key(raw, name, place, allowed)
+        if len(raw) != 1:
+            raise place.mismatch(_STORE, dict(raw))
+        ((name, value),) = raw.items()
+        written = TEXT.read(value, place.key(raw, name))
+        return Aux(written.removeprefix(_PLAIN_FOLDER), name == "fs_path", place)
+    if not isinstance(raw, str) or not raw.removeprefix(_PLAIN_FOLDER):
+        raise place.mismatch(_STORE, raw)
+    return Aux(raw.removeprefix(_PLAIN_FOLDER), raw.startswith(_PLAIN_FOLDER), place)
+
+
+def _read_stores(raw: Any, place: Place) -> dict[str, Aux]:
+    if not isinstance(raw, YamlMap):
+        raise place.mismatch("a map of names and file stores, as {images: ./images}", raw)
+    for name in raw:
+        if name in _RESERVED:
+            raise place.key(raw, name).error(
+                f"{name!r} is reserved: it is {_RESERVED[name]}. Choose another name"
+            )
+    return {name: _read_store(value, place.key(raw, name)) for name, value in raw.items()}
+
+
+_STORE_MAPS = ("prepared_store", "folder_store")
+_STORES = Value(
+    _read_stores,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": f"^(?!({'|'.join(_RESERVED)})$)"},
+        "additionalProperties": {
+            "anyOf": [dict(TEXT.schema), *({"$ref": f"#/$defs/{name}"} for name in _STORE_MAPS)]
+        },
+    },
+)
+
+
 def entries(read_entry: Callable[[Any, Place], Any], name: str) -> Value:
     """Returns the type of lists of at least one entry; `name` is the entry in the JSON Schema."""
 
@@ -103,6 +193,8 @@ class Leaf(_Anywhere):
         written: A prepared dataset folder or another metadataset file; relative to this file.
         dataset_config: File in .nv-meta to use instead of dataset.yaml.
         split_config: File in .nv-meta to use instead of split.yaml.
+        aux: File stores that the cookers of a crude dataset get as arguments, by name. Prepared
+            datasets, or plain folders (filesystem://FOLDER); relative to this file.
         path: the absolute path of the folder; `.` and `..` are resolved as text, links are not
             followed.
         source_id: `name`, or the path relative to the root metadataset plus the split part. It
@@ -113,6 +205,7 @@ class Leaf(_Anywhere):
     subset: tuple[SubsetRange, ...] = key(subset(Subset, "subset"), default=())
     dataset_config: str | None = key(optional(TEXT), default=None)
     split_config: str | None = key(optional(TEXT), default=None)
+    aux: dict[str, Aux] = key(optional(_STORES, absent={}), default_factory=dict)
     path: Path = Path()
     source_id: str = ""
 
@@ -234,8 +327,6 @@ NOT_READ = {
     "join": _NO_JOIN,
     "joiner": _NO_JOIN,
     "nonmatch": _NO_JOIN,
-    "aux": "this version does not read auxiliary datasets (key 'aux'). Put the parts into the "
-    "dataset itself, or open the other dataset in your task encoder",
 }
 # Where each key belongs, for errors at places where it is not allowed.
 HOMES = {

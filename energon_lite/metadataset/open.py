@@ -13,16 +13,18 @@ from typing import Any
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Leaf, Node, combined_multiplier, leaves
+from energon_lite.metadataset.nodes import Aux, Leaf, Node, combined_multiplier, leaves
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
 from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_OPEN
 
-Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any]], SavableDataset[Any]]
+Stores = Mapping[str, FileStore[Any]]
+Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any], Stores], SavableDataset[Any]]
 
 # Shards that all leaves together keep open.
 _OPEN_OF_ALL = 256
@@ -96,7 +98,7 @@ class LeafOpener:
     """
 
     node: Node
-    cook: Cook = lambda source, _factory: source
+    cook: Cook = lambda source, _factory, _aux: source
     settings: Mapping[str, Any]
     training: bool
     worker_config: WorkerConfig | None
@@ -106,6 +108,7 @@ class LeafOpener:
     multiplier: int | None = 1
     check_index: Callable[[Any, str], None] = lambda _source, _index: None
     factories: list[BaseWebdatasetFactory[Any]] = field(default_factory=list)
+    _stores: dict[Any, FileStore[Any]] = field(default_factory=dict)
 
     def __call__(
         self, leaf: Leaf, *, repeat: bool, repetitions: Fraction | None = None
@@ -119,7 +122,28 @@ class LeafOpener:
                 block=self.block or 1,
                 repetitions=repetitions,
             )
-            return self.cook(source, factory)
+            return self.cook(source, factory, self.stores(leaf, factory))
+
+    def stores(self, leaf: Leaf, factory: BaseWebdatasetFactory[Any]) -> dict[str, FileStore[Any]]:
+        """Opens the file stores of a leaf; leaves share the stores of one folder.
+
+        Raises:
+            DatasetFormatError: The dataset is not crude, or a folder is not prepared.
+            FileNotFoundError: A folder does not exist.
+        """
+        if leaf.aux and not factory.is_crude:
+            raise leaf.at("aux").error(
+                f"'aux' is for crude datasets, whose cookers get it, and the samples of "
+                f"{leaf.written} are of another class ({type(factory).__name__}). Write "
+                "`__class__: CrudeWebdataset` in its dataset.yaml, or remove 'aux'"
+            )
+        found = {}
+        for name, aux in leaf.aux.items():
+            here = (aux.path, aux.label, aux.is_plain)
+            if here not in self._stores:
+                self._stores[here] = opened_store(aux)
+            found[name] = self._stores[here]
+        return found
 
     def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
         """Opens the folder of a leaf."""
@@ -148,6 +172,28 @@ class LeafOpener:
     @cached_property
     def _num_leaves(self) -> int:
         return len(leaves(self.node))
+
+
+def opened_store(aux: Aux) -> FileStore[bytes]:
+    """Opens a file store of a metadataset.
+
+    Raises:
+        FileNotFoundError: The folder does not exist, or is not prepared.
+        DatasetFormatError: It is a file, or an invalid dataset.
+    """
+    with located(aux.place):
+        if aux.path.is_file():
+            raise DatasetFormatError(
+                f"{aux.written} is a file; 'aux' names a prepared dataset folder, or a plain "
+                "folder as filesystem://FOLDER"
+            )
+        if not aux.path.is_dir():
+            raise FileNotFoundError(f"{aux.written} is no folder; check the path")
+        if not aux.is_plain:
+            return WebdatasetFileStore(aux.path)
+        store = SystemFileStore(aux.path)
+        store.name = aux.label or store.name
+        return store
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from energon_lite.core.errors import DatasetFormatError, add_note
 from energon_lite.core.json_text import MAX_DEPTH
 from energon_lite.metadataset.nodes import (
+    Aux,
     Blend,
     BlendEpochized,
     Concat,
@@ -258,7 +259,16 @@ def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
         loss_weight=here.loss_weight,
         shuffle_over_epochs_multiplier=here.multiplier,
         subset=here.subset,
+        aux={name: _looked_up_store(aux, file) for name, aux in node.aux.items()},
     )
+
+
+def _looked_up_store(aux: Aux, file: _File) -> Aux:
+    try:
+        target = file.folder.find(aux.written, expand=file.content.expand_paths)
+    except ValueError as error:
+        raise aux.place.error(str(error)) from None
+    return replace(aux, path=target.path, label=file.folder.name(target))
 
 
 def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
@@ -269,6 +279,11 @@ def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
                 f"{key!r} is for dataset folders, and {node.written} is a metadataset; set it "
                 "beside the paths of the folders in there"
             )
+    if node.aux:
+        raise node.at("aux").error(
+            f"'aux' is for dataset folders, and {node.written} is a metadataset; write it beside "
+            "the paths of the folders in there"
+        )
     if node.subset and isinstance(node.subset[0].start, int):
         raise node.at("subset").error(
             f"numbers of samples are for the path of a dataset, and {node.written} is a "

@@ -13,6 +13,8 @@ _MAPS = {
     "schedule": values.WrittenSchedule,
     "subset": values.Subset,
     "percent_subset": values.PercentSubset,
+    "prepared_store": nodes.PreparedStore,
+    "folder_store": nodes.FolderStore,
     "v1_split": nodes.OlderSplit,
     "v1_dataset": nodes.OlderEntry,
 }

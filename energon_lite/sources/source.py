@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -16,16 +15,13 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
-from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import Cost, context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.storage.files import retried
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
-from energon_lite.storage.nvmeta import check_index_size
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
 from energon_lite.storage.tar import key_of_members
 
@@ -320,30 +316,3 @@ class SourceCursor(Cursor[T]):
                 f"{self.spec.name!r}. Build the pipeline with the sources it was saved with."
             )
         self._go_to(snapshot.count("position"))
-
-
-def fingerprint(
-    root: Path, shards: tuple[str, ...], counts: tuple[int, ...], rest: object
-) -> tuple[str, int]:
-    """Hashes what a source's data is: shard names, sample counts, sizes in bytes.
-
-    Returns:
-        The hash, and the bytes of all shards.
-
-    Raises:
-        FileNotFoundError: A shard, or its index, is missing.
-        DatasetFormatError: An index has not the size that the sample count asks for.
-    """
-    sizes = []
-    for shard, count in zip(shards, counts, strict=True):
-        path = root / shard
-        try:
-            sizes.append(retried(path.stat, path).st_size)
-        except OSError as error:
-            raise FileNotFoundError(
-                f"{path}: listed in {root / '.nv-meta'} but not there ({error.strerror}); restore "
-                "the file, or prepare the dataset again"
-            ) from None
-        check_index_size(path, count)
-    digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
-    return f"{digest:016x}", sum(sizes)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
@@ -29,9 +30,10 @@ from energon_lite.prepare.run import (
 )
 from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.sample_loader import OwnMaker, PartFilter, SampleLoader
-from energon_lite.sources.source import WebdatasetSource, fingerprint
+from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage import local_paths, nvmeta
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.file_stores import FileStore, WebdatasetFileStore
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
 
 T_sample = TypeVar("T_sample")
@@ -62,6 +64,19 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
     @abstractmethod
     def __len__(self) -> int:
         """Counts the samples."""
+
+    @property
+    def is_crude(self) -> bool:
+        """Whether cookers convert the samples."""
+        return issubclass(self.__sample_type__ or Sample, CrudeSample)
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Returns access to the files of the dataset by key.
+
+        Raises:
+            NotImplementedError: The class of the dataset has no such access.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no file store")
 
 
 class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
@@ -146,6 +161,14 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self._max_slice = _at_least_one(
             "max_samples_per_sequence", max_samples_per_sequence, mean_shard
         )
+
+    def as_file_store(self) -> WebdatasetFileStore:
+        """Returns access to the files of the folder by key.
+
+        Raises:
+            FileNotFoundError: The folder has no `index.sqlite`.
+        """
+        return WebdatasetFileStore(self.path)
 
     prepare_dataset = staticmethod(prepare_like_energon)
     iter_dataset_content = staticmethod(iter_dataset_content)
@@ -266,7 +289,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
 
     def _fingerprint(self) -> tuple[str, int]:
         excluded = tuple(sorted(self._part.excluded.items()))
-        return fingerprint(self.path, self._part.shards, self._part.counts, excluded)
+        return nvmeta.fingerprint(self.path, self._part.shards, self._part.counts, excluded)
 
     def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
         """Returns what the user set, by its public names."""

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.storage import part_formats
+from energon_lite.storage.file_stores import FileStoreDecoder
 from energon_lite.storage.files import warn_once
 
 PartDecoder = Callable[[bytes], Any]
@@ -29,7 +30,7 @@ _FORMAT_NAMES = {**dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"), "tif": "TIFF",
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SampleDecoder:
+class SampleDecoder(FileStoreDecoder):
     """Decodes parts by the text after the last dot of their names (`seg.png` is a PNG).
 
     If that is a number, it is the text before it that counts (`jpg.0` is a JPEG).

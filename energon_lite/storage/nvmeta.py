@@ -17,8 +17,9 @@ import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
+from energon_lite.core.seeds import key_of
 from energon_lite.storage.braces import check_num_names, compress, expand
-from energon_lite.storage.files import is_there, read_file, warn_once, write_atomically
+from energon_lite.storage.files import is_there, read_file, retried, warn_once, write_atomically
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
@@ -56,6 +57,39 @@ def check_index_size(shard: Path, count: int) -> None:
         size = -1
     if size != 8 * (count + 1):
         read_index(shard, count)  # raises
+
+
+def fingerprint(
+    root: Path, shards: tuple[str, ...], counts: tuple[int, ...], rest: object
+) -> tuple[str, int]:
+    """Hashes what the data is: shard names, sample counts, sizes in bytes.
+
+    Args:
+        root: the folder of the dataset.
+        shards: the names of the shards.
+        counts: the samples of each.
+        rest: what else is hashed.
+
+    Returns:
+        The hash, and the bytes of all shards.
+
+    Raises:
+        FileNotFoundError: A shard, or its index, is missing.
+        DatasetFormatError: An index has not the size that the sample count asks for.
+    """
+    sizes = []
+    for shard, count in zip(shards, counts, strict=True):
+        path = root / shard
+        try:
+            sizes.append(retried(path.stat, path).st_size)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{path}: listed in {root / META} but not there ({error.strerror}); restore "
+                "the file, or prepare the dataset again"
+            ) from None
+        check_index_size(path, count)
+    digest = key_of("data", shards, counts, tuple(sizes), rest) & (2**64 - 1)
+    return f"{digest:016x}", sum(sizes)
 
 
 def read_index(shard: Path, count: int) -> Int64Array:

@@ -49,6 +49,17 @@ _SHARD_TABLES = {
 }
 _ROWS_AGAIN = "remove the folder {}, and run the same command again"
 _KEYS_PER_QUERY = 500
+_OF_SAMPLE = (
+    "FROM samples CROSS JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ?"
+)
+_FIND_PART = (
+    f"SELECT tar_file_id, sample_index, content_byte_offset, content_byte_size {_OF_SAMPLE} "
+    "AND part_name = ?"
+)
+_PARTS_OF = f"SELECT part_name {_OF_SAMPLE}"
+_FIND_SAMPLE = (
+    "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples WHERE sample_key = ?"
+)
 _BY_PLACE = "idx_samples_by_tar_and_idx"
 
 # A row has at least 15 bytes, and a query of ours takes less than 60 steps for it.
@@ -176,6 +187,18 @@ class ReadOnlyDatabase:
         return bool(found)
 
 
+class Part(NamedTuple):
+    """Where the content of a file lies in a tar; or its whole sample, where the index has no parts.
+
+    `offset` and `size` are in bytes.
+    """
+
+    tar_file_id: int
+    offset: int
+    size: int
+    is_sample: bool
+
+
 class IndexDatabase(ReadOnlyDatabase):
     """Reads `index.sqlite` of a prepared dataset, also of those that Energon made."""
 
@@ -210,6 +233,37 @@ class IndexDatabase(ReadOnlyDatabase):
             for row in self.rows(query.format(_question_marks(some)), some, str, int, int)
         )
         return {key: (tar_file_id, index) for key, tar_file_id, index in rows}
+
+    def find_part(self, sample_key: str, part: str) -> Part | None:
+        """Finds one file, or its sample in an old index without parts; None if it is not there.
+
+        Raises:
+            DatasetFormatError: There is no usable table, or several samples have the key.
+        """
+        if "samples" not in self.tables:
+            raise self.error("has no table 'samples'")
+        if not is_utf8(sample_key) or not is_utf8(part):
+            return None
+        has_parts = "sample_parts" in self.tables
+        if has_parts:
+            rows = self.rows(_FIND_PART, (sample_key, part), int, int, int, int)
+        else:
+            rows = self.rows(_FIND_SAMPLE, (sample_key,), int, int, int, int)
+        if len({row[:2] for row in rows}) > 1:
+            raise self.error(f"several samples have the key {sample_key!r}")
+        # Of several parts of one name the last counts, as in a tar.
+        if not rows:
+            return None
+        tar_file_id, _, offset, size = rows[-1]
+        return Part(tar_file_id, offset, size, not has_parts)
+
+    def parts_of(self, sample_key: str) -> list[str] | None:
+        """Returns the names of a sample's parts, as far as they are known; None for no sample."""
+        if not is_utf8(sample_key) or not self.rows(_FIND_SAMPLE, (sample_key,), *[int] * 4):
+            return None
+        if "sample_parts" not in self.tables:
+            return []
+        return [name for (name,) in self.rows(_PARTS_OF, (sample_key,), str)]
 
     def keys_at(self, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Returns the keys of samples, by (tar_file_id, sample_index).

@@ -19,6 +19,7 @@ from energon_lite.names.energon_modules import energon_names
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.file_stores import FileStore, PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
 
@@ -58,9 +59,18 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @stateless
     def cook_crude_sample(
-        self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, Any]
+        self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, FileStore[Any]]
     ) -> T_sample:
-        """Converts a crude sample to a typed sample."""
+        """Converts a crude sample to a typed sample.
+
+        Args:
+            sample: the crude sample.
+            cooker: the cooker of its dataset.
+            aux: the file stores that the cooker gets, by name; `primary` if it needs that one.
+        """
+        if "primary" in aux:
+            primary = PrimaryFileStore(aux["primary"], current_key=sample["__key__"])
+            aux = {**aux, "primary": primary}
         cooked: T_sample = cooker.cook(sample, **aux)
         return cooked
 

@@ -21,6 +21,7 @@ from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.stages.loss_weights import LossWeightDataset
+from energon_lite.storage.file_stores import FileStore
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class PipelineBuilders:
             if is_epoch and loaded.repetitions not in (None, 1):
                 # Through the text: 0.1 is a tenth, not the nearest binary number.
                 settings["repetitions"] = Fraction(str(loaded.repetitions))
-            made.append(hooks.cooked(loaded.dataset.build(**settings), loaded.dataset))
+            source = loaded.dataset.build(**settings)
+            made.append(hooks.cooked(source, loaded.dataset, loaded.aux))
         if is_epoch:
             # Weighted by their sizes, all members end at the same time.
             dataset: AnyDataset = BlendDataset(*((d, float(total_items(d))) for d in made))
@@ -115,7 +117,7 @@ class PipelineBuilders:
         """
         hooks = self._hooks(worker_config)
         made = [
-            hooks.cooked(loaded.dataset.build(block=batch_size or 1), loaded.dataset)
+            hooks.cooked(loaded.dataset.build(block=batch_size or 1), loaded.dataset, loaded.aux)
             for loaded in datasets
         ]
         dataset = made[0] if len(made) == 1 else ConcatDataset(*made)
@@ -128,8 +130,8 @@ class PipelineBuilders:
         *,
         worker_config: WorkerConfig | None,
         subflavors: Mapping[str, Any],
-        get_primary_aux: Callable[[], Any],
-        aux: Mapping[str, Any] | None = None,
+        get_primary_aux: Callable[[], FileStore[Any]],
+        aux: Mapping[str, FileStore[Any]] | None = None,
     ) -> AnyDataset:
         """Puts the first cooker that matches over crude samples.
 
@@ -137,14 +139,14 @@ class PipelineBuilders:
             dataset: the crude samples of one source.
             worker_config: seed and error handlers.
             subflavors: the subflavors of the source.
-            get_primary_aux: not called, as this version has no file stores.
-            aux: always empty, as this version has no auxiliary data.
+            get_primary_aux: returns the file store of the source, for a cooker that needs it.
+            aux: the other file stores that the cooker gets, by name.
 
         Raises:
             ValueError: No cooker matches.
         """
-        del get_primary_aux, aux
-        return self._hooks(worker_config).cook(dataset, subflavors)
+        hooks = self._hooks(worker_config)
+        return hooks.cook(dataset, subflavors, get_primary_aux, aux or {})
 
     def build_encode_sample(
         self, dataset: AnyDataset, *, worker_config: WorkerConfig | None
@@ -217,7 +219,7 @@ def own_training(hooks: Hooks, opener: LeafOpener, repeat: bool, **settings: Any
     pairs = []
     for one in loaded.datasets:
         source = one.dataset.build(shuffle_buffer_size=size, repeat=True)
-        pairs.append((hooks.cooked(source, one.dataset), one.weight or 1.0))
+        pairs.append((hooks.cooked(source, one.dataset, one.aux), one.weight or 1.0))
     return _finished(hooks, build, pairs, settings)
 
 

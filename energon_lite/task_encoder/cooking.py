@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from energon_lite.core.samples import CrudeSample, SourceInfo
@@ -21,12 +22,17 @@ class Cooker(Generic[T]):
     """A function that converts a `CrudeSample`, and the subflavors of the datasets that it is for.
 
     Attributes:
-        cook: Called as `cook(crude_sample)`.
+        cook: Called as `cook(crude_sample, **aux)`, with the file stores of the dataset.
         has_subflavors: The dataset must have these subflavors; None for any dataset.
     """
 
     cook: Callable[..., T]
     has_subflavors: Mapping[str, Any] | None = None
+
+    @property
+    def need_primary(self) -> bool:
+        """Whether the function gets the file store of its dataset, as `primary`."""
+        return get_cooker_need_primary(self.cook)
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Returns whether the cooker is for a dataset with these subflavors."""
@@ -44,25 +50,32 @@ def cooker(
 
 
 def cooker(fn: Any = None, *, need_cache: bool = False, need_primary: bool = False) -> Any:
-    """Marks a cook function; used bare or with arguments, all of which must be False.
+    """Marks a cook function; used bare or with arguments.
 
     Args:
         fn: The function.
         need_cache: Energon's cache pools are not in this version.
-        need_primary: nor are its file stores.
+        need_primary: Whether the function gets the file store of its dataset, as `primary`.
 
     Raises:
-        NotImplementedError: The function asks for a cache or a file store.
+        NotImplementedError: The function asks for a cache.
     """
-    wanted = [name for name, is_set in (("cache", need_cache), ("primary", need_primary)) if is_set]
-    if wanted:
+    if need_cache:
         raise NotImplementedError(
-            f"@cooker(need_{wanted[0]}=True): this version has no cache pools and no file stores. "
-            f"Cook without the argument {wanted[0]!r}: put the files that the function reads into "
-            "the sample's own tar, where they are entries of the crude sample, or open them "
-            "yourself in encode_sample or postencode_sample"
+            "@cooker(need_cache=True): this version has no cache pools. Cook without the argument "
+            "'cache', and read the file from its store, in the cooker or in postencode_sample"
         )
-    return (lambda function: function) if fn is None else fn
+
+    def mark(function: Any) -> Any:
+        function.__cooker_need_primary__ = need_primary
+        return function
+
+    return mark if fn is None else mark(fn)
+
+
+def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
+    """Returns whether `@cooker` marks a function as one that needs the store of its dataset."""
+    return bool(getattr(fn, "__cooker_need_primary__", False))
 
 
 def basic_sample_keys(
@@ -110,6 +123,32 @@ def find_cooker(
         f"{where}: No cooker found for subflavors: {dict(subflavors or {})}. Registered: {wanted}. "
         "Correct the subflavors, or add a cooker without has_subflavors as the last one."
     )
+
+
+def check_takes(cooker: Cooker[Any], stores: Collection[str], where: str) -> None:
+    """Checks that a cooker takes a crude sample and file stores.
+
+    Args:
+        cooker: the cooker.
+        stores: the names of the arguments.
+        where: The dataset, for errors.
+
+    Raises:
+        TypeError: It lacks a parameter, or has one that nothing is passed for.
+    """
+    try:
+        signature = inspect.signature(cooker.cook)
+    except ValueError:  # a function of C without one
+        return
+    try:
+        signature.bind(None, **dict.fromkeys(stores))
+    except TypeError as error:
+        arguments = ", ".join(["crude_sample", *(f"{name}=..." for name in stores)])
+        raise TypeError(
+            f"{where}: the cooker {_describe(cooker)} is called with ({arguments}): {error}. The "
+            "names are those of 'aux' of the dataset; `primary` comes with need_primary=True. "
+            "Correct the names, or the parameters of the function"
+        ) from None
 
 
 def _describe(candidate: Cooker[Any]) -> str:

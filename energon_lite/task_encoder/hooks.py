@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.webdataset import BaseCoreDatasetFactory
@@ -24,7 +25,8 @@ from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.task_encoder.cooking import Cooker, find_cooker
+from energon_lite.storage.file_stores import DecodeFileStore, FileStore
+from energon_lite.task_encoder.cooking import Cooker, check_takes, find_cooker
 
 if TYPE_CHECKING:
     from energon_lite.task_encoder.base import AnyTaskEncoder
@@ -98,26 +100,52 @@ class Hooks:
             )
 
     def cooked(
-        self, source: SavableDataset[Any], factory: BaseCoreDatasetFactory[Any]
+        self,
+        source: SavableDataset[Any],
+        factory: BaseCoreDatasetFactory[Any],
+        aux: Mapping[str, FileStore[Any]] | None = None,
     ) -> SavableDataset[Any]:
-        """Puts the cooker over a crude source."""
-        if not issubclass(factory.__sample_type__ or Sample, CrudeSample):
+        """Puts the cooker over a crude source, with the file stores that it gets."""
+        if not factory.is_crude:
             return source
         return self.encoder.build_cook_crude_sample(
             source,
             worker_config=self.config,
             subflavors=factory.subflavors,
-            get_primary_aux=_no_file_store,
-            aux={},
+            get_primary_aux=factory.as_file_store,
+            aux=aux or {},
         )
 
     def cook(
-        self, source: SavableDataset[Any], subflavors: Mapping[str, Any]
+        self,
+        source: SavableDataset[Any],
+        subflavors: Mapping[str, Any],
+        get_primary: Callable[[], FileStore[Any]],
+        aux: Mapping[str, FileStore[Any]],
     ) -> SavableDataset[Any]:
-        """Puts the first cooker that matches the subflavors over crude samples."""
+        """Puts the first cooker that matches the subflavors over crude samples.
+
+        Args:
+            source: the crude samples.
+            subflavors: of the dataset.
+            get_primary: returns the file store of the dataset.
+            aux: its other file stores, by name.
+        """
         names = ", ".join(facts.name for facts in source.sources())
         cooker = find_cooker(self.encoder.cookers, subflavors, names)
-        return MapDataset(source, self.hook("cook", CookFunction(self.encoder, cooker)))
+        stores = dict(aux)
+        config: dict[str, JSON] = {name: dict(store.config()) for name, store in stores.items()}
+        if cooker.need_primary:
+            stores["primary"] = get_primary()
+        if not self.encoder.overrides("cook_crude_sample"):
+            check_takes(cooker, stores, names)
+        if self.encoder.decoder is not None:
+            stores = {
+                name: DecodeFileStore(store, decoder=self.encoder.decoder)
+                for name, store in stores.items()
+            }
+        cook = self.hook("cook", CookFunction(self.encoder, cooker, stores))
+        return MapDataset(source, cook, map_fn_config={"aux": config} if config else None)
 
     def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
         """Puts the hooks up to `sample_length` over cooked samples.
@@ -304,9 +332,12 @@ class CookFunction:
 
     __stateless__ = True
 
-    def __init__(self, encoder: AnyTaskEncoder, cooker: Cooker[Any]) -> None:
+    def __init__(
+        self, encoder: AnyTaskEncoder, cooker: Cooker[Any], stores: dict[str, FileStore[Any]]
+    ) -> None:
         self.encoder = encoder
         self.cooker = cooker
+        self.stores = stores
         self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
         self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
         called = (cooker.cook, encoder.cook_crude_sample)
@@ -319,9 +350,5 @@ class CookFunction:
 
     def __call__(self, sample: CrudeSample) -> Sample:
         """Cooks one sample."""
-        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, {})
+        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, self.stores)
         return cooked
-
-
-def _no_file_store() -> Any:
-    raise NotImplementedError("this version has no file stores: there is no primary one")

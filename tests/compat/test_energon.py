@@ -52,6 +52,35 @@ import json, sys
 from megatron.energon.eyaml import load_yaml
 print("RESULT" + json.dumps(load_yaml(sys.stdin.buffer.read())))
 """
+# The same of both, as MODULE: the files that a cooker gets from three stores, and their sources.
+COOK_WITH_STORES = """
+import json, sys
+from MODULE import (
+    Cooker, DefaultTaskEncoder, TextSample, WorkerConfig, basic_sample_keys, cooker, get_loader,
+    get_val_dataset, stateless,
+)
+
+@stateless
+@cooker(need_primary=True)
+def cook(sample, images, notes, primary):
+    image = images.get(sample["json"]["image"], sample)
+    note = notes.get(sample["json"]["note"], sample)
+    caption = primary.get(".a.txt", sample)
+    sources = [
+        (str(s.dataset_path), s.index, s.shard_name, s.file_names) for s in sample["__sources__"]
+    ]
+    text = json.dumps([image.sum().item(), list(image.shape), note, caption, sources])
+    return TextSample(**basic_sample_keys(sample), text=text)
+
+class Stores(DefaultTaskEncoder):
+    cookers = [Cooker(cook)]
+
+config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+dataset = get_val_dataset(
+    PATH, split_part="train", batch_size=None, worker_config=config, task_encoder=Stores()
+)
+result = [[sample.__key__, json.loads(sample.text)] for sample in get_loader(dataset)]
+"""
 TYPED = {"sample_type": "CaptioningSample", "field_map": {"image": "png", "caption": "json[a][0]"}}
 
 
@@ -153,6 +182,37 @@ def test_excludes_mean_the_same_to_both(root):
     ours = read_all(root, "train")
     assert ours == energon(READ_ALL, root, "train")
     assert len(ours["train"]) == 8
+
+
+def test_cookers_of_both_get_the_same_files(root, tmp_path):
+    prepare_dataset(root, split_ratio="1,0,0", **TYPED)
+    folders = ["", "a/b.c/", "long" * 30 + "/", "größe/" + "x" * 120 + "/"]
+    with tarfile.open(tmp_path / "make.tar", "w") as tar:
+        for i in range(20):
+            names = {"image": f"{folders[i // 5]}{i:05d}.png", "note": f"sub/{i}.txt"}
+            for part, data in (("json", json.dumps(names)), ("a.txt", f"caption {i}")):
+                info = tarfile.TarInfo(f"s/{i}.{part}")
+                info.size = len(data.encode())
+                tar.addfile(info, io.BytesIO(data.encode()))
+            (tmp_path / "notes/sub").mkdir(parents=True, exist_ok=True)
+            (tmp_path / names["note"].replace("sub", "notes/sub")).write_text(f"note {i}")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "make.tar").rename(tmp_path / "texts/data.tar")
+    prepare_dataset(tmp_path / "texts", split_ratio="1,0,0")
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    (tmp_path / "texts/.nv-meta/dataset.yaml").write_text(crude)
+    node = {"path": "texts", "aux": {"images": str(root), "notes": "filesystem://./notes"}}
+    head = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    path = tmp_path / "meta.yaml"
+    path.write_text(json.dumps({**head, "splits": {"train": node}}))
+    code = COOK_WITH_STORES.replace("PATH", repr(str(path)))
+    ours: dict[str, list[object]] = {}
+    exec(code.replace("MODULE", "energon_lite"), ours)
+    theirs = energon(
+        code.replace("MODULE", "megatron.energon") + 'print("RESULT" + json.dumps(result))'
+    )
+    assert ours["result"] == theirs
+    assert len(ours["result"]) == 20
 
 
 def test_both_write_the_same_files(root):

@@ -22,7 +22,7 @@ TRAIN = HEAD + "splits:\n  train:\n"
 NODES = "path, blend, blend_epochized, concat"
 REFERENCE = (
     "path, name, loss_weight, subset, subflavors, split_part, shuffle_over_epochs_multiplier, "
-    "dataset_config, split_config"
+    "dataset_config, split_config, aux"
 )
 EPOCHIZED = (
     "blend_epochized, name, loss_weight, subset, subflavors, split_part, "
@@ -126,10 +126,31 @@ MISTAKES = {
         "demo.yaml:5, splits.train: this version does not read joins (key 'join'). Store the "
         "joined samples as one dataset, or read this file with megatron.energon",
     ),
-    "aux": (
-        train("path: a\naux: {more: ./b}"),
-        "demo.yaml:6, splits.train: this version does not read auxiliary datasets (key 'aux'). "
-        "Put the parts into the dataset itself, or open the other dataset in your task encoder",
+    "aux that is no map": (
+        train("path: a\naux: ./b"),
+        "demo.yaml:6, splits.train.aux: expected a map of names and file stores, as "
+        "{images: ./images}, not './b'.",
+    ),
+    "aux that is no path": (
+        train("path: a\naux: {more: 3}"),
+        "demo.yaml:6, splits.train.aux.more: expected a path, as ./images or "
+        "filesystem://./images, or a map {path: ...} or {fs_path: ...}, not 3.",
+    ),
+    "aux of two paths": (
+        train("path: a\naux: {more: {path: b, fs_path: c}}"),
+        "demo.yaml:6, splits.train.aux.more: expected a path, as ./images or "
+        "filesystem://./images, or a map {path: ...} or {fs_path: ...}, not "
+        "{'path': 'b', 'fs_path': 'c'}.",
+    ),
+    "aux of a blend": (
+        train("blend:\n- path: a\naux: {more: b}"),
+        "demo.yaml:7, splits.train: key 'aux' does not belong here but beside 'path'. Allowed "
+        f"here: {EPOCHIZED.replace('_epochized', '')}, blend_mode, unit, lengths, until.",
+    ),
+    "aux with a reserved name": (
+        train("path: a\naux: {cache: ./b}"),
+        "demo.yaml:6, splits.train.aux.cache: 'cache' is reserved: it is the cache, for "
+        "`@cooker(need_cache=True)`. Choose another name",
     ),
     # Values.
     "weight that is a word": (
@@ -425,6 +446,7 @@ FULL = {
                     "path": "a", "name": "a", "loss_weight": 0.5, "subset": {"range": [1, "end"]},
                     "subflavors": {"tag": 1}, "split_part": "p", "dataset_config": "d.yaml",
                     "split_config": "s.yaml", "shuffle_over_epochs_multiplier": 2,
+                    "aux": {"x": "b", "y": {"path": "b"}, "z": {"fs_path": "b"}},
                 },
                 {"weight": 2, "concat": [{"path": "b"}], "loss_weight": 2},
             ],
@@ -449,7 +471,7 @@ FULL_V1 = {
     }
 }  # fmt: skip
 # Below these, keys are the user's own.
-FREE = ("splits", "subflavors", "points")
+FREE = ("splits", "subflavors", "points", "aux")
 
 
 def misspellings(value: Any, rebuild: Any = lambda value: value, is_free: bool = False) -> Any:

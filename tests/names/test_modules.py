@@ -57,22 +57,22 @@ def test_import_of_the_library_imports_no_torch():
 
 def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_used():
     from energon_lite import AVDecoder, CachePool
-    from energon_lite.cache import FileStore
+    from energon_lite.cache import Lazy
     from energon_lite.flavors.webdataset import AVDecoder as SameDecoder
 
     assert AVDecoder is SameDecoder
     assert not isinstance(b"bytes", AVDecoder)
     assert pickle.loads(pickle.dumps(CachePool)) is CachePool
 
-    class Mine(FileStore[bytes]):
+    class Mine(Lazy[bytes]):
         decoder: Optional[AVDecoder] = None  # noqa: UP045
         pool: CachePool | None = None
 
     with pytest.raises(NotImplementedError, match=r"AVDecoder: audio and video are not in this"):
         AVDecoder(b"")
-    with pytest.raises(NotImplementedError, match="FileStore: auxiliary data"):
+    with pytest.raises(NotImplementedError, match="Lazy: caches"):
         Mine()
-    with pytest.raises(NotImplementedError, match="CachePool: auxiliary data"):
+    with pytest.raises(NotImplementedError, match="CachePool: caches"):
         CachePool.get_lazy  # noqa: B018
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from energon_lite.core.samples import CrudeSample, SourceInfo, TextSample
-from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker, find_cooker
+from energon_lite.task_encoder.cooking import (
+    Cooker,
+    basic_sample_keys,
+    cooker,
+    find_cooker,
+    get_cooker_need_primary,
+)
 
 SOURCE = SourceInfo("set", 0, "a.tar", ("k.txt",))
 
@@ -48,12 +54,20 @@ def test_missing_cookers_are_reported_with_the_dataset_and_its_subflavors() -> N
         find_cooker([Cooker(cook, {"a": 2})], {"a": 1}, "set")
 
 
-@pytest.mark.parametrize("need", ["need_cache", "need_primary"])
-def test_function_that_needs_a_cache_or_store_is_refused_when_decorated(need: str) -> None:
-    with pytest.raises(NotImplementedError, match=rf"@cooker\({need}=True\).*own tar"):
+def test_function_that_needs_a_cache_is_refused_when_decorated() -> None:
+    with pytest.raises(NotImplementedError, match=r"@cooker\(need_cache=True\).*from its store"):
 
-        @cooker(**{need: True})
+        @cooker(need_cache=True)
         def with_more(sample: CrudeSample, **more: Any) -> None: ...
+
+
+def test_function_that_needs_the_store_of_its_dataset_is_marked() -> None:
+    @cooker(need_primary=True)
+    def with_primary(sample: CrudeSample, **stores: Any) -> None: ...
+
+    assert get_cooker_need_primary(with_primary)
+    assert Cooker(with_primary).need_primary
+    assert not Cooker(cook).need_primary
 
 
 def test_decorator_does_not_change_other_functions() -> None:
