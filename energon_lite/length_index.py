@@ -22,6 +22,7 @@ from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.prepare.pool import ordered_results
+from energon_lite.sources.stored_metadata import metadata_source
 from energon_lite.stages.token_lengths import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
 from energon_lite.storage.length_files import (
@@ -32,6 +33,7 @@ from energon_lite.storage.length_files import (
     read_lengths,
 )
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.media_metadata import MediaDatabase
 from energon_lite.storage.nvmeta import SplitFile, read_info
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
 from energon_lite.task_encoder.hooks import Hooks, fingerprint
@@ -111,12 +113,13 @@ def measure_lengths(
     split_parts: Sequence[str] | None = None,
     num_workers: int | None = None,
     trust: bool | None = None,
+    media_metadata: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[LengthReport]:
     """Runs a task encoder's `sample_length` over a prepared dataset, and stores what it returns.
 
-    Lengths that an interrupted run measured are kept; nothing is measured if neither the data nor
-    the code of the encoder changed. Blends and packs use the result (`lengths: NAME`).
+    Lengths of an interrupted run are kept; nothing is measured if neither the data nor the code of
+    the encoder changed. Blends and packs use the result (`lengths: NAME`).
 
     Args:
         path: a prepared folder, or a metadataset, of which every dataset is measured.
@@ -127,40 +130,53 @@ def measure_lengths(
         split_parts: of the folder, or splits of the metadataset; by default all that have shards.
         num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
         trust: whether code that the dataset names may be run.
+        media_metadata: whether `sample_length` gets a dict of the stored `ImageMetadata` and
+            `AVMetadata` by part; no sample is read, and no other hook is run.
         progress: called with what is measured, how many samples are done, of how many.
 
     Raises:
         ValueError: The encoder has no `sample_length`, or returns something else than lengths.
         FileNotFoundError: The folder is missing, or not prepared.
         PermissionError: The folder of the index cannot be written to.
-        RuntimeError: A worker process died.
+        RuntimeError: A worker process died, or there are no media metadata.
     """
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    hooks = Hooks(task_encoder, config)
+    hooks = Hooks(task_encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
     encoder = fingerprint(task_encoder)
+    cook = (lambda source, _: metadata_source(source)) if media_metadata else hooks.cooked
     if meta_dir is not None:
         name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []
     for leaf in _leaves_of(path, split_parts, trust):
-        opener = LeafOpener(
-            node=leaf, cook=hooks.cooked, decoder=task_encoder.decoder, block=_SAMPLES_PER_TASK,
-            settings={"trust": trust}, training=False, worker_config=config,
-        )  # fmt: skip
+        opener = _opener(leaf, cook, hooks, trust)
         try:
-            dataset = hooks.measured(opener(leaf, repeat=False))
+            dataset = hooks.measured(opener(leaf, repeat=False), is_encoded=media_metadata)
         except EmptyDatasetError as error:
             if split_parts is not None:
                 raise
             logger.info("%s", error)  # `test: []` is usual
             continue
         factory = opener.factories[0]
-        reports.append(_measure_part(dataset, factory, name, encoder, num_workers, progress))
+        by = _of_metadata(encoder, factory.path) if media_metadata else encoder
+        reports.append(_measure_part(dataset, factory, name, by, num_workers, progress))
     if not reports:
         raise EmptyDatasetError(
             f"{path}: no split part has a shard, there is nothing to measure; list "
             "shards in split.yaml"
         )
     return reports
+
+
+def _opener(leaf: Leaf, cook: Any, hooks: Hooks, trust: bool | None) -> LeafOpener:
+    return LeafOpener(
+        node=leaf, cook=cook, decoder=hooks.encoder.decoder, block=_SAMPLES_PER_TASK,
+        settings={"trust": trust}, training=False, worker_config=hooks.config,
+    )  # fmt: skip
+
+
+def _of_metadata(encoder: str, root: Path) -> str:
+    """Names the encoder together with the metadata that it gets: others make other lengths."""
+    with MediaDatabase(root) as database:
+        return f"{len(database)} media metadata, {encoder}"
 
 
 def _leaves_of(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from energon_lite.balance import CostModel
@@ -373,15 +375,18 @@ def test_every_option_of_energon_is_known(root):
     both = ["--split-config", "split.yaml", "--dataset-config", "other.yaml"]
     assert run("info", root, *both).exit_code == 0
     assert run("lint", root, *both, "--split-parts", "train,val", "--parallel", 1).exit_code == 0
-    for option in ("--media-metadata-by-header", "--media-metadata-by-glob=*.jpg"):
-        refused = run("prepare", root, option)
+    for option in ("--media-metadata-by-header", "--media-metadata-by-glob=*.txt"):
+        again = run("prepare", root, *energon, option)
+        assert again.exit_code == 0, again.output
+        assert "media metadata of 0 files" in again.stdout
+        refused = run("prepare", root, "--tar-index-only", option)
         assert refused.exit_code == 2
-        assert "media metadata are not in this version" in refused.stderr
+        assert "run `energon-lite prepare-media` after it" in refused.stderr
     for short in (["-h"], ["prepare", "-h"], ["-V"]):
         assert run(*short).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["prepare-media", "preview", "checkpoint", "analyze-debug"])
+@pytest.mark.parametrize("command", ["preview", "analyze-debug"])
 def test_commands_of_energon_that_are_not_here_say_what_to_use(command):
     result = run(command, "info", "some/path", "--new-world-size", 4)
     assert result.exit_code == 2
@@ -398,7 +403,7 @@ def test_commands_are_objects_under_energons_names(root):
     from energon_lite.tools.prepare import command
 
     assert command is prepare_command is group.commands["prepare"]
-    assert command_redist is group.commands["checkpoint"]
+    assert command_redist is group.commands["checkpoint"].commands["redist"]
     assert callable(main)
     assert main is not group
     args = [str(root), "--split-ratio", "2,1,1", "--skip-dataset-yaml", "--no-progress"]
@@ -503,3 +508,77 @@ def test_on_a_terminal_it_asks_for_what_is_missing(root):
 def test_the_package_does_not_import_the_command_line():
     code = "import sys, energon_lite; print([m for m in ('typer', 'rich') if m in sys.modules])"
     assert python(code) == "[]"
+
+
+# Media metadata and states
+
+
+def test_media_metadata_are_stored_in_a_dataset_and_in_a_folder(tmp_path):
+    write_captions(tmp_path / "data", num_shards=2, samples_per_shard=3)
+    options = ["--split-ratio", "1,0,0", "--skip-dataset-yaml", "--non-interactive"]
+    result = run("prepare", tmp_path / "data", *options, "--media-metadata-by-glob", "*2.jpg")
+    assert "media metadata of 1 file\n" in result.stdout
+    result = run("prepare-media", tmp_path / "data", "--media-metadata-by-extension")
+    assert result.stdout.endswith("Done. Stored metadata for 6 files.\n")
+    (tmp_path / "files").mkdir()
+    Image.new("RGB", (5, 4)).save(tmp_path / "files/a.png")
+    result = run("prepare-media", tmp_path / "files", "--media-metadata-by-header", "--json")
+    assert json.loads(result.stdout)["stored"] == 1
+    assert "Prepared filesystem dataset" in run(
+        "prepare-media", tmp_path / "files", "--media-metadata-by-header"
+    ).stdout  # fmt: skip
+    for options in ([], ["--media-metadata-by-header", "--media-metadata-by-extension"]):
+        refused = run("prepare-media", tmp_path / "files", *options)
+        assert refused.exit_code == 1
+        assert "Exactly one of GLOB, HEADER, or EXTENSION" in refused.stderr
+
+
+@pytest.fixture
+def states() -> list[dict]:
+    return json.loads((REPO / "tests/golden/state-v5.json").read_text())["plain"]["states"]
+
+
+def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
+    files = [tmp_path / f"rank{i}.json" for i in range(2)]
+    for path, state in zip(files, states, strict=True):
+        path.write_text(json.dumps(state))
+    result = run("checkpoint", "info", *files)
+    assert result.exit_code == 0, result.output
+    assert "Checkpoint type: Per-rank checkpoint files, 2 states" in result.stdout
+    assert "Number of DP ranks: 2\nNumber of streams: 4\n\n" in result.stdout
+    assert "  Rank 1 (rank1.json):\n    Pass 0: 7 batches returned\n" in result.stdout
+    assert "    texts/train: 21 samples returned, 0 skipped" in result.stdout
+    alone = run("checkpoint", "info", files[1])
+    assert "warning: no state of rank 0: those of all 2 ranks are needed" in alone.stdout
+    megatron = {"iteration": 7, "dataloader_state_dict": states[0], "model": torch.zeros(3)}
+    torch.save(megatron, tmp_path / "model.pt")
+    together = {"trainer": {"data": {"loader_state": json.dumps(states)}}}
+    torch.save(together, tmp_path / "all.pt")
+    assert "1 state of" in run("checkpoint", "info", tmp_path / "model.pt").stdout
+    report = json.loads(run("checkpoint", "info", tmp_path / "all.pt", "--json").stdout)
+    assert [state["rank"] for state in report["states"]] == [0, 1]
+    assert report["warnings"] == []
+    files[0].write_text(json.dumps({**states[0], "count": 8}))
+    assert "rank 0 (rank0.json): was edited" in run("checkpoint", "info", *files).stdout
+
+
+class _Code:
+    def __reduce__(self):
+        return exit, ()
+
+
+def test_files_without_a_state_are_refused_and_nothing_is_unpickled(states, tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"a": 1}, path)
+    assert "holds no state of a loader" in run("checkpoint", "info", path).stderr
+    torch.save(_Code(), path)
+    refused = run("checkpoint", "info", path)
+    assert refused.exit_code == 1
+    assert "neither JSON nor a torch file of plain values" in refused.stderr
+    path.write_bytes(path.read_bytes() + b"megatron.energon.savable_loader")
+    assert "a state of Megatron-Energon" in run("checkpoint", "info", path).stderr
+    path.write_text(json.dumps({**states[0], "rank": "x"}))
+    assert "the state's 'rank' is 'x'" in run("checkpoint", "info", path).stderr
+    redist = run("checkpoint", "redist", "a", "b", "--new-world-size", 4)
+    assert redist.exit_code == 2
+    assert "loaded as they are on any number of ranks" in redist.stderr

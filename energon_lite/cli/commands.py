@@ -20,13 +20,19 @@ from energon_lite.cli.options import (
     DATASET_CONFIG,
     DATASET_PATH,
     DATASET_YAML,
+    FIX_DUPLICATES,
     LENGTHS_NAME,
+    MEDIA_BY_EXTENSION,
+    MEDIA_BY_GLOB,
+    MEDIA_BY_HEADER,
     METADATASETS,
     NUM_WORKERS,
     PARALLEL,
     PROGRESS,
     SPLIT_CONFIG,
     SPLIT_PART,
+    TARS,
+    TMP_PATH,
     TRUST,
     errors_as_text,
     late,
@@ -34,20 +40,17 @@ from energon_lite.cli.options import (
 )
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
-_NO_MEDIA = (
-    "media metadata are not in this version; prepare without this option. Nothing that reads "
-    "pictures needs them"
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+_NO_REDIST = (
+    "not needed: the states are loaded as they are on any number of ranks and workers; pass those "
+    "of all ranks to `restore_state_global`, or what `state_dict()` returned to `load_state_dict`"
 )
 # Commands of `energon` that are not here, and what to use.
 _INSTEAD = {
-    "prepare-media": "this version has no media metadata, and needs none for pictures; audio and "
-    "video parts stay bytes",
     "preview": "use `energon-lite info PATH` for parts and fields, `energon-lite lint PATH` to "
     "decode all, and `next(iter(get_val_dataset(PATH, batch_size=None)))` to look at a sample",
-    "checkpoint": "use one state for all: `loader.state_dict()` is JSON, and is loaded on any "
-    "number of ranks and workers, so that nothing has to be redistributed",
-    "analyze-debug": "use `loader.stats()` for what a run read, and `energon-lite plan PATH` for "
-    "what it will read",
+    "analyze-debug": "use `loader.stats()` for what a run read of each source, the loader's "
+    "`skip_log` for the samples that failed, and `energon-lite plan PATH` for what it will read",
 }
 
 app = typer.Typer(
@@ -86,11 +89,7 @@ def _root(
 @app.command()
 def prepare(
     path: Path = Argument(metavar="PATH", help="The dataset's folder, or a metadataset to check."),
-    tars: list[str] | None = Argument(
-        None,
-        metavar="TARS",
-        help="Tars below the folder: names, brace patterns, globs (quote them).  [default: all]",
-    ),
+    tars: list[str] | None = TARS,
     split_ratio: str | None = Option(None, help="Shares of train,val,test, such as 8,1,1."),
     split_parts: list[str] | None = Option(
         None, help="name:regex, matched from the start of a shard's path. Repeatable."
@@ -107,11 +106,7 @@ def prepare(
     tar_index_only: bool = Option(
         False, "--tar-index-only", help="Only index a prepared dataset again."
     ),
-    fix_duplicates: bool = Option(
-        False,
-        "--fix-duplicates",
-        help="Where tars share sample keys, write the tars again with others.",
-    ),
+    fix_duplicates: bool = FIX_DUPLICATES,
     skip_dataset_yaml: bool = Option(False, "--skip-dataset-yaml", help="Write no dataset.yaml."),
     dataset_yaml_name: str = Option(DATASET_YAML, help="Name of dataset.yaml."),
     force_overwrite: bool = Option(
@@ -122,28 +117,55 @@ def prepare(
     follow_links: bool = Option(
         False, "--follow-links", help="Write also where links lead out of the folder."
     ),
-    tmp_path: Path | None = Option(
-        None, hidden=True, help="Not needed: the index is built in the dataset."
-    ),
-    media_by_glob: str | None = Option(None, "--media-metadata-by-glob", hidden=True),
-    media_by_content: bool = Option(
-        False, "--media-metadata-by-header", "--media-metadata-by-extension", hidden=True
-    ),
+    tmp_path: Path | None = TMP_PATH,
+    media_by_glob: str | None = MEDIA_BY_GLOB,
+    media_by_header: bool = MEDIA_BY_HEADER,
+    media_by_extension: bool = MEDIA_BY_EXTENSION,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
     """Indexes the tars of a folder and writes its .nv-meta; continues after an interruption."""
     del tmp_path
-    if media_by_glob or media_by_content:
-        raise typer.BadParameter(_NO_MEDIA, param_hint="--media-metadata-by-...")
+    media = (media_by_glob, media_by_header, media_by_extension)
+    if tar_index_only and any(media):
+        text = "not with --tar-index-only; run `energon-lite prepare-media` after it"
+        raise typer.BadParameter(text, param_hint="--media-metadata-by-...")
     request = late("prepare.decisions.Request")(
         split_ratio, [_split_part(text) for text in split_parts or ()] or None, sample_type,
         _field_map(field_map or []), dataset_config=dataset_yaml_name, exclude=exclude,
         shuffle_seed=_ENERGON_SHUFFLE_SEED if shuffle_tars else None, follow_links=follow_links,
         force_overwrite=force_overwrite, paths=tars or None, num_workers=num_workers,
         tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
+        media_filter=_media_filter(*media) if any(media) else None,
     )  # fmt: skip
     _prepare(path, request, not skip_dataset_yaml, non_interactive, as_json, progress)
+
+
+@app.command("prepare-media")
+def prepare_media(
+    path: Path = Argument(metavar="PATH", help="A prepared dataset, or a folder of files."),
+    by_glob: str | None = MEDIA_BY_GLOB,
+    by_header: bool = MEDIA_BY_HEADER,
+    by_extension: bool = MEDIA_BY_EXTENSION,
+    num_workers: int | None = NUM_WORKERS,
+    tmp_path: Path | None = TMP_PATH,
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Stores size, length and format of images, videos and recordings, without decoding them."""
+    del tmp_path
+    media_filter = _media_filter(by_glob, by_header, by_extension)
+    with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
+        report = late("prepare.media.prepare_media")(
+            path, media_filter, num_workers=num_workers, progress=_indexing(bar, "files")
+        )
+    print_report(report, "media_text", as_json)
+
+
+def _media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> Any:
+    with errors_as_text():
+        make = late("storage.media_headers.MediaFilterConfig")
+        return make.parse(by_glob, by_header, by_extension)
 
 
 def _prepare(
@@ -178,13 +200,13 @@ def _prepare(
         typer.echo("No dataset.yaml was written; give --sample-type, or write it", err=True)
 
 
-def _indexing(bar: Any) -> Any:
+def _indexing(bar: Any, unit: str = "samples") -> Any:
     """Returns a function that draws the `Progress` of `prepare_dataset`; None without a bar."""
     size_text = late("inspect.text.size_text")
 
     def show(at: Any) -> None:
         size = f"{size_text(at.size_bytes)} of {size_text(at.total_bytes)}"
-        bar("Indexing shards", at.shards, at.num_shards, f"{at.samples:,} samples, {size}")
+        bar("Indexing shards", at.shards, at.num_shards, f"{at.samples:,} {unit}, {size}")
 
     return None if bar is None else show
 
@@ -284,6 +306,11 @@ def lengths(
     ),
     num_workers: int | None = NUM_WORKERS,
     trust: bool | None = TRUST,
+    media_metadata: bool = Option(
+        False,
+        "--media-metadata",
+        help="Call it with what prepare-media stored of each sample; nothing is read or decoded.",
+    ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -292,7 +319,7 @@ def lengths(
         reports = late("length_index.measure_lengths")(
             path, _encoder(encoder), name=name, meta_dir=meta_dir,
             split_parts=split_parts.split(",") if split_parts else None,
-            num_workers=num_workers, trust=trust, progress=bar,
+            num_workers=num_workers, trust=trust, media_metadata=media_metadata, progress=bar,
         )  # fmt: skip
     print_report(reports, "lengths_text", as_json)
 
@@ -383,6 +410,30 @@ def balance(
     print_report(report, "balance_text", as_json)
 
 
+checkpoint_app = typer.Typer(
+    name="checkpoint", help="Describes saved states of loaders.", no_args_is_help=True
+)
+app.add_typer(checkpoint_app)
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(
+    files: list[Path] = Argument(metavar="FILES", help="States, as JSON or in torch files."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Describes saved states: their ranks and streams, and how far each of them is."""
+    with errors_as_text():
+        report = late("inspect.checkpoints.checkpoint_info")(files)
+    print_report(report, "checkpoint_text", as_json)
+
+
+@checkpoint_app.command("redist", context_settings=_ANY_ARGUMENTS, hidden=True, help=_NO_REDIST)
+def checkpoint_redist() -> None:
+    """Refuses, and names what to do instead."""
+    typer.echo(f"energon-lite checkpoint redist: {_NO_REDIST}", err=True)
+    raise typer.Exit(2)
+
+
 @app.command()
 def mount(
     path: Path = DATASET_PATH,
@@ -413,9 +464,8 @@ def schema() -> None:
 
 def _add_missing(name: str, instead: str) -> None:
     text = f"energon-lite {name}: not in this version; {instead}"
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-    @app.command(name, hidden=True, context_settings=settings, help=text)
+    @app.command(name, hidden=True, context_settings=_ANY_ARGUMENTS, help=text)
     def refuse() -> None:
         typer.echo(text, err=True)
         raise typer.Exit(2)
@@ -427,3 +477,5 @@ for _name, _text in _INSTEAD.items():
 main: Any = typer.main.get_command(app)
 # Here, names are commands, not functions; `prepare_media` is `prepare-media`.
 globals().update({name.replace("-", "_"): command for name, command in main.commands.items()})
+_of_checkpoint = main.commands["checkpoint"].commands
+globals().update({f"checkpoint_{name}": command for name, command in _of_checkpoint.items()})

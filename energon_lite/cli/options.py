@@ -35,6 +35,28 @@ PROGRESS = Option(None, help="By default on if stderr is a terminal.")
 _PROCESSES = "Processes; by default one per core, at most 16."
 NUM_WORKERS = Option(None, min=0, help=_PROCESSES)
 PARALLEL = Option(None, "--num-workers", "--parallel", min=0, help=_PROCESSES)
+MEDIA_BY_GLOB = Option(
+    None,
+    "--media-metadata-by-glob",
+    help="Store metadata of media files of these names, such as '*.jpg,*.mp4'.",
+)
+MEDIA_BY_HEADER = Option(
+    False, "--media-metadata-by-header", help="... of those whose content is that of media."
+)
+MEDIA_BY_EXTENSION = Option(
+    False, "--media-metadata-by-extension", help="... of those with an extension of media."
+)
+TMP_PATH = Option(None, hidden=True, help="Not needed: the index is built in the dataset.")
+TARS = Argument(
+    None,
+    metavar="TARS",
+    help="Tars below the folder: names, brace patterns, globs (quote them).  [default: all]",
+)
+FIX_DUPLICATES = Option(
+    False,
+    "--fix-duplicates",
+    help="Where tars share sample keys, write new ones with others; keep the old as *.orig.",
+)
 SPLIT_CONFIG = Option(None, help="Split file in .nv-meta.  [default: split.yaml]")
 DATASET_CONFIG = Option(None, help="Dataset file in .nv-meta.  [default: dataset.yaml]")
 

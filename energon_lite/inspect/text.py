@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from energon_lite.inspect.forecast import BalanceReport, Plan
     from energon_lite.inspect.lint import LintReport
     from energon_lite.length_index import LengthReport
+    from energon_lite.prepare.media import MediaReport
     from energon_lite.prepare.run import PrepareReport
 
 
@@ -44,9 +45,46 @@ def prepared_text(report: PrepareReport) -> str:
         for name, split in report.splits.items()
     ]
     lines.append("  parts: " + ", ".join(f"{k} ({v:,})" for k, v in report.parts.items()))
+    if report.media_files is not None:
+        lines.append(f"  media metadata of {counted(report.media_files, 'file')}")
     lines.append(f"  {'would write' if report.is_dry_run else 'wrote'} {', '.join(report.written)}")
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [] if report.is_dry_run else ["Done"]  # scripts look for this last word of Energon's
+    return "\n".join(lines)
+
+
+def media_text(report: MediaReport) -> str:
+    """Writes what `prepare_media` did."""
+    kind = "webdataset" if report.is_webdataset else "filesystem dataset"
+    lines = [f"Prepared {kind} {report.path}"]
+    lines += [f"  warning: {warning}" for warning in report.warnings]
+    return "\n".join([*lines, f"Done. Stored metadata for {report.stored} files."])
+
+
+def checkpoint_text(report: Mapping[str, Any]) -> str:
+    """Writes what `checkpoint_info` found."""
+    states, num_files = report["states"], report["files"]
+    kind = "Per-rank checkpoint files" if num_files > 1 else "One checkpoint file"
+    lines = [
+        f"Checkpoint type: {kind}, {counted(len(states), 'state')} of energon_lite",
+        f"Number of DP ranks: {report['world_size']}",
+        f"Number of streams: {report['num_streams']}",
+        *(f"warning: {warning}" for warning in report["warnings"]),
+        "",
+        "Detailed information:",
+    ]
+    for state in states:
+        end = ", at the end" if state["ended"] else ""
+        lines += [
+            f"  Rank {state['rank']} ({state['file']}):",
+            f"    Pass {state['pass']}: {state['items_in_pass']:,} batches returned{end}",
+            f"    Batches since the topology last changed: {state['count']:,}",
+            f"    Number of stream states: {state['streams']}",
+        ]
+        lines += [
+            f"    {name}: {row['samples']:,} samples returned, {row['skipped']:,} skipped"
+            for name, row in state["sources"].items()
+        ]
     return "\n".join(lines)
 
 

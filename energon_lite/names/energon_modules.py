@@ -125,8 +125,8 @@ def add_modules() -> None:
 def _homes(module: str) -> dict[str, str]:
     names = ENERGON_MODULES[module]
     if module.startswith("tools."):
-        command = module.removeprefix("tools.")
-        return dict.fromkeys(names, f"{ROOT}.cli.commands:{command}")
+        command = f"{ROOT}.cli.commands:{module.removeprefix('tools.')}"
+        return {name: command + name.removeprefix("command") for name in names}
     if module == "cli.main":
         return {name: f"{ROOT}.cli.commands:{name.removesuffix('_command')}" for name in names}
     return {name: home_of(name) for name in names}

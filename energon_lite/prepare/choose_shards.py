@@ -211,7 +211,11 @@ def find_shards(
         DatasetFormatError: A tar is compressed.
         ValueError: `exclude` is no regular expression.
     """
-    names = sorted(_walk(root)) if paths is None else _named_shards(root, paths)
+    names = (
+        sorted(files_below(root, (".tar", *_PACKED)))
+        if paths is None
+        else _named_shards(root, paths)
+    )
     if exclude is not None:
         num_tars, pattern = len(names), compile_pattern(exclude, "exclude")
         names = [name for name in names if not pattern.search(name)]
@@ -307,10 +311,14 @@ def _relative(root: Path, path: str | os.PathLike[str]) -> str:
     return inside.as_posix()
 
 
-def _walk(root: Path) -> list[str]:
-    """Returns the tars in a folder and below it; a folder that cannot be read is an error.
+def files_below(root: Path, endings: tuple[str, ...] = ("",)) -> list[str]:
+    """Returns the files in a folder and below it whose names end so, relative to the folder.
 
-    A folder counts once: under its own path, or else under that of the first link to it.
+    `.nv-meta` is passed over. A folder counts once: under its own path, or else under that of the
+    first link to it.
+
+    Raises:
+        OSError: A folder cannot be read.
     """
     names: list[str] = []
     seen: set[tuple[int, int]] = set()
@@ -328,7 +336,7 @@ def _walk(root: Path) -> list[str]:
             names += [
                 Path(folder, name).relative_to(root).as_posix()
                 for name in others
-                if name.endswith((".tar", *_PACKED))
+                if name.endswith(endings)
             ]
     return names
 

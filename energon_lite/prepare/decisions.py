@@ -15,6 +15,7 @@ from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_
 from energon_lite.storage import nvmeta
 from energon_lite.storage.field_access import FieldMap, FieldSpec, check_fields, mappable_fields
 from energon_lite.storage.files import is_there, read_file
+from energon_lite.storage.media_headers import MediaFilterConfig
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_config
 
@@ -228,6 +229,7 @@ class Request(NamedTuple):
     dry_run: bool = False
     progress: Callable[[Progress], None] | None = None
     watch: Watch = unwatched
+    media_filter: MediaFilterConfig | None = None
 
 
 def decide_splits(names: Sequence[str], request: Request) -> dict[str, list[str]]:

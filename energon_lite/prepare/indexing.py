@@ -17,11 +17,20 @@ from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.choose_shards import Shard
-from energon_lite.storage.files import new_file, open_regular, retried
+from energon_lite.storage.files import errors_of, is_there, new_file, open_regular, retried
+from energon_lite.storage.media_headers import (
+    MediaFile,
+    MediaFilterConfig,
+    MediaRows,
+    has_pyav,
+    media_rows,
+)
 from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
 
+# What is appended to the name of a tar that `rename_samples` has replaced.
+ORIGINAL = ".orig"
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -42,6 +51,8 @@ class ShardResult(NamedTuple):
         samples: number of samples.
         parts: number of members by part name.
         warning: what is odd about it, or "".
+        media: files with media metadata, those that are unreadable, those that need PyAV; and the
+            first error.
     """
 
     shard: Shard
@@ -51,6 +62,7 @@ class ShardResult(NamedTuple):
     samples: int
     parts: dict[str, int]
     warning: str
+    media: tuple[int, int, int, str]
 
 
 def rows_path(folder: Path, name: str) -> Path:
@@ -58,30 +70,41 @@ def rows_path(folder: Path, name: str) -> Path:
     return folder / f"{hashlib.sha1(name.encode('utf-8', 'surrogateescape')).hexdigest()}.sqlite"
 
 
-def index_shard(task: tuple[Shard, Path]) -> ShardResult:
+def index_shard(
+    task: tuple[Shard, Path], media_filter: MediaFilterConfig | None = None
+) -> ShardResult:
     """Reads a tar and writes its rows, or takes those of an earlier run.
 
     Args:
         task: the tar, and the folder that the rows go to.
+        media_filter: which of its files get media metadata; by default none.
 
     Raises:
         DatasetFormatError: The tar is unreadable, empty, or its members are not in the order of
             samples; names file, key and members.
         OSError: The tar cannot be read, also after several tries.
     """
-    return retried(lambda: _index_shard(*task), task[0].path)
+    return retried(lambda: _index_shard(*task, media_filter), task[0].path)
 
 
-def _index_shard(shard: Shard, folder: Path) -> ShardResult:
+def _index_shard(shard: Shard, folder: Path, media_filter: MediaFilterConfig | None) -> ShardResult:
     rows = rows_path(folder, shard.name)
     status = shard.path.stat()
     size = status.st_size
     # The first number is the format of the record.
-    made_from = [2, shard.name, size, status.st_mtime_ns]
+    made_from = [3, shard.name, size, status.st_mtime_ns, *made_by(media_filter)]
     kept = _kept_record(rows, made_from)
     if kept is not None:
         return ShardResult(shard, rows, size, True, **kept)
     found, end = scan_shard(shard.path)
+    media = MediaRows([], 0, 0, "")
+    if media_filter is not None:
+        members = (
+            MediaFile(f"{found.samples[index][1]}.{part}", shard.path, offset, size)
+            for index, part, offset, size in found.parts
+        )
+        media = media_rows(members, media_filter)
+        found = found._replace(media=media.rows)
     after = shard.path.stat()
     if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns):
         raise DatasetFormatError(f"{shard.path}: changed while it was read; prepare again")
@@ -90,8 +113,14 @@ def _index_shard(shard: Shard, folder: Path) -> ShardResult:
         warning = f"{shard.path}: has no end-of-archive mark; it may have been cut off"
     parts = Counter(part for _, part, _, _ in found.parts)
     record: dict[str, Any] = {"samples": len(found.samples), "parts": parts, "warning": warning}
+    record["media"] = [len(media.rows), *media[1:]]
     found.write(rows, json.dumps([made_from, record]))
     return ShardResult(shard, rows, size, False, **record)
+
+
+def made_by(media_filter: MediaFilterConfig | None) -> list[Any]:
+    """Returns, for the record of a file of rows, what its media metadata depend on."""
+    return [] if media_filter is None else [*media_filter.row(), has_pyav()]
 
 
 def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
@@ -101,7 +130,8 @@ def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
         stored, record = json.loads(text)
         is_whole = (
             stored == made_from
-            and record.keys() == {"samples", "parts", "warning"}
+            and record.keys() == {"samples", "parts", "warning", "media"}
+            and is_count_of_media(record["media"])
             and all(type(number) is int for number in record["parts"].values())
             and record["samples"] == len(offsets) - 1 > 0
             and isinstance(record["warning"], str)
@@ -111,6 +141,11 @@ def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError, AttributeError, TypeError, RecursionError):
         return None
     return record if is_whole else None
+
+
+def is_count_of_media(value: Any) -> bool:
+    """Returns whether a value of a record is `ShardResult.media`."""
+    return isinstance(value, list) and list(map(type, value)) == [int, int, int, str]
 
 
 def scan_shard(path: Path) -> tuple[ShardRows, int]:
@@ -212,16 +247,18 @@ def _packed_hint(path: Path) -> str:
 
 
 def rename_samples(shard: Shard) -> int:
-    """Writes a tar again with its own name before the names of its samples.
+    """Writes a new tar with its own name before the names of its samples.
 
-    The new tar replaces the old one when it is complete and has the same samples; a tar whose
-    samples have such names is left as it is. Other members keep their names.
+    The new tar takes the name of the old one when it is complete and has the same samples. The old
+    one, whose content is never changed, gets the name `<tar>.orig`; a link to a tar is replaced by
+    the new one. A tar whose samples have such names already stays. Other members keep their names.
 
     Returns:
         The number of samples that were renamed.
 
     Raises:
-        DatasetFormatError: The tar is unreadable, or its copy has other samples.
+        DatasetFormatError: The tar is unreadable, its copy has other samples, or another file has
+            the name `<tar>.orig`.
         OSError: There is no room for a copy of the tar.
     """
     old, _ = scan_shard(shard.path)
@@ -239,7 +276,27 @@ def rename_samples(shard: Shard) -> int:
         sizes = [[(part, size) for _, part, _, size in rows.parts] for rows in (old, new)]
         if [key for _, key, _, _ in new.samples] != same_keys or sizes[0] != sizes[1]:
             raise DatasetFormatError(f"{shard.path}: its copy has other samples; it stays as it is")
+        _keep_original(shard.path)
     return len(old.samples)
+
+
+def _keep_original(path: Path) -> None:
+    """Lets a tar have the name `<tar>.orig`, too."""
+    kept = path.with_name(path.name + ORIGINAL)
+    if path.is_symlink():
+        return
+    with errors_of(kept):
+        if is_there(kept):
+            if kept.samefile(path):  # a run ended between the two steps
+                return
+            raise DatasetFormatError(
+                f"{kept} is there already, and would be the place of the present {path.name}; move "
+                "it away, or remove it if it is not needed any more"
+            )
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without hard links
+            path.rename(kept)
 
 
 def _copy(path: Path, target: Path, prefix: str) -> None:

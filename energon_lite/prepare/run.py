@@ -15,19 +15,21 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
-from energon_lite.prepare.indexing import ShardResult, index_shard, rename_samples
+from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.storage import files, nvmeta
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.media_headers import PYAV, MediaFilterConfig
 from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
-from energon_lite.storage.sqlite import INDEX_SQLITE, new_index, read_shard_rows
+from energon_lite.storage.sqlite import INDEX_SQLITE, keep_media, new_index, read_shard_rows
 from energon_lite.storage.tar import iter_tar
 
 # The version of Energon whose formats these are.
@@ -39,7 +41,7 @@ PARTIAL = "prepare.partial"
 
 
 @contextmanager
-def _partial_folder(plan: decisions.Plan) -> Iterator[Path]:
+def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
     """Yields the folder for the rows, locked against a second run; removed after success."""
     folder = plan.root / META / PARTIAL
     try:
@@ -71,7 +73,7 @@ def _partial_folder(plan: decisions.Plan) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _check_places(plan: decisions.Plan) -> None:
+def check_places(plan: decisions.Plan) -> None:
     """Refuses to write where links lead out of the dataset.
 
     Raises:
@@ -113,6 +115,7 @@ class PrepareReport:
             tars are one entry.
         warnings: what is odd but no error.
         is_dry_run: whether nothing was written.
+        media_files: number of files with media metadata; None where none were asked for.
     """
 
     path: Path
@@ -125,6 +128,7 @@ class PrepareReport:
     written: tuple[str, ...]
     warnings: tuple[str, ...]
     is_dry_run: bool
+    media_files: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON-serialisable values."""
@@ -150,6 +154,7 @@ def prepare_dataset(
     progress: Callable[[decisions.Progress], None] | None = None,
     paths: Iterable[str | os.PathLike[str]] | None = None,
     follow_links: bool = False,
+    media_filter: MediaFilterConfig | None = None,
 ) -> PrepareReport:
     """Indexes the tars of a folder and writes its `.nv-meta`.
 
@@ -158,8 +163,7 @@ def prepare_dataset(
     Args:
         path: the folder; all `.tar` files in it and below belong to the dataset.
         split_ratio: shares of train, val and test, `"8,1,1"`; or by name, `{"train": 0.9, ...}`.
-        split_parts: regular expressions by split part, matched from the start of a shard's
-            relative path after brace expansion; wins over `split_ratio`.
+        split_parts: regular expressions by part, from the start of a shard's path; win over ratios.
         sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
         field_map: for each field of the sample type the part that it is taken from.
         split_config: file name in `.nv-meta`.
@@ -168,14 +172,15 @@ def prepare_dataset(
         num_workers: processes; by default one per core, at most 16. 0 and 1: this process.
         shuffle_seed: shuffles the shards before they are split by ratio.
         tar_index_only: only indexes a prepared dataset again, and corrects its counts.
-        fix_duplicates: where tars have samples of the same key, writes all tars again with
-            `<tar>/<name>` as the names of members. Each tar is replaced when its copy is complete.
+        fix_duplicates: where tars have samples of the same key, writes new tars with
+            `<tar>/<name>` as the names of members. The old ones stay, as `<tar>.orig`.
         force_overwrite: prepares again, and replaces existing configs.
         dry_run: reads and checks everything, writes nothing.
         progress: called after each shard.
         paths: only these tars, in this order: names in the folder, brace patterns, globs. With
             `tar_index_only` only where it is not prepared: then indexes are all that is written.
         follow_links: whether to write also where links to folders lead out of the folder.
+        media_filter: which files get media metadata; those of an earlier run are kept.
 
     Raises:
         ValueError: The options contradict each other, or do not fit the shards.
@@ -187,7 +192,7 @@ def prepare_dataset(
         split_ratio, split_parts, sample_type, field_map, split_config, dataset_config, exclude,
         shuffle_seed, force_overwrite, paths, follow_links=follow_links, num_workers=num_workers,
         tar_index_only=tar_index_only, fix_duplicates=fix_duplicates, dry_run=dry_run,
-        progress=progress,
+        progress=progress, media_filter=media_filter,
     )  # fmt: skip
     return prepare_as(path, request)
 
@@ -198,33 +203,34 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
     plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
     dry_run = request.dry_run
     if not (dry_run or request.follow_links):
-        _check_places(plan)
+        check_places(plan)
     with files.errors_of(root), ExitStack() as stack:
         if dry_run:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="energon-lite-")))
         else:
-            folder = stack.enter_context(_partial_folder(plan))
+            folder = stack.enter_context(partial_folder(plan))
         try:
-            results = _read_shards(plan, folder)
+            results = read_shards(plan, folder)
         except _SharedKeys:
             if dry_run or not request.fix_duplicates:
                 raise
             _rename(plan)
-            results = _read_shards(plan, folder)
-        if not dry_run:
-            _commit(plan, folder, results)
-    return _report(plan, results)
+            results = read_shards(plan, folder)
+        dropped = 0 if dry_run else _commit(plan, folder, results)
+    return _report(plan, results, dropped)
 
 
-def _read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
+def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
     request, num_shards, total = plan.request, len(plan.shards), sum(map(size_of, plan.shards))
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
-    with new_index(folder / INDEX_SQLITE) as add:
+    media = request.media_filter
+    with new_index(folder / INDEX_SQLITE, None if media is None else media.row()) as add:
         tasks = [(shard, folder) for shard in plan.shards]
-        found = request.watch(ordered_results(index_shard, tasks, request.num_workers), num_shards)
+        index = partial(index_shard, media_filter=media)
+        found = request.watch(ordered_results(index, tasks, request.num_workers), num_shards)
         for number, result in enumerate(found):
             if isinstance(result, Exception):
                 errors.append(result)
@@ -237,7 +243,7 @@ def _read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
             if request.progress is not None:
                 request.progress(decisions.Progress(number + 1, num_shards, samples, size, total))
         if errors:
-            raise _combined(errors, num_shards)
+            raise combined(errors, num_shards)
     if plan.field_map is not None:
         parts = {part for result in results for part in result.parts}
         decisions.check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
@@ -264,12 +270,16 @@ def _rename(plan: decisions.Plan) -> None:
     found = list(ordered_results(rename_samples, plan.shards, plan.request.num_workers))
     errors = [result for result in found if isinstance(result, Exception)]
     if errors:
-        raise _combined(errors, len(plan.shards))
+        raise combined(errors, len(plan.shards))
     renamed = sum(bool(result) for result in found)
-    logger.warning("%s: %d tars were written again with unique sample keys", plan.root, renamed)
+    logger.warning(
+        "%s: %d new tars with unique sample keys; the old ones are beside them, as *.tar%s. Remove "
+        "those when the new ones are as you want them", plan.root, renamed, ORIGINAL,
+    )  # fmt: skip
 
 
-def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
+def combined(errors: Sequence[Exception], num_shards: int) -> Exception:
+    """Returns one error for those of several shards, or groups of files."""
     if len(errors) == 1:
         return errors[0]
     kind = _SharedKeys if all(isinstance(e, _SharedKeys) for e in errors) else DatasetFormatError
@@ -279,7 +289,39 @@ def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 
-def _report(plan: decisions.Plan, results: Sequence[ShardResult]) -> PrepareReport:
+def media_warnings(
+    counts: Iterable[tuple[int, int, int, str]], dropped: int = 0
+) -> tuple[int, list[str]]:
+    """Adds up what was found in parts of a dataset.
+
+    Args:
+        counts: `ShardResult.media` of each.
+        dropped: entries of an earlier run that are gone.
+
+    Returns:
+        The number of files with metadata, and what is odd.
+    """
+    found = list(counts)
+    stored = sum(count[0] for count in found)
+    unreadable, without_pyav = sum(c[1] for c in found), sum(c[2] for c in found)
+    first = next((count[3] for count in found if count[3]), "")
+    lines = []
+    if unreadable:
+        lines.append(f"{unreadable:,} media files cannot be read, and have no metadata: {first}")
+    if without_pyav:
+        lines.append(
+            f"{without_pyav:,} video and audio files have no metadata, which need PyAV: {PYAV}; "
+            "then run the same command again"
+        )
+    if dropped:
+        lines.append(
+            f"media metadata of {dropped:,} files of an earlier run are dropped, since the files "
+            "changed or are gone; choose them again with --media-metadata-by-..."
+        )
+    return stored, lines
+
+
+def _report(plan: decisions.Plan, results: Sequence[ShardResult], dropped: int) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
         part: SplitCount(len(names), sum(counts[name] for name in names))
@@ -293,6 +335,8 @@ def _report(plan: decisions.Plan, results: Sequence[ShardResult]) -> PrepareRepo
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
+    media_files, lines = media_warnings((result.media for result in results), dropped)
+    warnings += lines
     written = [INDEX_SQLITE, *plan.texts, *([INFO_JSON] if plan.writes_info(counts) else [])]
     return PrepareReport(
         path=plan.root,
@@ -305,14 +349,20 @@ def _report(plan: decisions.Plan, results: Sequence[ShardResult]) -> PrepareRepo
         written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
         warnings=tuple(warnings),
         is_dry_run=plan.request.dry_run,
+        media_files=None if plan.request.media_filter is None else media_files,
     )
 
 
-def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) -> None:
-    """Writes all files; until the last one the folder is no dataset."""
+def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) -> int:
+    """Writes all files; until the last one the folder is no dataset.
+
+    Returns:
+        Files of an earlier run that have no media metadata any more.
+    """
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
     had_yaml = files.is_there(meta / INFO_YAML)
+    dropped = keep_media(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
     if plan.splits is not None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)
@@ -323,6 +373,7 @@ def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) 
         files.write_atomically(meta / name, text.encode())
     if plan.writes_info(counts):
         nvmeta.write_info(plan.root, nvmeta.DatasetInfo(counts, FORMAT_VERSION), also_yaml=had_yaml)
+    return dropped
 
 
 # ------------------------------------------------------------ with the arguments of Energon's class
@@ -339,7 +390,7 @@ def prepare_like_energon(
     progress_fn: decisions.Watch = decisions.unwatched,
     workers: int = 32,
     tar_index_only: bool = False,
-    media_filter: None = None,
+    media_filter: MediaFilterConfig | None = None,
     fix_duplicates: bool = False,
     index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
 ) -> set[str]:
@@ -358,8 +409,8 @@ def prepare_like_energon(
         progress_fn: wraps the iterator over the shards: `progress_fn(iterator, total)`.
         workers: processes, at most.
         tar_index_only: only indexes the tars: of a prepared dataset those that it has.
-        media_filter: not in this version.
-        fix_duplicates: writes tars that share sample keys again, with `<tar>/<name>` as names.
+        media_filter: which files get media metadata.
+        fix_duplicates: writes new tars where some share sample keys, with `<tar>/<name>` as names.
         index_sqlite_tmp_path: not used; the database is built beside its place.
 
     Returns:
@@ -369,8 +420,6 @@ def prepare_like_energon(
         ValueError: As `prepare_dataset`; or an argument needs a feature that this version lacks.
     """
     del index_sqlite_tmp_path
-    if media_filter is not None:
-        raise ValueError("media_filter: this version has no media metadata; leave it at None")
     request = decisions.Request(
         split_ratio=None if tar_index_only else split_parts_ratio,
         split_parts=None if tar_index_only else split_parts_patterns,
@@ -383,8 +432,11 @@ def prepare_like_energon(
         tar_index_only=tar_index_only,
         fix_duplicates=fix_duplicates,
         watch=progress_fn,
+        media_filter=media_filter,
     )
     report = prepare_as(parent_path, request)
+    for warning in report.warnings if media_filter is not None else ():
+        files.warn_once(f"{report.path}: {warning}")
     return set(report.parts)
 
 
@@ -413,15 +465,3 @@ def iter_dataset_content(
                 sample[part] = file.read(header.size)
     if sample:
         yield sample
-
-
-def add_media_metadata(parent_path: object, **kwargs: object) -> NoReturn:
-    """Refuses: this version has no media metadata.
-
-    Raises:
-        NotImplementedError: Always.
-    """
-    del parent_path, kwargs
-    raise NotImplementedError(
-        "add_media_metadata: this version has no media metadata, and needs none for pictures"
-    )

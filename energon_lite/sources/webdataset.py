@@ -23,11 +23,8 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.prepare.run import (
-    add_media_metadata,
-    iter_dataset_content,
-    prepare_like_energon,
-)
+from energon_lite.prepare.media import add_media_metadata
+from energon_lite.prepare.run import iter_dataset_content, prepare_like_energon
 from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.sample_loader import OwnMaker, PartFilter, SampleLoader
 from energon_lite.sources.source import WebdatasetSource

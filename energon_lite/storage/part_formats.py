@@ -14,9 +14,10 @@ import json
 import math
 import struct
 import types
+import warnings
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
@@ -300,6 +301,27 @@ def _all_formats() -> tuple[str, ...]:
     pillow = _pillow()
     pillow.init()
     return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
+
+
+def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
+    """Returns width, height, format and mode of an image; its pixels are not decoded.
+
+    Raises:
+        ValueError: It is no image, or its header is corrupt.
+        OSError: As ValueError, or the file cannot be read.
+    """
+    name = image_format(file.read(16))
+    file.seek(0)
+    pillow = _pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of images that are large; nothing is allocated
+        try:
+            opened = pillow.open(file, formats=_all_formats() if name is None else (name,))
+        except pillow.DecompressionBombError as error:
+            raise ValueError(
+                f"{error}; if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
+            ) from None
+    return (*opened.size, str(opened.format), str(opened.mode))
 
 
 def _decode_image(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:

@@ -486,12 +486,19 @@ class ShardReader:
         self.root = root
         self.max_open = max_open
         self.shards = tuple(shards)
+        self.tar_file_ids = tuple(tar_file_ids)
         self._names = np.array([*shards, ""], dtype=object)[:-1]
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self._starts[-1]) - len(excluded)
         self._files = OpenShards(root, self.shards, tuple(counts), tar_file_ids)
+
+    def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the shard of each sample, by number, and its place there; both (N,)."""
+        positions = indices + np.searchsorted(self._excluded, indices, side="right")
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        return shards, positions - self._starts[shards]
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.

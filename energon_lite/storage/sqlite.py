@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ INDEX_SQLITE = "index.sqlite"
 T = TypeVar("T")
 
 # Columns of the tables of the index, in the words of Energon's.
-_TABLES = {
+INDEX_TABLES = {
     "samples": "tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "
     "sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER",
     "sample_parts": "tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
@@ -39,6 +39,15 @@ CREATE INDEX idx_sample_parts_seq
 CREATE INDEX idx_sample_parts_full ON sample_parts(
     tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
+# Columns that are read of the media metadata of a dataset, and the tables of them.
+MEDIA_COLUMNS = {"media_metadata": "entry_key TEXT, metadata_type TEXT, metadata_json TEXT"}
+_MEDIA_TABLES = {
+    "media_metadata": "entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, "
+    "metadata_json TEXT NOT NULL",
+    "media_filters": "filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, "
+    "patterns TEXT, created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns)",
+}
+_FILTER_COLUMNS = {"media_filters": "strategy TEXT, patterns TEXT, created_at_utc TEXT"}
 # The rows of one shard, as a worker writes them. `sample_index` is the row's id.
 _SHARD_TABLES = {
     "shard_samples": "sample_index INTEGER PRIMARY KEY, sample_key TEXT, byte_offset INTEGER, "
@@ -47,6 +56,7 @@ _SHARD_TABLES = {
     "content_byte_size INTEGER",
     "record": "content TEXT",
 }
+_SHARD_MEDIA = {"shard_media": MEDIA_COLUMNS["media_metadata"]}  # where there are some
 _ROWS_AGAIN = "remove the folder {}, and run the same command again"
 _KEYS_PER_QUERY = 500
 _OF_SAMPLE = (
@@ -212,7 +222,7 @@ class IndexDatabase(ReadOnlyDatabase):
         path = root / META / INDEX_SQLITE
         remedy = f"run `energon-lite prepare {root} --tar-index-only`"
         try:
-            super().__init__(path, _TABLES, remedy)
+            super().__init__(path, INDEX_TABLES, remedy)
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} is missing; {remedy}") from None
 
@@ -357,7 +367,7 @@ def counts_if_none_has(index: Path, groups: Sequence[Collection[str]]) -> list[i
         "SELECT count(*) FROM (SELECT DISTINCT tar_file_id, sample_index FROM sample_parts "
         "WHERE part_name IN ({}))"
     )
-    with ReadOnlyDatabase(index, _TABLES, "prepare again") as database:
+    with ReadOnlyDatabase(index, INDEX_TABLES, "prepare again") as database:
         if database.rows(query, [part for group in groups for part in group], int):
             return None
         return [database.rows(count.format(_question_marks(g)), list(g), int)[0][0] for g in groups]
@@ -409,18 +419,23 @@ class ShardRows(NamedTuple):
     Attributes:
         samples: (sample_index, key, byte offset, byte size) per sample.
         parts: (sample_index, part name, content offset, content size) per part.
+        media: (entry key, type, JSON) per file with media metadata.
     """
 
     samples: list[tuple[int, str, int, int]]
     parts: list[tuple[int, str, int, int]]
+    media: Sequence[tuple[str, str, str]] = ()
 
     def write(self, path: Path, record: str) -> None:
         """Writes the rows, and a text that names what they were made from, at once."""
         temporary = path.with_name(path.name + ".tmp")
-        with _writing(path), closing(_new_database(temporary, _SHARD_TABLES)) as connection:
+        tables = {**_SHARD_TABLES, **(_SHARD_MEDIA if self.media else {})}
+        with _writing(path), closing(_new_database(temporary, tables)) as connection:
             connection.execute("BEGIN")
             connection.executemany("INSERT INTO shard_samples VALUES (?, ?, ?, ?)", self.samples)
             connection.executemany("INSERT INTO shard_parts VALUES (?, ?, ?, ?)", self.parts)
+            if self.media:
+                connection.executemany("INSERT INTO shard_media VALUES (?, ?, ?)", self.media)
             connection.execute("INSERT INTO record VALUES (?)", (record,))
             connection.execute("COMMIT")
         with errors_of(path):
@@ -437,8 +452,9 @@ def read_shard_rows(path: Path) -> tuple[str, list[int]]:
         FileNotFoundError: There is none.
         DatasetFormatError: The file is corrupt.
     """
-    with ReadOnlyDatabase(path, _SHARD_TABLES, _ROWS_AGAIN.format(path.parent)) as database:
-        if len(database.tables) < len(_SHARD_TABLES):
+    wanted = {**_SHARD_TABLES, **_SHARD_MEDIA}
+    with ReadOnlyDatabase(path, wanted, _ROWS_AGAIN.format(path.parent)) as database:
+        if not _SHARD_TABLES.keys() <= database.tables:
             raise database.error("a table is missing")
         ((record,),) = database.rows("SELECT max(content) FROM record", (), str)
         rows = database.rows(
@@ -448,8 +464,15 @@ def read_shard_rows(path: Path) -> tuple[str, list[int]]:
 
 
 @contextmanager
-def new_index(path: Path) -> Iterator[Callable[[Path, int], tuple[str, int] | None]]:
+def new_index(
+    path: Path, media_filter: tuple[str, str] | None = None, *, has_samples: bool = True
+) -> Iterator[Callable[[Path, int], tuple[str, int] | None]]:
     """Creates an index database; the caller moves it to its place.
+
+    Args:
+        path: where to.
+        media_filter: strategy and patterns by which files with media metadata were chosen.
+        has_samples: whether the dataset consists of samples, and not of other files.
 
     Yields:
         The function that adds the rows of a shard: a file that `ShardRows.write` made, and the
@@ -460,18 +483,29 @@ def new_index(path: Path) -> Iterator[Callable[[Path, int], tuple[str, int] | No
     Raises:
         OSError: There is no room for the database.
     """
-    with closing(_new_database(path, _TABLES)) as connection:
+    tables = {**(INDEX_TABLES if has_samples else {}), **(_MEDIA_TABLES if media_filter else {})}
+    with closing(_new_database(path, tables)) as connection:
         try:
-            yield partial(_add_rows, connection, path)
-            with _writing(path):
-                connection.executescript(_INDEXES)
+            if media_filter:
+                connection.execute(_ADD_FILTER, media_filter)
+            yield partial(_add_rows, connection, path, tables.keys())
+            if has_samples:
+                with _writing(path):
+                    connection.executescript(_INDEXES)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
 
+_ADD_FILTER = "INSERT INTO media_filters(strategy, patterns) VALUES (?, ?)"
+
+
 def _add_rows(
-    connection: sqlite3.Connection, path: Path, rows: Path, tar_file_id: int
+    connection: sqlite3.Connection,
+    path: Path,
+    tables: Collection[str],
+    rows: Path,
+    tar_file_id: int,
 ) -> tuple[str, int] | None:
     execute = connection.execute
     twice: tuple[str, int] | None = None
@@ -479,6 +513,11 @@ def _add_rows(
         execute("ATTACH ? AS shard", (_read_only_uri(rows),))
         execute("BEGIN")
         try:
+            has_media = "SELECT 1 FROM shard.sqlite_master WHERE name = 'shard_media'"
+            if "media_metadata" in tables and execute(has_media).fetchone():
+                execute("INSERT OR REPLACE INTO media_metadata SELECT * FROM shard_media")
+            if "samples" not in tables:
+                return None
             execute(
                 "INSERT INTO samples SELECT ?, sample_key, sample_index, byte_offset, "
                 "byte_size FROM shard_samples ORDER BY sample_index",
@@ -498,3 +537,93 @@ def _add_rows(
                 execute("COMMIT")
             execute("DETACH shard")
     return twice
+
+
+# -------------------------------------------------------------------------------- media metadata
+
+_ENTRIES = (
+    "SELECT sample_key || '.' || part_name AS entry, content_byte_offset, content_byte_size "
+    "FROM {0}.samples CROSS JOIN {0}.sample_parts USING (tar_file_id, sample_index)"
+)
+
+
+def keep_media(path: Path, old: Path, is_there: Callable[[str], bool] | None = None) -> int:
+    """Adds the media metadata of an old index to a new one, if the files are still the same.
+
+    A file of a sample is the same if it has the same name, size and place in its tar. Metadata
+    that the new index has already stay.
+
+    Args:
+        path: the new index, in the hands of this process.
+        old: the one that it will replace.
+        is_there: returns whether a file is there, for a folder of files, which has no samples.
+
+    Returns:
+        The number of entries of the old index that are not in the new one.
+
+    Raises:
+        DatasetFormatError: The old index is corrupt.
+    """
+    remedy = f"remove {old}, and run the same command again"
+    wanted = {**INDEX_TABLES, **MEDIA_COLUMNS, **_FILTER_COLUMNS}
+    try:
+        with ReadOnlyDatabase(old, wanted, remedy) as database:
+            tables = database.tables
+    except FileNotFoundError:
+        return 0
+    if not tables >= MEDIA_COLUMNS.keys() | _FILTER_COLUMNS.keys():
+        return 0
+    with (
+        _writing(path),
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        _reading(old, remedy),
+    ):
+        execute = connection.execute
+        for setting in ("trusted_schema = OFF", "synchronous = OFF", "journal_mode = MEMORY"):
+            execute(f"PRAGMA {setting}")
+        execute("ATTACH ? AS old", (_read_only_uri(old),))
+        execute("BEGIN")
+        dropped = _take_over(connection, tables, is_there)
+        execute("COMMIT")
+        return dropped
+
+
+def _take_over(
+    connection: sqlite3.Connection,
+    tables: Set[str],
+    is_there: Callable[[str], bool] | None,
+) -> int:
+    """Copies media metadata of the database `old` into `main`; returns how many entries it did not.
+
+    Args:
+        connection: to both.
+        tables: those of the old database.
+        is_there: as in `keep_media`.
+    """
+    execute = connection.execute
+    for table, columns in _MEDIA_TABLES.items():
+        execute(f"CREATE TABLE IF NOT EXISTS {table} ( {columns} )")
+    if execute("SELECT 1 FROM main.sqlite_master WHERE name = 'samples'").fetchone() is None:
+        connection.create_function("is_there", 1, is_there)
+        same = "is_there(entry_key)"
+    elif tables >= INDEX_TABLES.keys():
+        both = f"{_ENTRIES.format('main')} INTERSECT {_ENTRIES.format('old')}"
+        same = f"entry_key IN (SELECT entry FROM ({both}))"
+    else:
+        same = "false"
+    execute(f"INSERT OR IGNORE INTO main.media_metadata SELECT * FROM ({_OLD_MEDIA}) WHERE {same}")
+    filters = "SELECT strategy, patterns, created_at_utc FROM {}.media_filters ORDER BY rowid"
+    newest = execute(filters.format("main")).fetchall()
+    execute("DELETE FROM main.media_filters")
+    execute("DELETE FROM main.sqlite_sequence")
+    execute(f"{_KEEP_FILTER} {filters.format('old')}")
+    connection.executemany(f"{_KEEP_FILTER} VALUES (?, ?, ?)", newest)
+    ((dropped,),) = execute(
+        f"SELECT count(*) FROM ({_OLD_MEDIA}) "
+        "WHERE entry_key NOT IN (SELECT entry_key FROM main.media_metadata)"
+    )
+    return int(dropped)
+
+
+_KEEP_FILTER = "INSERT OR IGNORE INTO main.media_filters(strategy, patterns, created_at_utc)"
+_OLD_MEDIA = "SELECT entry_key, metadata_type, metadata_json FROM old.media_metadata"

@@ -147,8 +147,10 @@ class Hooks:
         cook = self.hook("cook", CookFunction(self.encoder, cooker, stores))
         return MapDataset(source, cook, map_fn_config={"aux": config} if config else None)
 
-    def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
-        """Puts the hooks up to `sample_length` over cooked samples.
+    def measured(
+        self, dataset: SavableDataset[Any], is_encoded: bool = False
+    ) -> MeasureDataset[Any]:
+        """Puts the hooks up to `sample_length` over cooked samples; this one alone if `is_encoded`.
 
         Raises:
             ValueError: The encoder has no `sample_length`.
@@ -156,6 +158,8 @@ class Hooks:
         encoder = self.encoder
         if not encoder.overrides("sample_length"):
             raise ValueError(f"{type(encoder).__name__} {_NO_LENGTH}")
+        if is_encoded:
+            return MeasureDataset(dataset, self.hook("sample_length"))
         dataset = encoder.build_encode_sample(dataset, worker_config=self.config)
         if encoder.overrides("postencode_sample") and encoder.packing is None:
             dataset = MapDataset(dataset, self.hook("postencode_sample"))

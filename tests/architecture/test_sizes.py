@@ -16,23 +16,23 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3062,
-    "cli": 641,
+    "cli": 702,
     "core": 2163,
-    "inspect": 1421,
+    "inspect": 1549,
     "loader": 3099,
     "loss": 207,
     "metadataset": 1402,
     "names": 159,
     "order": 684,
-    "prepare": 957,
+    "prepare": 1213,
     "samplers": 1012,
-    "sources": 1216,
+    "sources": 1266,
     "stages": 3464,
-    "storage": 2994,
-    "task_encoder": 728,
+    "storage": 3489,
+    "task_encoder": 732,
     "testing": 397,
     "transforms": 452,
-    "": 368,
+    "": 377,
 }
 
 MODULES = package_modules()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import itertools
@@ -572,6 +573,7 @@ def test_tars_that_share_keys_are_written_again_only_on_wish(tmp_path, tar_forma
             for key, value in old.items()
         }
     assert sample_indices(tmp_path, ["b/0.tar/é"]) == {"b/0.tar/é": (1, 2)}
+    assert {name: contents(tmp_path / f"{name}.orig") for name in before} == before
     assert stat.S_IMODE((tmp_path / "a/0.tar").stat().st_mode) == 0o640
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -584,6 +586,25 @@ def test_a_renaming_that_was_killed_is_continued(tmp_path):
         prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True, force_overwrite=True)
         assert contents(tmp_path / "b/0.tar") == names
     assert rename_samples(Shard("b/0.tar", tmp_path / "b/0.tar")) == 0
+
+
+def test_the_original_of_a_renamed_tar_is_never_replaced(tmp_path, monkeypatch):
+    write_equal_keys(tmp_path)
+    before = (tmp_path / "a/0.tar").read_bytes()
+    (tmp_path / "a/0.tar.orig").write_bytes(b"of an earlier year")
+    with pytest.raises(DatasetFormatError, match=r"0\.tar\.orig is there already"):
+        prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True)
+    assert (tmp_path / "a/0.tar").read_bytes() == before
+    (tmp_path / "a/0.tar.orig").unlink()
+    os.link(tmp_path / "a/0.tar", tmp_path / "a/0.tar.orig")  # killed between the two steps
+
+    def refuse(*args):
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    prepare_dataset(tmp_path, **ALL_TRAIN, fix_duplicates=True, force_overwrite=True)
+    assert (tmp_path / "a/0.tar.orig").read_bytes() == before
+    assert contents(tmp_path / "b/0.tar.orig").keys() >= {"./1.txt"}
 
 
 def test_a_copy_with_other_samples_never_replaces_a_tar(tmp_path, monkeypatch):

@@ -145,8 +145,6 @@ def test_samples_of_a_tar_are_listed_with_the_bytes_of_wanted_parts(root):
     samples = list(content_of(str(tar), ("txt",)))
     assert samples[0] == {"txt": b"text 50", "json": None}
     assert len(samples) == 5
-    with pytest.raises(NotImplementedError, match="no media metadata"):
-        BaseWebdatasetFactory.add_media_metadata(root, media_filter=None)
 
 
 def test_the_advice_for_compressed_tars_works_for_each_of_their_names(root):

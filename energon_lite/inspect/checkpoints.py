@@ -1,0 +1,130 @@
+"""Describes saved states of loaders, of the files that a trainer keeps them in.
+
+Nothing is unpickled but tensors and plain values.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum
+from energon_lite.loader.resume import decompressed, states_of
+from energon_lite.storage.files import read_file
+
+_MAX_DEPTH = 8  # of a state in what a trainer saves
+
+
+def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
+    """Describes the states in some files: JSON, or what `torch.save` wrote.
+
+    Args:
+        paths: the files. A state may lie anywhere in them, as in a trainer's checkpoint.
+
+    Returns:
+        `files`, `world_size`, `num_streams`, `states` (of each: `file`, `rank`, `count`, ...) and
+        `warnings`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StateError: A file holds no state of this library, or a state of Megatron-Energon.
+    """
+    states = [_described(path, state) for path in paths for state in _states_in(path)]
+    states.sort(key=lambda state: state["rank"])
+    worlds = sorted({state["world_size"] for state in states})
+    streams = sorted({state["num_streams"] for state in states})
+    warnings = [f"rank {s['rank']} ({s['file']}): {s['problem']}" for s in states if s["problem"]]
+    if len(worlds) > 1 or len(streams) > 1:
+        warnings.append(f"states of different runs: {worlds} ranks, {streams} streams")
+    missing = sorted(set(range(worlds[0])) - {state["rank"] for state in states})
+    if missing:
+        warnings.append(
+            f"no state of rank {', '.join(map(str, missing))}: those of all {worlds[0]} ranks are "
+            "needed to resume on another number of ranks"
+        )
+    return {
+        "files": len(paths),
+        "world_size": worlds[0],
+        "num_streams": streams[0],
+        "states": states,
+        "warnings": warnings,
+    }
+
+
+def _states_in(path: Path) -> list[dict[str, Any]]:
+    found = [state for part in _parts_with_states(_content(path), _MAX_DEPTH) for state in part]
+    if not found:
+        raise StateError(
+            f"{path}: holds no state of a loader. Save `loader.save_state_rank()` of each rank, or "
+            "`loader.state_dict()`, as JSON or in the checkpoint of the trainer"
+        )
+    return found
+
+
+def _content(path: Path) -> Any:
+    raw = read_file(path)
+    if raw[:1] in (b"{", b"["):
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"{path}: no valid JSON ({error})") from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        if b"megatron.energon" in raw:
+            raise StateError(
+                f"{path}: a state of Megatron-Energon, which holds places in its own order of "
+                "samples; these have no counterpart here. Train to the end of an epoch with "
+                "Energon, or start the data from the beginning (docs/migrating.md)"
+            ) from None
+        first = str(error).split("\n")[0]
+        raise StateError(
+            f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing else "
+            "is unpickled: save the state with json.dump"
+        ) from None
+
+
+def _parts_with_states(value: Any, depth: int) -> Iterator[list[dict[str, Any]]]:
+    if isinstance(value, Mapping):
+        if STATE_KEY in value or value.get("format") == FORMAT:
+            yield states_of(value)
+            return
+        value = list(value.values())
+    if isinstance(value, list | tuple) and depth > 0:
+        for entry in value:
+            yield from _parts_with_states(entry, depth - 1)
+
+
+def _described(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a user may want to know of the state of one rank."""
+    problem = ""
+    if state.get("version") != VERSION:
+        problem = f"of version {state.get('version')!r}, and this library reads {VERSION}"
+    elif state.get("checksum") != checksum(state):
+        problem = "was edited, or is corrupt: its checksum is another one"
+    names = ("rank", "world_size", "num_streams", "pass", "count", "items_in_pass", "failed")
+    numbers = {name: state.get(name) for name in names}
+    wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
+    if wrong:
+        raise StateError(f"{path}: the state's {wrong[0]!r} is {numbers[wrong[0]]!r:.80}")
+    tables = {name: decompressed(state.get(name), name) for name in ("streams", "stats")}
+    if not all(isinstance(table, Mapping) for table in tables.values()):
+        raise StateError(f"{path}: the state's streams or statistics are no table")
+    return {
+        "file": path.name,
+        **numbers,
+        "ended": bool(state.get("ended")),
+        "streams": len(tables["streams"]),
+        "sources": {
+            str(name): {key: row.get(key) for key in ("samples", "skipped")}
+            for name, row in tables["stats"].items()
+            if isinstance(row, Mapping)
+        },
+        "problem": problem,
+    }

@@ -1,0 +1,396 @@
+"""Finds out size, format and length of images, video and audio from their headers, undecoded.
+
+Of an image Pillow reads the header. Of a video or recording PyAV reads what the container has: the
+numbers of frames and samples of an mp4 are in its header, other containers have to be passed
+through packet by packet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from energon_lite.storage.files import open_regular
+from energon_lite.storage.media_metadata import (
+    AVMetadata,
+    ImageMetadata,
+    MediaMetadataBase,
+    MediaMetadataType,
+    serialize_media_metadata,
+)
+from energon_lite.storage.part_formats import image_format, image_header, optional_module
+
+_IMAGES = "bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp"
+_RECORDINGS = "aac avi flac m4a m4v mkv mov mp3 mp4 ogg wav webm"
+IMAGES = frozenset(_IMAGES.split())
+RECORDINGS = frozenset(_RECORDINGS.split())
+PYAV = "pip install 'energon_lite[av]'"
+_HEAD_BYTES = 32
+_BUFFER_BYTES = 16 << 10
+_TAIL_SEC = 10  # a seek to this time before the end finds the last packets
+# First bytes of containers, and those that follow "ftyp" and "RIFF????".
+_CONTAINERS = (b"fLaC", b"ID3", b"OggS", b"\x1aE\xdf\xa3", b"FLV")
+_ICON = b"\0\0\1\0"
+
+
+class MediaFilterStrategy(str, Enum):
+    """How files with media metadata are chosen."""
+
+    EXTENSION = "EXTENSION"
+    HEADER = "HEADER"
+    GLOB = "GLOB"
+
+
+@dataclasses.dataclass
+class MediaFilterConfig:
+    """Which files get media metadata.
+
+    Attributes:
+        strategy: by the extension of the name, by the first bytes of the content (and the
+            extension, if they show nothing), or by patterns of the name.
+        patterns: of names, such as `*.jpg`, in lower or upper case; with `GLOB` only.
+    """
+
+    strategy: MediaFilterStrategy
+    patterns: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
+        """Creates a filter from options of the command line.
+
+        Args:
+            glob: patterns, separated by commas.
+            header: whether to choose by content.
+            extension: whether to choose by extension.
+
+        Raises:
+            ValueError: None of them is set, or several.
+        """
+        if (glob is not None) + header + extension != 1:
+            raise ValueError(
+                "Exactly one of GLOB, HEADER, or EXTENSION media filters must be enabled "
+                "(--media-metadata-by-glob, -header or -extension). You can use multiple glob "
+                "patterns by separating them by commas."
+            )
+        if glob is None:
+            return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
+        patterns = [pattern.strip() for pattern in glob.split(",") if pattern.strip()]
+        if not patterns:
+            raise ValueError(f"{glob!r} is no pattern of names; write some as '*.jpg,*.mp4'")
+        return cls(MediaFilterStrategy.GLOB, patterns)
+
+    def row(self) -> tuple[str, str]:
+        """Returns strategy and patterns as the index stores them."""
+        return self.strategy.value, ",".join(self.patterns)
+
+    def should_consider_all(self) -> bool:
+        """Returns whether the name of a file does not matter."""
+        return self.strategy is MediaFilterStrategy.HEADER
+
+    def should_consider_media(self, name: str) -> bool:
+        """Returns whether a file of this name may have media metadata."""
+        if self.strategy is MediaFilterStrategy.GLOB:
+            lower = name.lower()
+            return any(fnmatchcase(lower, pattern.lower()) for pattern in self.patterns)
+        return self.should_consider_all() or _type_by_name(name) is not None
+
+    def extract_metadata(
+        self, source: bytes | str | os.PathLike[str] | BinaryIO, filename: str | None = None
+    ) -> MediaMetadataBase | None:
+        """Reads the metadata of one file.
+
+        Args:
+            source: the content, a path, or an open file.
+            filename: name of the file; not needed with a path.
+
+        Returns:
+            The metadata; None if the file is not chosen, no medium, or cannot be read.
+        """
+        with suppress(UnreadableMediaError):
+            if isinstance(source, str | os.PathLike):
+                path = Path(source)
+                with os.fdopen(open_regular(path), "rb") as file:
+                    return read_metadata(filename or path.name, file, self)
+            if filename is None:
+                raise ValueError("extract_metadata needs a filename with bytes or an open file")
+            opened = io.BytesIO(source) if isinstance(source, bytes) else source
+            return read_metadata(filename, opened, self)
+        return None
+
+
+class UnreadableMediaError(ValueError):
+    """A file that should be an image, video or recording cannot be read as one."""
+
+
+def _type_by_name(name: str) -> MediaMetadataType | None:
+    extension = name.rpartition(".")[2].lower()
+    if extension in IMAGES:
+        return MediaMetadataType.IMAGE
+    return MediaMetadataType.AV if extension in RECORDINGS else None
+
+
+def _type_by_content(head: bytes) -> MediaMetadataType | None:
+    if image_format(head) is not None or head.startswith(_ICON):
+        return MediaMetadataType.IMAGE
+    if head.startswith(_CONTAINERS) or head[4:8] == b"ftyp":
+        return MediaMetadataType.AV
+    if head[:4] == b"RIFF" and head[8:12] in (b"WAVE", b"AVI "):
+        return MediaMetadataType.AV
+    # A frame of mp3 or aac: eleven set bits, a layer and a bit rate that exist.
+    is_frame = head[:1] == b"\xff" and len(head) > 2 and head[1] & 0xF0 == 0xF0
+    return MediaMetadataType.AV if is_frame and head[2] & 0xF0 != 0xF0 else None
+
+
+def read_metadata(name: str, file: BinaryIO, config: MediaFilterConfig) -> MediaMetadataBase | None:
+    """Reads the metadata of one file from its header.
+
+    Args:
+        name: of the file.
+        file: the content, open for reading, that can seek.
+        config: which files are chosen.
+
+    Returns:
+        The metadata; None if the file is not chosen, or no medium.
+
+    Raises:
+        UnreadableMediaError: The file is broken, or no medium although its name is that of one.
+        ModuleNotFoundError: It is a video or recording, and PyAV is not installed.
+        OSError: Its storage failed.
+    """
+    if not config.should_consider_media(name):
+        return None
+    kind = _type_by_name(name)
+    if config.strategy is not MediaFilterStrategy.EXTENSION:
+        kind = _type_by_content(file.read(_HEAD_BYTES)) or kind
+        file.seek(0)
+    if kind is None:
+        return None
+    try:
+        if kind is MediaMetadataType.IMAGE:
+            width, height, format_name, mode = image_header(file)
+            return ImageMetadata(width=width, height=height, format=format_name, mode=mode)
+        return _av_metadata(file)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # Pillow and FFmpeg may raise anything for a corrupt header
+        if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.errno:
+            raise  # of the storage
+        what = "image" if kind is MediaMetadataType.IMAGE else "video or audio"
+        reason = getattr(error, "strerror", None) or str(error)
+        if type(error).__name__ == "UnidentifiedImageError":  # names nothing but a Python object
+            reason = "the content is that of no image"
+        raise UnreadableMediaError(f"{name}: no {what} that can be read ({reason})") from None
+
+
+# ------------------------------------------------------------------------------- audio and video
+
+
+def _av_metadata(file: BinaryIO) -> AVMetadata:
+    av = _pyav()
+    with av.open(file, metadata_errors="ignore") as container:
+        video = next(iter(container.streams.video), None)
+        audio = next(iter(container.streams.audio), None)
+        streams = [stream for stream in (video, audio) if stream is not None]
+        if not streams:
+            raise ValueError("it has neither a video nor an audio stream")
+        seen = {stream.index: _Packets() for stream in streams}
+        if not _has_counts(video, audio):
+            for packet in container.demux(streams):
+                seen[packet.stream_index].add(packet)
+        elif any(stream.frames for stream in streams):
+            _read_ends(container, streams, seen)
+        found = AVMetadata()
+        if video is not None:
+            packets = seen[video.index]
+            rate = video.average_rate or video.guessed_rate
+            found.video_duration = packets.duration(video)
+            found.video_num_frames = video.frames or packets.count
+            found.video_fps = float(rate) if rate else None
+            found.video_width, found.video_height = video.width, video.height
+        if audio is not None:
+            packets, size = seen[audio.index], audio.codec_context.frame_size
+            found.audio_duration = packets.duration(audio)
+            found.audio_channels = audio.codec_context.channels
+            found.audio_sample_rate = rate = audio.codec_context.sample_rate
+            count = audio.frames - packets.early if audio.frames else packets.count - packets.early
+            if size and count:
+                found.audio_num_samples = count * size
+            elif found.audio_duration is not None and rate:
+                found.audio_num_samples = round(found.audio_duration * rate)
+        return found
+
+
+class _Packets:
+    """Counts the packets of a stream, those before time 0, and finds where the last one ends."""
+
+    def __init__(self) -> None:
+        self.count, self.early, self.end = 0, 0, 0
+
+    def add(self, packet: Any) -> None:
+        """Counts a packet."""
+        if packet.pts is None:
+            self.count += packet.size > 0
+            return
+        self.count += 1
+        self.early += packet.pts < 0
+        self.end = max(self.end, packet.pts + (packet.duration or 0))
+
+    def duration(self, stream: Any) -> float | None:
+        """Returns the time at which the stream ends, in seconds."""
+        end = self.end or stream.duration
+        return None if end is None or stream.time_base is None else float(end * stream.time_base)
+
+
+def _has_counts(video: Any, audio: Any) -> bool:
+    """Returns whether the header has the numbers of frames, or of samples."""
+    if video is not None:
+        return bool(video.frames and video.duration and (audio is None or audio.frames))
+    # Of PCM and FLAC each sample is one tick of the clock.
+    has_samples = audio.duration and not audio.codec_context.frame_size
+    return bool((audio.frames and audio.duration) or has_samples)
+
+
+def _read_ends(container: Any, streams: list[Any], seen: dict[int, _Packets]) -> None:
+    """Reads the first packets of each stream, up to time 0, and the last ones."""
+    open_streams = {stream.index for stream in streams}
+    for packet in container.demux(streams):
+        seen[packet.stream_index].add(packet)
+        if packet.pts is None or packet.pts >= 0:
+            open_streams.discard(packet.stream_index)
+        if not open_streams:
+            break
+    ends = [float(s.duration * s.time_base) for s in streams if s.duration]
+    container.seek(max(0, int((min(ends) - _TAIL_SEC) * 1_000_000)))
+    for packet in container.demux(streams):
+        if packet.pts is not None and packet.pts >= 0:
+            seen[packet.stream_index].add(packet)
+
+
+def _pyav() -> Any:
+    try:
+        return optional_module("av")
+    except ImportError as error:
+        raise ModuleNotFoundError(f"video and audio need PyAV: {PYAV}") from error
+
+
+def has_pyav() -> bool:
+    """Returns whether the metadata of video and audio can be read here."""
+    try:
+        _pyav()
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------ many files
+
+
+class MediaFile(NamedTuple):
+    """A file that may have media metadata: by itself, or a member of a tar.
+
+    Attributes:
+        key: under which its metadata are stored.
+        path: the file, or the tar.
+        offset: where the content begins. [Unit: byte]
+        size: of the content; None for the whole file. [Unit: byte]
+    """
+
+    key: str
+    path: Path
+    offset: int = 0
+    size: int | None = None
+
+
+class MediaRows(NamedTuple):
+    """What was found in some files.
+
+    Attributes:
+        rows: (entry key, type, JSON) per file with metadata.
+        unreadable: files that should have metadata and cannot be read.
+        without_pyav: video and audio files that are passed over, because PyAV is not installed.
+        first: the error of the first unreadable file, or "".
+    """
+
+    rows: list[tuple[str, str, str]]
+    unreadable: int
+    without_pyav: int
+    first: str
+
+
+def media_rows(media_files: Iterable[MediaFile], config: MediaFilterConfig) -> MediaRows:
+    """Reads the metadata of files.
+
+    Raises:
+        OSError: A file cannot be opened, or its storage failed.
+    """
+    rows: list[tuple[str, str, str]] = []
+    counts: Counter[str] = Counter()
+    first = ""
+    for key, file in _chosen_files(media_files, config):
+        try:
+            found = read_metadata(key, file, config)
+        except ModuleNotFoundError:
+            counts["without_pyav"] += 1
+            continue
+        except UnreadableMediaError as error:
+            first = first or str(error)[:300]
+            counts["unreadable"] += 1
+            continue
+        if found is not None:
+            kind, text = serialize_media_metadata(found)
+            rows.append((key, kind.value, text))
+    return MediaRows(rows, counts["unreadable"], counts["without_pyav"], first)
+
+
+def _chosen_files(
+    media_files: Iterable[MediaFile], config: MediaFilterConfig
+) -> Iterator[tuple[str, BinaryIO]]:
+    """Yields the chosen files, open; the members of one tar through one descriptor."""
+    descriptor, current = -1, None
+    try:
+        for key, path, offset, size in media_files:
+            if not config.should_consider_media(key):
+                continue
+            if path != current:
+                if descriptor >= 0:
+                    os.close(descriptor)
+                    descriptor = -1
+                descriptor, current = open_regular(path), path
+            length = os.fstat(descriptor).st_size if size is None else size
+            window: Any = _FileRange(descriptor, offset, length)
+            yield key, io.BufferedReader(window, _BUFFER_BYTES)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class _FileRange(io.RawIOBase):
+    """A range of an open file, as a file; the descriptor stays open."""
+
+    def __init__(self, descriptor: int, start: int, size: int) -> None:
+        self._descriptor, self._start, self._size, self._at = descriptor, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer)[: max(0, self._size - self._at)]
+        num_read = os.preadv(self._descriptor, [target], self._start + self._at) if target else 0
+        self._at += num_read
+        return num_read
