@@ -218,6 +218,9 @@ def my_module(tmp_path, monkeypatch):
         "        return Captioned.derive_from(ds1, image=ds1.image, caption=ds2.text)\n"
     )
     monkeypatch.syspath_prepend(tmp_path / "code")
+    import_module("my_joins")  # what the program has imported may be named by a metadataset
+    yield
+    sys.modules.pop("my_joins")
 
 
 def joined(tmp_path, join, joiner, **more):
