@@ -99,7 +99,9 @@ from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
+from energon_lite.storage.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
 from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.storage.file_cache_pool import FileCacheLazy, FileStoreCachePool
 from energon_lite.storage.file_stores import (
     DecodeFileStore,
     FileStore,
@@ -122,6 +124,7 @@ __all__ = [
     "BlendDataset",
     "BucketBatchDataset",
     "Buckets",
+    "CachePool",
     "CaptioningSample",
     "CaptioningWebdataset",
     "ConcatDataset",
@@ -137,11 +140,14 @@ __all__ = [
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
     "DefaultTaskEncoder",
+    "DirectLazy",
     "EmptyDatasetError",
     "EpochizeDataset",
     "FatalSampleError",
     "FieldAccessError",
+    "FileCacheLazy",
     "FileStore",
+    "FileStoreCachePool",
     "FileStoreDecoder",
     "FilterDataset",
     "GcDataset",
@@ -153,16 +159,19 @@ __all__ = [
     "InterleavedSample",
     "InterleavedWebdataset",
     "IterMapDataset",
+    "Lazy",
     "LimitDataset",
     "LogSampleDataset",
     "MapDataset",
     "Metadataset",
     "MetadatasetV2",
     "MixBatchDataset",
+    "MockLazy",
     "ModalitySplit",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
     "MultipackBatchSampler",
+    "NoCachePool",
     "OCRSample",
     "OCRWebdataset",
     "PackedBatch",

@@ -86,6 +86,7 @@ class StreamContext:
     """
 
     worker_config: WorkerConfig | None = None  # of the dataset that is read
+    cache_pool: Any = None  # of the loader that drives the stream
 
     def __init__(self, stream: Stream, max_skip_rate: float = DEFAULT_MAX_SKIP_RATE) -> None:
         self.stream = stream

@@ -100,6 +100,7 @@ class _Current(threading.local):
     # Set by `worker_activate`, where a user's code plays the loader.
     config: Any = None
     indices: tuple[int, ...] = ()
+    cache_pool: Any = None
 
 
 current = _Current()
@@ -302,29 +303,26 @@ class WorkerConfig:
         self,
         sample_index: int,
         override_global_rank: int | None = None,
-        cache_pool: None = None,
+        cache_pool: Any = None,
     ) -> None:
         """Makes this the active config until `worker_deactivate`, for code that runs hooks itself.
 
         Args:
             sample_index: what `active_worker_sample_index` counts from.
             override_global_rank: accepted for Energon's signature; no content depends on it.
-            cache_pool: None: this version has no cache pools.
+            cache_pool: what cookers get as their cache; None for a `NoCachePool`.
 
         Raises:
             RuntimeError: One is active.
-            NotImplementedError: There is a `cache_pool`.
         """
         del override_global_rank
-        if cache_pool is not None:
-            raise NotImplementedError("worker_activate(cache_pool=...): there are no cache pools")
         if current.config is not None:
             raise RuntimeError("A worker is active already; call worker_deactivate() first.")
-        current.config, current.indices = self, (sample_index,)
+        current.config, current.indices, current.cache_pool = self, (sample_index,), cache_pool
 
     def worker_deactivate(self) -> None:
         """Ends what `worker_activate` began."""
-        current.config, current.indices = None, ()
+        current.config, current.indices, current.cache_pool = None, (), None
 
     def worker_push_sample_index(self, sample_index: int) -> None:
         """Makes another index the innermost one."""

@@ -18,7 +18,7 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, STATE_KEY, RestoreKey, as_key
-from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, replaying
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.ends import End, PassEnds, as_padding
 from energon_lite.loader.rank_run import RankRun
@@ -28,6 +28,7 @@ from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_main import Limits, RunSettings
+from energon_lite.storage.cache_pool import CachePool
 
 T = TypeVar("T")
 
@@ -36,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 _TIME = (lambda value: value is None or value > 0), "be above 0, or None"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "cache_pool": (lambda value: value is None, "stay None: this version has no cache pools"),
+    "cache_pool": (
+        lambda value: value is None or isinstance(value, CachePool),
+        "be a cache pool, such as FileStoreCachePool(), or None",
+    ),
     "max_skip_rate": (lambda value: 0 <= value <= 1, "lie in 0..1"),
     "prefetch_factor": (lambda value: value >= 1, "be at least 1"),
     "restart_workers": (lambda value: value >= 0, "be at least 0"),
@@ -58,7 +62,8 @@ class SavableDataLoader(DataLoader[T]):
         dataset: the pipeline.
         worker_config: rank and workers of this process; by default the dataset's.
         prefetch_factor: batches that each worker process computes ahead.
-        cache_pool: not in this version.
+        cache_pool: what cookers with `@cooker(need_cache=True)` get; None for a `NoCachePool`. Each
+            worker process has its own threads and folder of a `FileStoreCachePool`.
         checkpoint_every_sec: accepted for Energon's signature; every batch carries its snapshot.
         checkpoint_every_min_n_samples: likewise.
         n_checkpoints: likewise.
@@ -97,7 +102,7 @@ class SavableDataLoader(DataLoader[T]):
         gc_collect_every_n_steps: int = 10,
         gc_freeze_at_start: bool = True,
         prefetch_factor: int = 2,
-        cache_pool: None = None,
+        cache_pool: CachePool | None = None,
         watchdog_timeout_seconds: float | None = 60,
         watchdog_initial_timeout_seconds: float | None = None,
         fail_on_timeout: bool = False,
@@ -109,7 +114,7 @@ class SavableDataLoader(DataLoader[T]):
         stall_timeout_sec: float | None = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name in _CHECKS}
-        del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, cache_pool
+        del checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints
         del gc_collect_every_n_steps, gc_freeze_at_start
         config = _worker_config_of(dataset, worker_config)
         for name, value in options.items():
@@ -125,7 +130,9 @@ class SavableDataLoader(DataLoader[T]):
             restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
             skip_log=Path(str(skip_log).format(rank=config.rank)) if skip_log else None,
+            cache_pool=cache_pool,
         )
+        self.cache_pool = cache_pool
         self._ends = PassEnds(dataset, config, end)
         self._run = RankRun(dataset, config, settings, watchdog, self._ends)
         self.worker_config = config
@@ -385,7 +392,12 @@ class SavableDataLoader(DataLoader[T]):
         if key[:1] == (PADDING,):
             item: T = as_padding(self.restore_sample(key[1]))
             return item
-        return self._run.dataset.restore_sample(key)
+        with replaying() as context:
+            before, context.cache_pool = context.cache_pool, self.cache_pool
+            try:
+                return self._run.dataset.restore_sample(key)
+            finally:
+                context.cache_pool = before
 
 
 def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, Any]:

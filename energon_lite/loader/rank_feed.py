@@ -16,6 +16,7 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import RankSlots, Stream
+from energon_lite.storage.cache_pool import CachePool
 
 
 class Mark(enum.Enum):
@@ -96,6 +97,7 @@ class RankFeed(Iterator[Delivery]):
         start: where the pass begins.
         max_skip_rate: failures per sample that a stream may have.
         ended: the streams of the rank that are not computed.
+        cache_pool: for cookers; None for a `NoCachePool`.
 
     Attributes:
         run: the stream that is being computed, or was last.
@@ -110,10 +112,12 @@ class RankFeed(Iterator[Delivery]):
         start: PassStart,
         max_skip_rate: float,
         ended: Collection[int] = (),
+        cache_pool: CachePool | None = None,
     ) -> None:
         self.run: StreamRun[Any] | None = None
         self._dataset = dataset
         self._max_skip_rate = max_skip_rate
+        self._cache_pool = cache_pool
         self.begin(start, ended)
 
     def begin(self, start: PassStart, ended: Collection[int] = ()) -> None:
@@ -158,6 +162,7 @@ class RankFeed(Iterator[Delivery]):
     def _begun(self, index: int) -> StreamRun[Any]:
         stream = Stream(index, self._start.slots.num_streams, self._start.pass_index)
         run = StreamRun(self._dataset, stream, self._max_skip_rate)
+        run.context.cache_pool = self._cache_pool
         snapshot = self._start.streams.get(index, StreamStart()).snapshot
         if snapshot is not None:
             run.restore(snapshot)

@@ -353,7 +353,8 @@ class RankRun(Generic[T]):
         num_workers = min(config.num_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
         if num_workers == 0:
-            return RankFeed(self.dataset, start, settings.max_skip_rate)
+            pool = settings.cache_pool
+            return RankFeed(self.dataset, start, settings.max_skip_rate, cache_pool=pool)
         return WorkerPool(self.dataset, config, settings, num_workers, start)
 
     def stop_workers(self) -> None:

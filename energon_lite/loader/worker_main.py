@@ -40,6 +40,7 @@ from energon_lite.loader.messages import (
 )  # fmt: skip
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
+from energon_lite.storage.cache_pool import CachePool
 
 # Kinds of messages, and of orders.
 DELIVERY, REPORT = range(2)
@@ -89,6 +90,7 @@ class RunSettings(NamedTuple):
         restart_workers: how many worker processes may be replaced within ten minutes.
         max_skip_rate: failures per sample that a stream may have.
         skip_log: file of the samples that were skipped.
+        cache_pool: for cookers; None for a `NoCachePool`.
     """
 
     prefetch_factor: int
@@ -97,6 +99,7 @@ class RunSettings(NamedTuple):
     restart_workers: int
     max_skip_rate: float
     skip_log: Path | None
+    cache_pool: CachePool | None
 
 
 class Settings(NamedTuple):
@@ -202,8 +205,9 @@ class _Work:
 
     def _run_pass(self, job: Pass) -> None:
         settings = self._settings
+        run = settings.run
         self._feed = feed = RankFeed(
-            settings.dataset, job.start, settings.run.max_skip_rate, job.others
+            settings.dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
         )
         while True:
             self._room.acquire()

@@ -43,6 +43,7 @@ from energon_lite.loader.worker_main import (
     Settings,
     work,
 )  # fmt: skip
+from energon_lite.storage.cache_pool import CachePool
 
 logger = logging.getLogger(__name__)
 
@@ -258,10 +259,12 @@ def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
             worker.process.join(_KILL_SEC)
 
 
-def _end_dropped(workers: list[Worker]) -> None:
+def _end_dropped(workers: list[Worker], cache_pool: CachePool | None) -> None:
     """Ends the worker processes of a loader that was dropped, or at the end of the program."""
     with suppress(KeyboardInterrupt):  # it hurries the end
         end_workers(workers)
+        if cache_pool is not None:
+            cache_pool.workers_ended()
 
 
 class WorkerPool(Iterator[Delivery]):
@@ -292,7 +295,7 @@ class WorkerPool(Iterator[Delivery]):
         self._num_workers = num_workers
         self._workers: list[Worker] = []
         self._finalizer = multiprocessing.util.Finalize(
-            self, _end_dropped, (self._workers,), exitpriority=100
+            self, _end_dropped, (self._workers, settings.cache_pool), exitpriority=100
         )
         self._number = 0
         self._deaths: deque[float] = deque()
@@ -424,6 +427,8 @@ class WorkerPool(Iterator[Delivery]):
         """Ends the worker processes."""
         if self.pid == os.getpid():
             end_workers(self._workers)
+            if self._settings.cache_pool is not None:
+                self._settings.cache_pool.workers_ended()
         self._finalizer.cancel()  # last: an interrupt may come before
 
 

@@ -18,8 +18,9 @@ from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.names.energon_modules import energon_names
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
+from energon_lite.storage.cache_pool import CachePool, current_cache_pool
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import FileStore, PrimaryFileStore
+from energon_lite.storage.file_stores import PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
 
@@ -29,6 +30,16 @@ T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
 
 __getattr__ = energon_names(__name__)
+
+
+class _LoaderPool:
+    """The cache pool of the loader that runs the hook; a `NoCachePool` where it has none.
+
+    An instance may have an attribute of the same name.
+    """
+
+    def __get__(self, instance: object, owner: type) -> CachePool:
+        return current_cache_pool()
 
 
 class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -59,7 +70,7 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @stateless
     def cook_crude_sample(
-        self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, FileStore[Any]]
+        self, sample: CrudeSample, cooker: Cooker[Any], aux: dict[str, Any]
     ) -> T_sample:
         """Converts a crude sample to a typed sample.
 
@@ -67,10 +78,13 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
             sample: the crude sample.
             cooker: the cooker of its dataset.
             aux: the file stores that the cooker gets, by name; `primary` if it needs that one.
+                With `need_cache` the cooker also gets `cache`.
         """
         if "primary" in aux:
             primary = PrimaryFileStore(aux["primary"], current_key=sample["__key__"])
             aux = {**aux, "primary": primary}
+        if cooker.need_cache:
+            aux = {**aux, "cache": current_cache_pool()}
         cooked: T_sample = cooker.cook(sample, **aux)
         return cooked
 
@@ -148,6 +162,8 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
     def current_sample_index(self) -> int:
         """The number of the current sample in the whole run; the same on any topology."""
         return current_sample_index()
+
+    cache = _LoaderPool()
 
     def overrides(self, hook: str) -> bool:
         """Returns whether a hook differs from the default, in the class or on the instance."""
@@ -329,7 +345,7 @@ _SIMILAR = 0.9
 _NOT_CALLED = {
     "_load_dataset": "override build_cook_crude_sample, or build_train_datasets",
     "_is_overridden": "override `overrides`",
-    "cache": "this version has no cache pools",
+    "cache": "pass cache_pool to the loader",
 }
 
 

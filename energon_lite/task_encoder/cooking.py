@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 from energon_lite.core.samples import CrudeSample, SourceInfo
@@ -34,6 +35,11 @@ class Cooker(Generic[T]):
         """Whether the function gets the file store of its dataset, as `primary`."""
         return get_cooker_need_primary(self.cook)
 
+    @cached_property
+    def need_cache(self) -> bool:
+        """Whether the function gets the cache pool of the loader, as `cache`."""
+        return get_cooker_need_cache(self.cook)
+
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Returns whether the cooker is for a dataset with these subflavors."""
         return dict(self.has_subflavors or {}).items() <= dict(subflavors or {}).items()
@@ -54,23 +60,21 @@ def cooker(fn: Any = None, *, need_cache: bool = False, need_primary: bool = Fal
 
     Args:
         fn: The function.
-        need_cache: Energon's cache pools are not in this version.
+        need_cache: Whether the function gets the cache pool of the loader, as `cache`.
         need_primary: Whether the function gets the file store of its dataset, as `primary`.
-
-    Raises:
-        NotImplementedError: The function asks for a cache.
     """
-    if need_cache:
-        raise NotImplementedError(
-            "@cooker(need_cache=True): this version has no cache pools. Cook without the argument "
-            "'cache', and read the file from its store, in the cooker or in postencode_sample"
-        )
 
     def mark(function: Any) -> Any:
         function.__cooker_need_primary__ = need_primary
+        function.__cooker_need_cache__ = need_cache
         return function
 
     return mark if fn is None else mark(fn)
+
+
+def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
+    """Returns whether `@cooker` marks a function as one that needs the cache pool of the loader."""
+    return bool(getattr(fn, "__cooker_need_cache__", False))
 
 
 def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
@@ -125,12 +129,12 @@ def find_cooker(
     )
 
 
-def check_takes(cooker: Cooker[Any], stores: Collection[str], where: str) -> None:
-    """Checks that a cooker takes a crude sample and file stores.
+def check_takes(cooker: Cooker[Any], names: Collection[str], where: str) -> None:
+    """Checks that a cooker takes a crude sample, file stores, and a cache pool.
 
     Args:
         cooker: the cooker.
-        stores: the names of the arguments.
+        names: those of the arguments after the crude sample.
         where: The dataset, for errors.
 
     Raises:
@@ -141,13 +145,13 @@ def check_takes(cooker: Cooker[Any], stores: Collection[str], where: str) -> Non
     except ValueError:  # a function of C without one
         return
     try:
-        signature.bind(None, **dict.fromkeys(stores))
+        signature.bind(None, **dict.fromkeys(names))
     except TypeError as error:
-        arguments = ", ".join(["crude_sample", *(f"{name}=..." for name in stores)])
+        arguments = ", ".join(["crude_sample", *(f"{name}=..." for name in names)])
         raise TypeError(
             f"{where}: the cooker {_describe(cooker)} is called with ({arguments}): {error}. The "
-            "names are those of 'aux' of the dataset; `primary` comes with need_primary=True. "
-            "Correct the names, or the parameters of the function"
+            "names are those of 'aux' of the dataset; `primary` comes with need_primary=True, and "
+            "`cache` with need_cache=True. Correct the names, or the parameters of the function"
         ) from None
 
 

@@ -138,7 +138,8 @@ class Hooks:
         if cooker.need_primary:
             stores["primary"] = get_primary()
         if not self.encoder.overrides("cook_crude_sample"):
-            check_takes(cooker, stores, names)
+            arguments = [*stores, "cache"] if cooker.need_cache else list(stores)
+            check_takes(cooker, arguments, names)
         if self.encoder.decoder is not None:
             stores = {
                 name: DecodeFileStore(store, decoder=self.encoder.decoder)

@@ -21,7 +21,6 @@ PRESENT = [name for name in TABLE if name not in REASONS]
 
 _IMMUTABLE = "datasets are immutable here; a loader's state has what they would save"
 _INSIDE = "which samples a worker reads is arithmetic on the order, not part of the dataset class"
-_LATER = "cache pools are not in this version"
 _STATELESS = "None looks for @stateless on the function; False and True are as in Energon"
 _READ_AT_ONCE = "made of a path or of what the file holds; not of parsed parts"
 
@@ -41,10 +40,8 @@ EXCEPTIONS: dict[str, str] = {
     "*.slice_workers": _INSIDE,
     "*.split_samples_to_workers": _INSIDE,
     "*.config": "the settings are those of the dataset that is built",
-    "*.cache": _LATER,
     "AugmentTaskEncoder.encode_batch(batch_data)": "called batch, as in TaskEncoder",
     "AugmentTaskEncoder.encode_batch(batch)": "called so in TaskEncoder",
-    "Cooker.need_cache": "the decorator refuses it",
     "GroupBatchDataset.restore_sample(index)": "called restore_key, as in all other classes",
     "GroupBatchDataset.restore_sample(restore_key)": "called so in all other classes",
     "MapDataset(stateless_map_fn)": _STATELESS,

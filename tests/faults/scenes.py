@@ -30,6 +30,7 @@ from energon_lite import (
 
 from ..helpers import Ranks, SkippingEncoder, ignore, last_slot, number_of
 from .acting import Act, acting, loader_of, without_pid
+from .lazies import read_late as read_late
 
 Report = Callable[[Any], None]
 

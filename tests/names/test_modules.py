@@ -56,24 +56,25 @@ def test_import_of_the_library_imports_no_torch():
 
 
 def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_used():
-    from energon_lite import AVDecoder, CachePool
-    from energon_lite.cache import Lazy
+    from energon_lite import AVDecoder
     from energon_lite.flavors.webdataset import AVDecoder as SameDecoder
+    from energon_lite.rng import WorkerRng
+    from energon_lite.savable import Savable
 
     assert AVDecoder is SameDecoder
     assert not isinstance(b"bytes", AVDecoder)
-    assert pickle.loads(pickle.dumps(CachePool)) is CachePool
+    assert pickle.loads(pickle.dumps(WorkerRng)) is WorkerRng
 
-    class Mine(Lazy[bytes]):
+    class Mine(Savable[bytes]):
         decoder: Optional[AVDecoder] = None  # noqa: UP045
-        pool: CachePool | None = None
+        rng: WorkerRng | None = None
 
     with pytest.raises(NotImplementedError, match=r"AVDecoder: audio and video are not in this"):
         AVDecoder(b"")
-    with pytest.raises(NotImplementedError, match="Lazy: caches"):
+    with pytest.raises(NotImplementedError, match="Savable: states are plain JSON"):
         Mine()
-    with pytest.raises(NotImplementedError, match="CachePool: caches"):
-        CachePool.get_lazy  # noqa: B018
+    with pytest.raises(NotImplementedError, match="WorkerRng: use `sample_rng"):
+        WorkerRng.get  # noqa: B018
 
 
 def test_unknown_names_are_errors():

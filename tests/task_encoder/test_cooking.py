@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from energon_lite.core.samples import CrudeSample, SourceInfo, TextSample
+from energon_lite.storage.cache_pool import CachePool
 from energon_lite.task_encoder.cooking import (
     Cooker,
     basic_sample_keys,
     cooker,
     find_cooker,
+    get_cooker_need_cache,
     get_cooker_need_primary,
 )
 
@@ -54,11 +56,13 @@ def test_missing_cookers_are_reported_with_the_dataset_and_its_subflavors() -> N
         find_cooker([Cooker(cook, {"a": 2})], {"a": 1}, "set")
 
 
-def test_function_that_needs_a_cache_is_refused_when_decorated() -> None:
-    with pytest.raises(NotImplementedError, match=r"@cooker\(need_cache=True\).*from its store"):
+def test_function_that_needs_a_cache_is_marked() -> None:
+    @cooker(need_cache=True)
+    def with_cache(sample: CrudeSample, cache: CachePool) -> None: ...
 
-        @cooker(need_cache=True)
-        def with_more(sample: CrudeSample, **more: Any) -> None: ...
+    assert get_cooker_need_cache(with_cache)
+    assert Cooker(with_cache).need_cache
+    assert not Cooker(cook).need_cache
 
 
 def test_function_that_needs_the_store_of_its_dataset_is_marked() -> None:

@@ -1,0 +1,469 @@
+"""Lazy values: what they return, when they read, what a full or broken cache does."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import (
+    CachePool,
+    DecodeFileStore,
+    DirectLazy,
+    FileCacheLazy,
+    FileStore,
+    FileStoreCachePool,
+    FileStoreDecoder,
+    MockLazy,
+    NoCachePool,
+    PrimaryFileStore,
+    SourceInfo,
+    SystemFileStore,
+    TextSample,
+)
+
+
+class CountingStore(FileStore[Any]):
+    """Returns the key as bytes; counts the reads, and waits in each while `gate` is closed."""
+
+    def __init__(self, name: str = "store") -> None:
+        self.name = name
+        self.reads: Counter[str] = Counter()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.has_begun = threading.Event()
+
+    def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
+        self.reads[key] += 1
+        self.has_begun.set()
+        assert self.gate.wait(20)
+        if key.startswith("missing"):
+            raise KeyError(key)
+        return key.encode(), SourceInfo(self.name, key, "", (key,))
+
+    def get_path(self) -> str:
+        return self.name
+
+
+class Upper(FileStoreDecoder):
+    def decode(self, fname: str, data: bytes) -> Any:
+        return data.decode().upper()
+
+
+class Split(FileStoreDecoder):
+    def decode(self, fname: str, data: bytes) -> Any:
+        return [fname, data]
+
+
+def sample() -> TextSample:
+    return TextSample(__key__="k", __restore_key__=("s", 0, 0, 0), text="")
+
+
+def files_of(parent: Path) -> list[str]:
+    """The copies in all folders below a parent folder."""
+    return sorted(path.name for path in parent.glob("cache_*/[0-9]*"))
+
+
+def eventually(is_true: Callable[[], bool], within_sec: float = 20) -> None:
+    deadline = time.monotonic() + within_sec
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    return tmp_path / "caches"
+
+
+MakePool = Callable[..., FileStoreCachePool]
+
+
+@pytest.fixture
+def make_pool(parent: Path) -> Iterator[MakePool]:
+    made: list[FileStoreCachePool] = []
+
+    def make(**settings: Any) -> FileStoreCachePool:
+        made.append(FileStoreCachePool(**{"parent_cache_dir": parent, **settings}))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+@pytest.fixture(params=["none", "raw", "pickle"])
+def pool(request: pytest.FixtureRequest, make_pool: MakePool) -> CachePool:
+    return NoCachePool() if request.param == "none" else make_pool(method=request.param)
+
+
+def test_the_data_come_with_every_get(pool: CachePool) -> None:
+    store = CountingStore()
+    lazy = pool.get_lazy(store, "a")
+    assert store.reads["a"] <= 1
+    assert [lazy.get(), lazy.get()] == [b"a", b"a"]
+    assert lazy.ds is store
+    assert (lazy.fname, lazy.pool) == ("a", pool)
+    assert store.reads["a"] == 1
+
+
+def test_each_get_with_a_sample_adds_the_source(pool: CachePool) -> None:
+    store, user = CountingStore(), sample()
+    lazy = pool.get_lazy(store, "a")
+    assert lazy.get(user) == b"a"
+    lazy.get(crude := {"__sources__": ()})
+    assert pool.get(store, "b", user) == b"b"
+    found = [(info.dataset_path, info.index) for info in user.__sources__ or ()]
+    assert found == [("store", "a"), ("store", "b")]
+    assert [info.index for info in crude["__sources__"]] == ["a"]
+
+
+def test_decoded_and_primary_stores_return_what_they_return_directly(
+    pool: CachePool, tmp_path: Path
+) -> None:
+    for key in ("one", "two"):
+        (tmp_path / f"{key}.txt").write_text(key)
+    files = SystemFileStore(tmp_path)
+    upper, split = (DecodeFileStore(files, decoder=d()) for d in (Upper, Split))
+    stores: list[FileStore[Any]] = [files, upper, split]
+    for inner in (files, upper, split):
+        stores += [PrimaryFileStore(inner, current_key=key) for key in ("one", "two")]
+    for key in ("one", "two"):
+        primary: FileStore[bytes] = PrimaryFileStore(files, current_key=key)
+        stores.append(DecodeFileStore(primary, decoder=Upper()))
+    names = [name for store in stores for name in ("one.txt", "two.txt", ".txt")]
+    pairs = [(s, n) for s in stores for n in names if n[0] != "." or "Primary" in str(s)]
+    lazies = [pool.get_lazy(store, name) for store, name in pairs]
+    assert [lazy.get() for lazy in lazies] == [store[name][0] for store, name in pairs]
+
+
+def test_equal_values_are_those_of_one_file_of_one_store(pool: CachePool) -> None:
+    store, other = CountingStore(), CountingStore()
+    a = pool.get_lazy(store, "a")
+    assert a == pool.get_lazy(store, "a")
+    assert a not in (pool.get_lazy(store, "b"), pool.get_lazy(other, "a"), "a")
+    assert len({a, pool.get_lazy(store, "a"), pool.get_lazy(other, "a")}) == 2
+    assert pool.to_cache(1, "a") != pool.to_cache(1, "a")
+
+
+def test_a_missing_file_is_the_error_of_the_store_each_time(pool: CachePool) -> None:
+    store = CountingStore()
+    lazy, again = pool.get_lazy(store, "missing"), pool.get_lazy(store, "missing")
+    for value in (lazy, lazy, again):
+        with pytest.raises(KeyError, match="missing"):
+            value.get()
+    assert pool.get_lazy(store, "a").get() == b"a"
+
+
+def test_kept_data_come_back_as_they_were(pool: CachePool) -> None:
+    data = {"x": [1, 2], "y": b"z"}
+    lazy = pool.to_cache(data, "name")
+    assert lazy.fname == "name"
+    user = sample()
+    assert [lazy.get(user), lazy.get()] == [data, data]
+    assert user.__sources__ is None or user.__sources__ == ()
+
+
+def test_a_copy_is_the_value_itself(pool: CachePool) -> None:
+    lazy = pool.get_lazy(CountingStore(), "a")
+    assert copy.copy(lazy) is copy.deepcopy([lazy])[0] is lazy
+    assert lazy.get() == b"a"
+
+
+def test_in_another_process_a_value_is_read_from_its_store(pool: CachePool, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"before")
+    lazy = pool.get_lazy(SystemFileStore(tmp_path), "a.txt")
+    lazy.get()
+    text = pickle.dumps(lazy)
+    assert b"before" not in text
+    (tmp_path / "a.txt").write_bytes(b"after")
+    loaded = pickle.loads(text)
+    assert type(loaded) is DirectLazy
+    assert loaded.get() == b"after"
+    assert pickle.loads(pickle.dumps(pool.to_cache([1], "x"))).get() == [1]
+
+
+def test_a_mock_calls_its_function_each_time() -> None:
+    calls: list[str] = []
+
+    def returned(name: str) -> int:
+        calls.append(name)
+        return len(calls)
+
+    lazy = MockLazy("a", returned)
+    assert [lazy.get(), lazy.get(sample())] == [1, 2]
+    assert calls == ["a", "a"]
+    assert lazy == MockLazy("a", returned) != MockLazy("b", returned)
+
+
+# --------------------------------------------------------------------------- files of a cache
+
+
+@pytest.mark.parametrize("as_type", [str, Path])
+def test_the_parent_folder_is_a_text_or_a_path(parent: Path, as_type: Any) -> None:
+    pool = FileStoreCachePool(parent_cache_dir=as_type(parent))
+    assert pool.get_lazy(CountingStore(), "a").get() == b"a"
+    assert pool.cache_dir.parent == parent
+    pool.close()
+
+
+def test_values_of_one_file_share_a_copy_until_the_last_is_read_or_dropped(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    one, two, three = (pool.get_lazy(store, "a") for _ in range(3))
+    eventually(lambda: len(files_of(parent)) == 1)
+    assert one.get() == b"a"
+    del two
+    assert len(files_of(parent)) == 1
+    assert (pool.current_cache_count, pool.current_cache_size) == (1, 1)
+    assert three.get() == b"a"
+    assert files_of(parent) == []
+    assert (pool.current_cache_count, pool.current_cache_size) == (0, 0)
+    assert store.reads["a"] == 1
+
+
+def test_a_value_in_a_cycle_frees_its_copy(make_pool: MakePool, parent: Path) -> None:
+    pool = make_pool()
+    holder: list[Any] = [pool.get_lazy(CountingStore(), "a")]
+    holder.append(holder)
+    eventually(lambda: len(files_of(parent)) == 1)
+    del holder
+    gc.collect()
+    assert files_of(parent) == []
+
+
+def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePool) -> None:
+    pool, store = make_pool(), CountingStore()
+    store.gate.clear()
+    lazy = pool.get_lazy(store, "a")
+    assert store.has_begun.wait(20)
+    threading.Timer(0.05, store.gate.set).start()
+    assert lazy.get() == b"a"
+    assert store.reads["a"] == 1
+
+
+def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool) -> None:
+    pool, slow, store = make_pool(num_workers=1), CountingStore("slow"), CountingStore("fast")
+    slow.gate.clear()
+    first = pool.get_lazy(slow, "first")
+    assert slow.has_begun.wait(20)
+    lazy, dropped = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
+    assert lazy.get() == b"a"
+    del dropped
+    slow.gate.set()
+    assert first.get() == b"first"
+    assert pool.get_lazy(store, "c").get() == b"c"
+    assert store.reads == Counter(a=1, c=1)
+
+
+def test_other_values_of_a_file_keep_their_place_in_the_queue(make_pool: MakePool) -> None:
+    pool, slow, store = make_pool(num_workers=1), CountingStore("slow"), CountingStore("fast")
+    slow.gate.clear()
+    first = pool.get_lazy(slow, "first")
+    assert slow.has_begun.wait(20)
+    one, two = pool.get_lazy(store, "a"), pool.get_lazy(store, "a")
+    assert one.get() == b"a"
+    slow.gate.set()
+    eventually(lambda: pool.current_cache_count == 2)
+    assert (first.get(), two.get()) == (b"first", b"a")
+    assert store.reads["a"] == 2
+
+
+@pytest.mark.parametrize("limit", [{"max_cache_count": 2}, {"max_cache_size_gbytes": 2 / 2**30}])
+def test_a_full_cache_waits_and_what_is_needed_is_read_directly(
+    make_pool: MakePool, parent: Path, limit: dict[str, Any]
+) -> None:
+    pool, store = make_pool(num_workers=2, **limit), CountingStore()
+    kept = [pool.get_lazy(store, key) for key in "ab"]
+    eventually(lambda: pool.current_cache_count == 2)
+    waiting = [pool.get_lazy(store, key) for key in "cdef"]
+    time.sleep(0.1)
+    assert len(files_of(parent)) == 2
+    assert waiting[3].get() == b"f"
+    assert kept[0].get() == b"a"
+    eventually(lambda: pool.current_cache_count == 2)
+    assert [lazy.get() for lazy in (*kept, *waiting)] == [k.encode() for k in "abcdef"]
+    assert store.reads == Counter("abcdef")
+    eventually(lambda: pool.current_cache_count == 0)
+
+
+def test_what_is_larger_than_the_cache_is_read_directly(make_pool: MakePool) -> None:
+    pool, store = make_pool(max_cache_size_gbytes=2 / 2**30), CountingStore()
+    large, small = pool.get_lazy(store, "large"), pool.get_lazy(store, "s")
+    eventually(lambda: store.reads["large"] == 1 and pool.current_cache_count == 1)
+    assert (large.get(), small.get()) == (b"large", b"s")
+    assert pool.current_cache_size == 0
+
+
+def test_data_that_do_not_fit_stay_in_memory(make_pool: MakePool, parent: Path) -> None:
+    pool = make_pool(max_cache_count=1)
+    values = [pool.to_cache([number], "x") for number in range(3)]
+    assert len(files_of(parent)) == 1
+    assert [value.get() for value in values] == [[0], [1], [2]]
+    assert files_of(parent) == []
+
+
+def test_a_copy_that_was_removed_or_cut_is_read_from_the_store(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    values = [pool.get_lazy(store, key) for key in ("aa", "bb")]
+    eventually(lambda: len(files_of(parent)) == 2)
+    first, second = sorted(parent.glob("cache_*/[0-9]*"))
+    first.unlink()
+    second.write_bytes(b"x")
+    assert [value.get() for value in values] == [b"aa", b"bb"]
+    assert store.reads == Counter(aa=2, bb=2)
+
+
+def test_a_folder_that_cannot_be_written_is_logged_once_and_changes_nothing(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    shutil.rmtree(pool.cache_dir)
+    values = [pool.get_lazy(store, key) for key in "abc"]
+    kept = pool.to_cache({"x": 1}, "x")
+    eventually(lambda: sum(store.reads.values()) == 3)
+    assert [value.get() for value in values] == [b"a", b"b", b"c"]
+    assert kept.get() == {"x": 1}
+    eventually(lambda: pool.current_cache_count == 0)
+    assert [r.message.count("cannot be written") for r in caplog.records] == [1]
+
+
+def test_stores_of_one_class_and_path_do_not_share_copies(make_pool: MakePool) -> None:
+    """What a store of the user reads is known to the store only."""
+    pool, one, two = make_pool(), CountingStore(), CountingStore()
+    values = [pool.get_lazy(store, "a") for store in (one, two)]
+    assert [value.get() for value in values] == [b"a", b"a"]
+    assert one.reads == two.reads == Counter("a")
+
+
+def test_after_close_values_are_read_directly_and_the_folder_is_gone(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    value, kept = pool.get_lazy(store, "a"), pool.to_cache(1, "kept")
+    eventually(lambda: len(files_of(parent)) == 2)
+    pool.close()
+    assert list(parent.iterdir()) == []
+    assert value.get() == b"a"
+    with pytest.raises(RuntimeError, match=r"kept.*pool was closed"):
+        kept.get()
+    assert pool.get_lazy(store, "b").get() == b"b"
+
+
+def test_a_pool_that_is_dropped_removes_its_folder(parent: Path) -> None:
+    pool = FileStoreCachePool(parent_cache_dir=parent)
+    value = pool.get_lazy(CountingStore(), "a")
+    assert len(list(parent.iterdir())) == 1
+    value.get()
+    del pool, value
+    gc.collect()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_pickled_pool_has_the_settings_and_its_own_folder(make_pool: MakePool) -> None:
+    pool = make_pool(num_workers=3, max_cache_count=7, method="pickle", max_cache_size_gbytes=1)
+    pool.get_lazy(CountingStore(), "a")
+    loaded = pickle.loads(pickle.dumps(pool))
+    assert loaded.cache_dir != pool.cache_dir
+    assert loaded.cache_dir.parent == pool.cache_dir.parent
+    wanted = ("num_workers", "max_cache_count", "method", "max_cache_size")
+    assert all(getattr(loaded, name) == getattr(pool, name) for name in wanted)
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_workers": 0}, "num_workers=0.*at least 1"),
+        ({"method": "zip"}, "method='zip'.*raw"),
+        ({"max_cache_count": -1}, "max_cache_count=-1"),
+        ({"max_cache_size_gbytes": -1}, "max_cache_size_gbytes=-1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FileStoreCachePool(**settings)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_has_its_own_folder_and_reads_what_it_inherited_directly(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool, store = make_pool(), CountingStore()
+    values = [pool.get_lazy(store, key) for key in ("a", "b", "c")]
+    eventually(lambda: len(files_of(parent)) == 3)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            own = pool.get_lazy(store, "own")
+            folders = {path.parent.name for path in parent.glob("cache_*/.owner")}
+            right = [value.get() for value in (*values, own)] == [b"a", b"b", b"c", b"own"]
+            code = 0 if right and len(folders) == 2 else 2
+            pool.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(list(parent.iterdir())) == 1
+    assert len(files_of(parent)) == 3
+    before = store.reads.copy()
+    assert [value.get() for value in values] == [b"a", b"b", b"c"]
+    assert store.reads == before
+
+
+def test_a_fork_waits_for_files_that_are_being_copied(make_pool: MakePool) -> None:
+    """A store may hold a lock while it reads, which nobody would free in the fork."""
+    pool, store = make_pool(), CountingStore()
+    store.gate.clear()
+    value = pool.get_lazy(store, "a")
+    assert store.has_begun.wait(20)
+    threading.Timer(0.1, store.gate.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if store.gate.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert value.get() == b"a"
+    assert type(value) is FileCacheLazy
+
+
+def test_any_use_by_any_threads_returns_the_right_data_and_leaves_nothing(
+    make_pool: MakePool, parent: Path
+) -> None:
+    pool = make_pool(num_workers=4, max_cache_count=20)
+    store = CountingStore()
+    wrong: list[Any] = []
+
+    def use(seed: int) -> None:
+        held: list[tuple[str, Any]] = []
+        for step in range(400):
+            key = str((step * 7 + seed * 13) % 40)
+            held.append((key, pool.get_lazy(store, key)))
+            if len(held) > 15:
+                key, value = held.pop((step * 31 + seed) % len(held))
+                if step % 3:
+                    wrong.extend({value.get()} - {key.encode()})
+        wrong.extend(k for k, value in held if value.get() != k.encode())
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    gc.collect()
+    eventually(lambda: pool.current_cache_count == 0 and files_of(parent) == [])
+    assert pool.current_cache_size == 0

@@ -1,0 +1,148 @@
+"""Folders of one process: removed with it or after it, and never while it lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from energon_lite.storage import owned_folders
+from energon_lite.storage.owned_folders import LOCK_NAME, OwnedFolder, remove_dead_folders
+
+PREFIX = "cache_"
+OWNER = """
+import sys, time
+from pathlib import Path
+from energon_lite.storage.owned_folders import OwnedFolder
+folder = OwnedFolder(Path(sys.argv[1]), "cache_")
+(folder.path / "1").write_bytes(b"content")
+(folder.path / "inner").mkdir()
+(folder.path / "inner" / "2").write_bytes(b"content")
+print(folder.path, flush=True)
+time.sleep(60)
+"""
+
+
+def names(parent: Path) -> list[str]:
+    return sorted(path.name for path in parent.iterdir())
+
+
+def killed_owner(parent: Path) -> Path:
+    """The folder of a process that was killed."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, parent], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().decode().strip())
+    remove_dead_folders(parent, PREFIX)
+    assert names(folder) == [LOCK_NAME, "1", "inner"]
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    return folder
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    folder = OwnedFolder(tmp_path / "a" / "b", PREFIX)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    (folder.path / "x").write_text("x")
+    folder.remove()
+    folder.remove()
+    assert names(tmp_path / "a" / "b") == []
+
+
+def test_a_folder_of_a_killed_process_is_removed_and_those_of_living_ones_stay(
+    tmp_path: Path,
+) -> None:
+    living = OwnedFolder(tmp_path, PREFIX)
+    dead = killed_owner(tmp_path)
+    remove_dead_folders(tmp_path, PREFIX)
+    assert not dead.exists()
+    assert names(tmp_path) == [living.path.name]
+    living.remove()
+
+
+def test_a_fork_does_not_keep_the_folder_of_its_parent_alive(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        folder = OwnedFolder(tmp_path, PREFIX)
+        child = os.fork()
+        if child == 0:
+            folder.leave()
+            time.sleep(30)
+        else:
+            os.write(writing, str(child).encode())
+        os._exit(0)
+    child = int(os.read(reading, 100))
+    try:
+        os.waitpid(parent, 0)
+        remove_dead_folders(tmp_path, PREFIX)
+        assert names(tmp_path) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_folders_of_other_hosts_and_other_programs_stay(tmp_path: Path) -> None:
+    dead = killed_owner(tmp_path)
+    (dead / LOCK_NAME).write_text("another-host")
+    for name in ("cache_0123456789abcdef", "cache_short", "other_0123456789abcdef"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    (tmp_path / "cache_fedcba9876543210").write_text("no folder")
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / LOCK_NAME).write_text("")
+    (tmp_path / "cache_linklinklinklink").symlink_to(target)
+    before = names(tmp_path)
+    remove_dead_folders(tmp_path, PREFIX)
+    assert names(tmp_path) == before
+    assert names(target) == [LOCK_NAME]
+
+
+def test_a_missing_parent_folder_is_no_error(tmp_path: Path) -> None:
+    remove_dead_folders(tmp_path / "missing", PREFIX)
+
+
+def test_folders_are_made_while_others_look_for_dead_ones(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            remove_dead_folders(tmp_path, PREFIX)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        folders = [OwnedFolder(tmp_path, PREFIX) for _ in range(200)]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert names(tmp_path) == sorted(folder.path.name for folder in folders)
+    for folder in folders:
+        folder.remove()
+    assert names(tmp_path) == []
+
+
+def test_without_locks_a_folder_is_made_and_no_other_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = killed_owner(tmp_path)
+
+    def refused(*_: object) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(owned_folders.fcntl, "flock", refused)
+    folder = OwnedFolder(tmp_path, PREFIX)
+    remove_dead_folders(tmp_path, PREFIX)
+    assert names(tmp_path) == sorted([dead.name, folder.path.name])
+    folder.remove()
+    assert names(tmp_path) == [dead.name]
