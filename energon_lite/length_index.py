@@ -142,7 +142,7 @@ def measure_lengths(
     """
     hooks = Hooks(task_encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
     encoder = fingerprint(task_encoder)
-    cook = (lambda source, _: metadata_source(source)) if media_metadata else hooks.cooked
+    cook = (lambda source, *_: metadata_source(source)) if media_metadata else hooks.cooked
     if meta_dir is not None:
         name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []

@@ -23,6 +23,7 @@ from energon_lite.core.samples import SourceInfo, add_source_info
 from energon_lite.core.state import JSON
 from energon_lite.storage import files
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.media_metadata import read_media_metadata
 from energon_lite.storage.nvmeta import META, fingerprint, read_info
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, Part
 from energon_lite.storage.tar import first_keys, sample_headers, split_name
@@ -545,7 +546,6 @@ def _read_at(descriptor: int, offset: int, size: int, path: Path) -> bytes:
 
 
 def _media_metadata(store: FileStore[Any], root: Path | None, key: str) -> Any:
-    raise RuntimeError(
-        f"{store}: no media metadata of {key!r}, as this version does not read any yet "
-        f"({root or 'no folder'})"
-    )
+    if root is None:
+        raise RuntimeError(f"{store}: media metadata of {key!r} need a store with a folder")
+    return read_media_metadata(root, key)

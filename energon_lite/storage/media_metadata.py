@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import threading
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -266,5 +268,33 @@ def read_media_metadata(root: Path, entry_key: str) -> MediaMetadataBase:
         KeyError: There are none of this file.
         DatasetFormatError: The database is corrupt.
     """
-    with MediaDatabase(root) as database:
-        return database[entry_key]
+    return _database_of(root)[entry_key]
+
+
+# Databases that stay open: of one thread, and one process.
+_open = threading.local()
+_MAX_OPEN = 16
+
+
+def _database_of(root: Path) -> MediaDatabase:
+    """Opens the media metadata of a folder, unless this thread has them open."""
+    here = getattr(_open, "databases", None)
+    if here is None or _open.process != os.getpid():
+        _open.of_parent = here  # not to be closed here: SQLite's own rule for forked processes
+        here = _open.databases = {}
+        _open.process = os.getpid()
+    try:
+        status = (root / META / INDEX_SQLITE).stat()
+        version = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    except OSError:
+        version = None
+    held = here.get(root)
+    if held is not None and version is not None and held[0] == version:
+        database: MediaDatabase = held[1]
+        return database
+    here.pop(root, None)
+    database = MediaDatabase(root)
+    if len(here) >= _MAX_OPEN:
+        del here[next(iter(here))]
+    here[root] = version, database
+    return database

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import sqlite3
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,11 @@ from energon_lite.prepare import media, prepare_dataset
 from energon_lite.prepare.media import prepare_media
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage import media_headers
+from energon_lite.storage.file_stores import (
+    PrimaryFileStore,
+    SystemFileStore,
+    WebdatasetFileStore,
+)
 from energon_lite.storage.length_files import lengths_path
 from energon_lite.storage.media_metadata import MediaDatabase, read_media_metadata
 
@@ -350,6 +357,32 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(root, tmp_path)
     with MediaDatabase(root) as database:
         assert len(database) == 12
         assert database.get(["000.jpg", "none"]).keys() == {"000.jpg"}
+
+
+def test_stores_read_metadata_in_any_thread_and_after_a_fork(root, folder):
+    prepare_dataset(root, split_ratio="1,0,0", media_filter=BY_EXTENSION)
+    store, files = WebdatasetFileStore(root), SystemFileStore(folder)
+    with pytest.raises(RuntimeError, match="Media metadata database missing"):
+        files.get_media_metadata("y.JPG")
+    prepare_media(folder, BY_EXTENSION)
+    assert files.get_media_metadata("y.JPG").mode == "L"
+    with pytest.raises(KeyError):
+        files.get_media_metadata("z.txt")
+    prepare_media(folder, BY_HEADER)  # the database is another file now
+    assert files.get_media_metadata("z.txt").width == 7
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        files.get_media_metadata("../y.JPG")
+    with pytest.raises(RuntimeError, match="need a store with a folder"):
+        SystemFileStore().get_media_metadata("y.JPG")
+    primary = PrimaryFileStore(store, "007")
+    assert primary.get_media_metadata(".jpg").width == 15
+    keys = [f"{i % 12:03d}.jpg" for i in range(200)]
+    widths = [8 + i % 12 for i in range(200)]
+    with ThreadPoolExecutor(4) as threads:
+        assert [found.width for found in threads.map(store.get_media_metadata, keys)] == widths
+    with multiprocessing.get_context("fork").Pool(2) as processes:
+        found = processes.map(store.get_media_metadata, keys)
+    assert [metadata.width for metadata in found] == widths
 
 
 def test_corrupt_metadata_and_views_are_refused(root):

@@ -141,7 +141,7 @@ def test_primary_store_completes_keys_that_start_with_a_dot(prepared: Path) -> N
     assert store.get("dir/0001.a.txt") == "1 txt 1 txt "
     assert store.get_raw(".a.txt") == inner["dir/0003.a.txt"]
     assert store.decode_raw(".a.txt", b"text") == "text"
-    with pytest.raises(RuntimeError, match=r"'dir/0003\.json'"):
+    with pytest.raises(RuntimeError, match="holds no media metadata"):
         store.get_media_metadata(".json")
 
 
