@@ -9,7 +9,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import get_worker_info
@@ -17,13 +17,12 @@ from torch.utils.data import get_worker_info
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.storage import part_formats
+from energon_lite.storage.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
 from energon_lite.storage.file_stores import FileStoreDecoder
 from energon_lite.storage.files import warn_once
 
 PartDecoder = Callable[[bytes], Any]
-
-AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"})
-AV_MODES = ("AVDecoder", "torch", "pyav")
+AVDecoderType = Literal["torch", "AVDecoder", "pyav", "bytes"]
 
 # Names in errors: "part 'jpe' is not a JPEG".
 _FORMAT_NAMES = {**dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"), "tif": "TIFF", "webp": "WebP"}
@@ -45,7 +44,7 @@ class SampleDecoder(FileStoreDecoder):
     | `ten tb`, `mp msg`, `cbor` | tenbin, msgpack, CBOR |
     | `X.gz` | as part X, unpacked first |
     | `pkl pickle pyd pth` | bytes, and a warning, unless named in `unpickle` |
-    | `mp4 avi mov webm mkv flac mp3 wav flv` | bytes in this version, independent of `av_decode` |
+    | `mp4 avi mov webm mkv flac mp3 wav flv m4a`, in capitals too | by `av_decode` |
     | anything else | bytes |
 
     Images: a mode without prefix makes a numpy array (H, W, C), with `torch` a tensor (C, H, W),
@@ -57,10 +56,12 @@ class SampleDecoder(FileStoreDecoder):
         image_decode: One of `l8 rgb8 rgba8 l rgb rgba`, these with `torch` before them, `torch`
             (as `torchrgb`), or `pill pil pilrgb pilrgba`. With `bytes` images stay as they are, for
             a later hook to decode: `SampleDecoder(...).decode("jpg", raw)`.
-        av_decode: `AVDecoder`, `torch` or `pyav`; without effect in this version.
-        video_decode_audio: Without effect in this version.
+        av_decode: What audio and video become: `AVDecoder`, from which a hook takes clips, `torch`
+            for `AVData` with all frames or samples, `pyav` for PyAV's open container; they need
+            `pip install energon_lite[av]`. With `bytes` they stay as they are.
+        video_decode_audio: Whether `torch` decodes the audio of videos, too.
         guess_content: Whether parts with an unknown name are decoded when their first bytes are
-            those of an image.
+            those of an image, audio or video.
         max_bytes: Bytes that a part may have when it is decoded; a larger one is a broken sample.
             For images the pixels count, and for JSON, msgpack and CBOR an estimate. Parts that stay
             bytes are not limited.
@@ -85,8 +86,8 @@ class SampleDecoder(FileStoreDecoder):
         """Checks the settings."""
         if self.image_decode not in (*part_formats.IMAGE_MODES, part_formats.UNDECODED):
             part_formats.image_decoder(self.image_decode)  # raises, with the closest mode
-        if self.av_decode not in AV_MODES:
-            hint = did_you_mean(self.av_decode, AV_MODES)
+        if self.av_decode not in (*AV_MODES, part_formats.UNDECODED):
+            hint = did_you_mean(self.av_decode, (*AV_MODES, part_formats.UNDECODED))
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
         wanted: Any = self.unpickle  # a list, or a single name, is taken as well
         names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
@@ -182,7 +183,6 @@ class SampleDecoder(FileStoreDecoder):
 
     def _unzipped_decoder(self, part: str) -> PartDecoder | None:
         extension = _extension_of(part)
-        is_image = extension.lower() in part_formats.IMAGE_EXTENSIONS
         if extension in _DECODERS:
             return _guarded(part, *_DECODERS[extension], self.max_bytes)
         if extension in _LIMITED_DECODERS:
@@ -193,13 +193,31 @@ class SampleDecoder(FileStoreDecoder):
             return _guarded(part, _PICKLE_DECODERS[extension], "a pickle", self.max_bytes)
         if extension in _PICKLE_DECODERS:
             _warn_of_pickle(extension)
-        elif self.image_decode != part_formats.UNDECODED and (is_image or self.guess_content):
-            image = _guarded(part, part_formats.image_decoder(self.image_decode, self.max_bytes))
-            if is_image:
-                return image
-            if extension.lower() not in AV_EXTENSIONS:
-                return lambda raw: raw if part_formats.image_format(raw) is None else image(raw)
+        else:
+            return self._media_decoder(part, extension.lower())
         return None
+
+    def _media_decoder(self, part: str, extension: str) -> PartDecoder | None:
+        """Returns what decodes an image, audio or video: by its name, or by its first bytes."""
+        image = av = None
+        if self.image_decode != part_formats.UNDECODED:
+            image = _guarded(part, part_formats.image_decoder(self.image_decode, self.max_bytes))
+        if self.av_decode != part_formats.UNDECODED:
+            decode = av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)
+            av = _guarded(part, decode, "audio or video")
+        if extension in part_formats.IMAGE_EXTENSIONS:
+            return image
+        if extension in AV_EXTENSIONS:
+            return av
+        if not self.guess_content or (image is None and av is None):
+            return None
+
+        def guess(raw: bytes) -> Any:
+            if part_formats.image_format(raw) is not None:
+                return raw if image is None else image(raw)
+            return av(raw) if av is not None and part_formats.is_av(raw) else raw
+
+        return guess
 
 
 def _extension_of(part: str) -> str:

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import math
+import re
 import struct
 import types
 import warnings
@@ -218,6 +219,19 @@ _MAGIC = (
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
     (b"\xff\x4f\xff\x51", "JPEG2000"),
 )
+
+
+# Containers of audio and video; of the type `ftyp`, images of HEIF and AVIF have other brands.
+_AV_MAGIC = re.compile(
+    rb"....ftyp(isom|iso\d|mp4\d|avc1|dash|qt  |M4[ABPV] |MSNV|3gp\d|f4v )"
+    rb"|\x1aE\xdf\xa3|RIFF....(WAVE|AVI )|fLaC|FLV\x01|ID3|\xff[\xfb\xf3\xf2]",
+    re.DOTALL,
+)
+
+
+def is_av(raw: bytes) -> bool:
+    """Returns whether the first bytes are those of audio or video."""
+    return _AV_MAGIC.match(raw) is not None
 
 
 class ImageMode(NamedTuple):

@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 1266,
     "stages": 3464,
-    "storage": 4108,
+    "storage": 4827,
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,

@@ -149,7 +149,7 @@ def test_what_is_as_large_as_the_limit_is_decoded() -> None:
 
 
 def test_parts_that_stay_bytes_have_no_limit() -> None:
-    decoder = SampleDecoder(max_bytes=10, image_decode="bytes")
+    decoder = SampleDecoder(max_bytes=10, image_decode="bytes", av_decode="bytes")
     assert decoder.decode("jpg", bytes(100)) == bytes(100)
     assert decoder.decode("mp4", bytes(100)) == bytes(100)
 

@@ -1,0 +1,605 @@
+"""Reads video frames and audio samples with PyAV: seeks by keyframes, and is exact.
+
+What a clip has is what a decode of the whole file has at the same place. A seek is checked by what
+it finds: where it lands too late, it is repeated further back, and at last from the start.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import importlib
+import io
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from fractions import Fraction
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from energon_lite.core.errors import DecodingError
+
+# Times that users compute differ from those of frames in the last digits. [Unit: second]
+_TOLERANCE = 1e-6
+# A loader has a process for each core: threads of a decoder would only compete with them.
+_DECODE_THREADS = 1
+# Codecs that mark frames to which no other refers.
+_SKIPPING = frozenset({"h264", "hevc"})
+# FFmpeg's numbers for what a demuxer does with a stream.
+_READ, _SKIP = 0, 48
+# What is decoded before an audio clip: MP3 refers to up to ten frames, AAC overlaps two.
+# [Unit: second]
+_PREROLL = Fraction(1, 2)
+# AAC may store noise as a mere description, which a decoder fills in from a generator that runs
+# since its start: what is this early is decoded from the start, where it is the same each time.
+_NOISY = frozenset({"aac"})
+_FROM_START_SECONDS = 120
+# Codecs of which every frame has the same number of samples.
+_CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "eac3"})
+_FILES = (io.BufferedReader, io.FileIO, io.BufferedRandom)
+
+
+class AVIndexMode(Enum):
+    """How frames are found by their number."""
+
+    FRAMES = "frames"  # the header lists all frames: mp4, mov
+    PTS = "pts"  # the file lists times of keyframes: mkv, webm
+    PROBE = "probe"  # the packets are listed by reading them once
+
+
+Range = tuple[float, float]
+Source = BinaryIO | str | os.PathLike[str]
+
+
+class Clip(NamedTuple):
+    """A part of a stream: frames or samples, and the times of its start and end in seconds."""
+
+    data: torch.Tensor
+    times: tuple[float, float]
+
+
+@functools.cache
+def pyav() -> Any:
+    """Imports PyAV on first use.
+
+    Raises:
+        ImportError: It is not installed; the text has the command that installs it.
+    """
+    try:
+        return importlib.import_module("av")
+    except ImportError as error:
+        raise ImportError(
+            "Audio and video need PyAV to be decoded: pip install energon_lite[av]. With "
+            "SampleDecoder(av_decode='bytes') such parts stay bytes"
+        ) from error
+
+
+def file_path(stream: Source) -> str | None:
+    """Returns the path of a file on disk; None for another stream."""
+    if isinstance(stream, (str, os.PathLike)):
+        return os.fspath(stream)
+    name = getattr(stream, "name", None)
+    return name if isinstance(stream, _FILES) and isinstance(name, str) else None
+
+
+class Media:
+    """Audio or video that is open for one use; a context manager.
+
+    A file on disk is opened by its path, since forked processes would share the position of a
+    stream; of other streams, only what is needed is read.
+
+    Attributes:
+        container: PyAV's container.
+    """
+
+    container: Any
+
+    def __init__(self, source: Source) -> None:
+        self._source: Any = source
+        self._is_fresh = False
+
+    def __enter__(self) -> Media:
+        """Opens it.
+
+        Raises:
+            DecodingError: It is neither audio nor video, or its header is broken.
+        """
+        try:
+            self._open()
+        except pyav().error.FFmpegError as error:
+            raise DecodingError(self._broken(error)) from error
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Closes it; errors of the decoder become `DecodingError`."""
+        self.container.close()
+        if isinstance(error, pyav().error.FFmpegError):
+            raise DecodingError(self._broken(error)) from error
+
+    def _open(self) -> None:
+        path = file_path(self._source)
+        if path is None:
+            self._source.seek(0)
+        self.container = pyav().open(path or self._source, metadata_errors="replace")
+        for stream in (*self.container.streams.video, *self.container.streams.audio):
+            stream.codec_context.thread_count = _DECODE_THREADS
+        self._is_fresh = True
+
+    def _broken(self, error: Exception) -> str:
+        path = file_path(self._source)
+        if path is not None:
+            return f"{path} cannot be decoded as audio or video: {error}"
+        self._source.seek(0)
+        start = self._source.read(8).hex(" ") or "no bytes"
+        return f"audio or video cannot be decoded (starts with {start}): {error}"
+
+    def stream(self, kind: str) -> Any | None:
+        """Returns the first stream of `video` or `audio`; None without one."""
+        streams = getattr(self.container.streams, kind)
+        return streams[0] if streams else None
+
+    def start(self) -> Fraction:
+        """Returns the second at which the first stream starts, from which times are counted."""
+        streams = (*self.container.streams.video, *self.container.streams.audio)
+        known = [s.start_time * s.time_base for s in streams if s.start_time is not None]
+        return min(known, default=Fraction(0))
+
+    def index_mode(self) -> AVIndexMode:
+        """Returns how frames are found by their number."""
+        names = self.container.format.name.split(",")
+        if "mov" in names:
+            return AVIndexMode.FRAMES
+        return AVIndexMode.PTS if "matroska" in names else AVIndexMode.PROBE
+
+    def packets(self, kind: str, at: int | None = None) -> Iterator[Any]:
+        """Yields the packets of a stream, from a keyframe on.
+
+        Args:
+            kind: `video` or `audio`.
+            at: where to start, in units of the time base; None for the start of the file.
+        """
+        if at is None and not self._is_fresh:
+            self.container.close()
+            self._open()
+        self._is_fresh = False
+        stream = self.stream(kind)
+        for other in self.container.streams:
+            if hasattr(other, "discard"):  # PyAV 18; others are not read where they can be skipped
+                other.discard = _READ if other is stream else _SKIP
+        if at is not None:
+            self.container.seek(at, stream=stream)
+        yield from self.container.demux(stream)
+
+    def packet_times(self, kind: str) -> tuple[list[int], int] | None:
+        """Reads all packets of a stream, without decoding them.
+
+        Returns:
+            When they are shown, in order, and when the last one ends, in units of the time base;
+            None if packets have no times.
+        """
+        packets = (p for p in self.packets(kind) if p.size and not p.is_discard)
+        shown = [(packet.pts, packet.duration or 0) for packet in packets]
+        if any(pts is None for pts, _ in shown):
+            return None
+        return sorted(pts for pts, _ in shown), max((sum(pair) for pair in shown), default=0)
+
+
+def overlapping(ranges: Sequence[Range]) -> Iterator[list[int]]:
+    """Yields the indices of ranges that overlap, group by group in the order of their starts."""
+    group: list[int] = []
+    end = -math.inf
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        first, last = ranges[index]
+        if group and first > end:
+            yield group
+            group = []
+        group.append(index)
+        end = max(end, last) if len(group) > 1 else last
+    if group:
+        yield group
+
+
+# -------------------------------------------------------------------------------------- video
+
+
+class VideoReader:
+    """Decodes clips of a video.
+
+    A position is a time in units of the time base, or the number of a frame.
+
+    Args:
+        media: The open file.
+        frame_size: Width and height of the frames; None keeps theirs.
+
+    Raises:
+        ValueError: There is no video.
+    """
+
+    def __init__(self, media: Media, frame_size: tuple[int, int] | None = None) -> None:
+        stream = media.stream("video")
+        if stream is None:
+            raise ValueError("No video stream found, but video is requested")
+        self._media = media
+        self._frame_size = frame_size
+        self._base: Fraction = stream.time_base
+        self._start = media.start()
+        self._first: int | None = stream.start_time
+        self.rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
+        self._length = _estimated_frames(stream, self.rate)
+        self._frame_ticks = max(1, round(1 / (self.rate * self._base)))
+        # In time: None. By number: the decode times of all frames that are shown.
+        self._decode_times: list[int] | None = None
+        self._keys: list[int] = []  # numbers of the keyframes among them
+        self._is_counted = False  # packets have no times: frames are counted from the start
+        self._next: tuple[int, Any] | None = None  # decoded to see where the frame before it ends
+        self._frames: Iterator[tuple[int, Any]] = iter(())
+        self._last_read: int | None = None  # decode time of the last packet
+        # Times of frames to which no other refers, which were not decoded on the way to a clip.
+        self._skipped: list[int] = []
+        self._can_skip = stream.codec_context.name in _SKIPPING
+
+    def by_seconds(self, ranges: Sequence[Range]) -> list[Clip | None]:
+        """Returns the frames that are shown in each range, both ends included.
+
+        Args:
+            ranges: first and last second, from the start of the file.
+
+        Returns:
+            The clips in the order of `ranges`; None for a range behind the end.
+        """
+        if self._has_no_times():
+            rate = float(self.rate)
+            numbers = [tuple(_floor((x + _TOLERANCE) * rate) for x in pair) for pair in ranges]
+            return self._clips([(first, last) for first, last in numbers])
+        unit, start = float(self._base), float(self._start)
+        ticks = [tuple(_floor((x + start + _TOLERANCE) / unit) for x in pair) for pair in ranges]
+        return self._clips([(first, last) for first, last in ticks])
+
+    def by_number(self, ranges: Sequence[Range]) -> list[Clip | None]:
+        """Returns the frames of each range of numbers, both ends included.
+
+        Args:
+            ranges: numbers of the first and the last frame; frame 0 is the first that is shown.
+
+        Returns:
+            The clips in the order of `ranges`; None for a range behind the end.
+        """
+        numbers = [(_floor(first), _floor(last)) for first, last in ranges]
+        stream = self._media.container.streams.video[0]
+        entries = stream.index_entries
+        if self._media.index_mode() is AVIndexMode.FRAMES and len(entries) == stream.frames > 0:
+            shown = [entry for entry in entries if not entry.is_discard]
+            self._decode_times = [entry.timestamp for entry in shown]
+            self._keys = [number for number, entry in enumerate(shown) if entry.is_keyframe]
+            return self._clips(numbers)
+        found = self._media.packet_times("video")
+        if found is None:
+            self._is_counted = True
+            return self._clips(numbers)
+        times = found[0]
+        clips = iter(
+            self._clips(
+                [
+                    (times[max(0, int(first))], times[int(min(max(0, last), len(times) - 1))])
+                    for first, last in numbers
+                    if first < len(times)
+                ]
+            )
+        )
+        return [next(clips) if first < len(times) else None for first, _ in numbers]
+
+    def _has_no_times(self) -> bool:
+        if self._first is not None:
+            return False
+        packet = next(self._media.packets("video"), None)
+        self._is_counted = packet is None or packet.pts is None
+        return self._is_counted
+
+    def _clips(self, ranges: Sequence[Range]) -> list[Clip | None]:
+        first = self._first if self._decode_times is None and not self._is_counted else 0
+        ranges = [(a, max(a, b)) for a, b in ((max(a, first or 0), b) for a, b in ranges)]
+        clips = [_Frames(self, self._estimate(*pair)) for pair in ranges]
+        for group in overlapping(ranges):
+            first_of_all = ranges[group[0]][0]
+            last_of_all = max(ranges[index][1] for index in group)
+            for position, end, frame in self._shown(int(first_of_all), last_of_all):
+                for index in group:
+                    if position <= ranges[index][1] and end > ranges[index][0]:
+                        clips[index].append(frame, position)
+        return [frames.clip() for frames in clips]
+
+    def _estimate(self, first: float, last: float) -> int:
+        """Returns about how many frames a range has, never many more than the video has."""
+        is_time = self._decode_times is None and not self._is_counted
+        number = (last - first) / (self._frame_ticks if is_time else 1)
+        return int(min(number, self._length)) + 2
+
+    def _shown(self, first: int, last: float) -> Iterator[tuple[int, int, Any]]:
+        """Yields position, end and frame of all frames shown from one position to another."""
+        frames = self._from(first)
+        current = next(frames, None)
+        while current is not None:
+            position, frame = current
+            self._next = following = next(frames, None)
+            end = position + self._duration(frame) if following is None else following[0]
+            if any(position < at <= first for at in self._skipped):  # it was shown for long
+                self._can_skip = False
+                self._frames = frames = self._seek(first, first)
+                current = next(frames, None)
+                continue
+            if end > first:
+                self._skipped.clear()
+                yield position, end, frame
+            if following is None or following[0] > last:
+                return
+            current = following
+
+    def _duration(self, frame: Any) -> int:
+        if self._decode_times is not None or self._is_counted:
+            return 1
+        return int(frame.duration or self._frame_ticks)
+
+    def seconds(self, frame: Any, position: int) -> tuple[float, float]:
+        """Returns when a frame is shown, and until when."""
+        if self._is_counted:
+            return float(position / self.rate), float((position + 1) / self.rate)
+        start = frame.pts * self._base - self._start
+        duration = frame.duration * self._base if frame.duration else 1 / self.rate
+        return float(start), float(start + duration)
+
+    # ------------------------------------------------------------------ seeking
+
+    def _from(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Yields frames in order, the first of them at `first` or before."""
+        key = self._keyframe_before(first)
+        # Without a keyframe in between, a seek would only lead back.
+        is_ahead = key is None or self._last_read is None or key > self._last_read
+        is_ahead = is_ahead and not self._is_counted
+        if self._next is not None and self._next[0] <= first and not is_ahead:
+            return itertools.chain([self._next], self._frames)
+        self._frames = self._seek(first, first if self._decode_times is None else key)
+        return self._frames
+
+    def _keyframe_before(self, first: int) -> int | None:
+        if self._decode_times is not None:
+            key = bisect.bisect_right(self._keys, first) - 1
+            return self._decode_times[self._keys[key]] if key >= 0 else None
+        entries = self._media.container.streams.video[0].index_entries
+        found = entries.search_timestamp(first) if len(entries) else -1
+        return entries[found].timestamp if found >= 0 else None
+
+    def _seek(self, first: int, at: int | None) -> Iterator[tuple[int, Any]]:
+        step = max(1, round(1 / self._base))
+        start = self._first or 0
+        if self._decode_times:
+            # A seek takes the time at which a keyframe is shown, which is later than its decoding.
+            at = None if at is None else at + start - self._decode_times[0]
+        while at is not None and at > start and not self._is_counted:
+            frames = self._decode(at, first)
+            landed = next(frames, None)
+            if landed is not None and landed[0] <= first:
+                return itertools.chain([landed], frames)
+            at -= step
+            step *= 4
+        return self._decode(None, first)
+
+    def _decode(self, at: int | None, first: int) -> Iterator[tuple[int, Any]]:
+        """Yields positions and frames from a keyframe on; all of them from `first` on."""
+        key: int | None = None
+        number = leading = 0
+        numbers = self._decode_times or []
+        self._skipped.clear()
+        for packet in self._media.packets("video", at):
+            if self._is_counted:
+                for frame in packet.decode():
+                    yield number, frame
+                    number += 1
+                continue
+            if key is None:
+                if not packet.is_keyframe or packet.pts is None:
+                    continue
+                key = packet.pts
+                number = bisect.bisect_left(numbers, packet.dts) if numbers else 0
+            elif packet.pts is not None and packet.pts < key:
+                leading += 1  # shown before the keyframe: not all that it refers to is decoded
+            is_skipped = self._is_before(packet, first)
+            if packet.size:
+                self._last_read = packet.pts if packet.dts is None else packet.dts
+            packet.stream.codec_context.skip_frame = "NONREF" if is_skipped else "DEFAULT"
+            if is_skipped:
+                self._skipped.append(packet.pts)
+            for frame in packet.decode():
+                if frame.pts is None or frame.pts < key:
+                    continue
+                yield (number + leading if numbers else frame.pts), frame
+                number += 1
+
+    def _is_before(self, packet: Any, first: int) -> bool:
+        """Returns whether a frame need only be decoded if others refer to it."""
+        if not self._can_skip or self._decode_times is not None or packet.pts is None:
+            return False
+        return bool(packet.pts + 2 * self._frame_ticks < first)
+
+    # ------------------------------------------------------------------ pixels
+
+    def size_of(self, frame: Any) -> tuple[int, int]:
+        """Returns width and height of what becomes of a frame."""
+        return self._frame_size or (frame.width, frame.height)
+
+
+class _Frames:
+    """The frames of one clip, in one tensor from the start.
+
+    Args:
+        reader: what decodes them.
+        capacity: how many there are, about.
+    """
+
+    def __init__(self, reader: VideoReader, capacity: int) -> None:
+        self._reader = reader
+        self._capacity = capacity
+        self._num = 0
+        self._times = (0.0, 0.0)
+        self._reformat: Any = None
+        self._pixels: torch.Tensor = torch.empty(0)
+
+    def append(self, frame: Any, position: int) -> None:
+        """Converts a frame to RGB, into the tensor."""
+        start, end = self._reader.seconds(frame, position)
+        if self._reformat is None:
+            self._size = self._reader.size_of(frame)
+            self._reformat = pyav().video.reformatter.VideoReformatter().reformat
+            self._pixels = self._room(self._capacity)
+            self._times = (start, end)
+        if self._num == len(self._pixels):
+            self._pixels = torch.cat([self._pixels, self._room(self._num // 2 + 16)])
+        width, height = self._size
+        rgb = self._reformat(frame, width, height, "rgb24", threads=_DECODE_THREADS).planes[0]
+        rows = np.frombuffer(rgb, np.uint8).reshape(-1, rgb.line_size)
+        target = self._pixels[self._num].numpy().reshape(height, width * 3)
+        target[...] = rows[:height, : width * 3]
+        self._num += 1
+        self._times = (self._times[0], end)
+
+    def _room(self, num: int) -> torch.Tensor:
+        width, height = self._size
+        return torch.empty((num, height, width, 3), dtype=torch.uint8, device="cpu")
+
+    def clip(self) -> Clip | None:
+        """Returns the frames as (frames, 3, H, W); None without one."""
+        if not self._num:
+            return None
+        pixels = self._pixels[: self._num]
+        if len(self._pixels) - self._num > max(4, self._num // 16):
+            pixels = pixels.clone()
+        return Clip(pixels.permute(0, 3, 1, 2), self._times)
+
+
+def _estimated_frames(stream: Any, rate: Fraction) -> float:
+    if stream.frames:
+        return float(stream.frames)
+    if stream.duration:
+        return float(stream.duration * stream.time_base * rate)
+    return 256.0
+
+
+def _floor(position: float) -> float:
+    return math.floor(position) if math.isfinite(position) else position
+
+
+# -------------------------------------------------------------------------------------- audio
+
+
+class AudioReader:
+    """Decodes clips of audio; a position is the number of a sample of the whole.
+
+    Args:
+        media: The open file.
+
+    Raises:
+        ValueError: There is no audio.
+    """
+
+    def __init__(self, media: Media) -> None:
+        stream = media.stream("audio")
+        if stream is None:
+            raise ValueError("No audio stream found, but audio is requested")
+        self._media = media
+        self._base: Fraction = stream.time_base
+        self._first: int = stream.start_time or 0
+        self.rate: int = stream.codec_context.sample_rate
+        # When sample 0 is heard.
+        known = stream.start_time is not None
+        self._start = float(self._first * self._base - media.start()) if known else 0.0
+        name = stream.codec_context.name
+        self._grid: int = stream.codec_context.frame_size if name in _CONSTANT_FRAMES else 0
+        self._is_exact = self._base * self.rate <= 1  # otherwise several samples have one time
+        self._num_from_start = _FROM_START_SECONDS * self.rate if name in _NOISY else 0
+        self._preroll = 0 if name.startswith("pcm_") or name == "flac" else _PREROLL
+
+    def by_seconds(self, ranges: Sequence[Range]) -> list[Clip | None]:
+        """Returns the samples of each range, without the sample at its end.
+
+        Args:
+            ranges: first and last second, from the start of the file.
+
+        Returns:
+            The clips in the order of `ranges`, each (channels, samples); None for a range behind
+            the end.
+        """
+        rate, start = self.rate, self._start
+        samples = [tuple(_floor((x - start) * rate + 1e-4) for x in pair) for pair in ranges]
+        return self._clips([(first, last) for first, last in samples], ranges)
+
+    def by_number(self, ranges: Sequence[Range]) -> list[Clip | None]:
+        """Returns the samples of each range, without the last one; otherwise as `by_seconds`."""
+        times = [(a / self.rate + self._start, b / self.rate + self._start) for a, b in ranges]
+        return self._clips([(_floor(a), _floor(b)) for a, b in ranges], times)
+
+    def num_samples(self) -> int:
+        """Decodes everything, and returns how many samples there are."""
+        return sum(data.shape[1] for _, data in self._decode(None))
+
+    def _clips(self, ranges: Sequence[Range], times: Sequence[Range]) -> list[Clip | None]:
+        ranges = [(max(0, first), max(0, first, last)) for first, last in ranges]
+        pieces: list[list[npt.NDArray[Any]]] = [[] for _ in ranges]
+        end = 0
+        for group in overlapping(ranges):
+            last_of_all = max(ranges[index][1] for index in group)
+            for at, data in self._from(int(ranges[group[0]][0])):
+                end = at + data.shape[1]
+                for index in group:
+                    first, last = (min(max(0, x - at), data.shape[1]) for x in ranges[index])
+                    is_empty = ranges[index][0] == ranges[index][1] and at <= ranges[index][0] < end
+                    if first < last or is_empty:
+                        pieces[index].append(data[:, int(first) : int(last)])
+                if end >= last_of_all and end > ranges[group[-1]][0]:
+                    break
+        return [
+            self._clip(found, first, pair)
+            for found, (first, _), pair in zip(pieces, ranges, times, strict=True)
+        ]
+
+    def _clip(self, pieces: list[npt.NDArray[Any]], first: float, times: Range) -> Clip | None:
+        if not pieces:
+            return None
+        data = np.concatenate(pieces, axis=1)
+        end = (first + data.shape[1]) / self.rate + self._start
+        start = max(times[0], 0.0)
+        # The end that was asked for, unless the audio ends before.
+        last = times[1] if times[1] - end < 1 / self.rate else end
+        return Clip(torch.from_numpy(data), (float(start), float(max(last, 0.0))))
+
+    def _from(self, first: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yields sample numbers and samples, the first of them at `first` or before."""
+        seconds = Fraction(first, self.rate) - self._preroll
+        is_early = first < self._num_from_start
+        if seconds > 0 and not is_early and (self._is_exact or self._grid):
+            frames = self._decode(self._first + int(seconds / self._base))
+            landed = next(frames, None)
+            if landed is not None and landed[0] <= first - self._preroll * self.rate:
+                return itertools.chain([landed], frames)
+        return self._decode(None)
+
+    def _decode(self, at: int | None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        number: int | None = 0 if at is None else None
+        for packet in self._media.packets("audio", at):
+            for frame in packet.decode():
+                if number is None:
+                    if frame.pts is None:
+                        continue
+                    exact = (frame.pts - self._first) * self._base * self.rate
+                    number = round(exact) if self._is_exact else self._on_grid(exact)
+                data = frame.to_ndarray()
+                if not frame.format.is_planar:
+                    data = data.reshape(frame.samples, -1).T
+                yield number, data
+                number += data.shape[1]
+
+    def _on_grid(self, number: Fraction) -> int:
+        return round(number / self._grid) * self._grid

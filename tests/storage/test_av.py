@@ -1,0 +1,352 @@
+"""Clips of audio and video are those of a decode of the whole file, whatever the container."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import pickle
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    AVData,
+    AVDecoder,
+    AVWebdatasetDecoder,
+    SampleDecoder,
+    get_clips_uniform,
+    get_single_frames_uniform,
+)
+from energon_lite.core.errors import DecodingError
+from energon_lite.storage.part_formats import is_av
+
+av = pytest.importorskip("av", reason="needs PyAV: pip install energon_lite[av]")
+
+RATE = 48000
+# Name of the file -> codec of the video, codec of the audio, options of the video.
+FORMATS = {
+    "b_frames.mp4": ("libx264", "aac", {"bf": "3", "g": "12", "x264-params": "open-gop=0"}),
+    "open_gop.mp4": ("libx264", None, {"bf": "3", "g": "12", "x264-params": "open-gop=1"}),
+    "b_frames.MKV": ("libx264", "aac", {"bf": "3", "g": "12"}),
+    "mpeg4.mov": ("mpeg4", "pcm_s16le", {"g": "10"}),
+    "b_frames.avi": ("libx264", "mp3", {"bf": "2", "g": "12"}),
+    "no_times.h264": ("libx264", None, {"bf": "2", "g": "12"}),
+    "vp8.webm": ("libvpx", "libopus", {"g": "10", "deadline": "realtime"}),
+    "flash.flv": ("flv", "mp3", {"g": "10"}),
+    "late.mp4": ("libx264", "aac", {"bf": "2", "g": "9"}),
+    "vfr.mkv": ("libx264", None, {"bf": "2", "g": "12"}),
+    "vfr.mp4": ("libx264", None, {"bf": "2", "g": "12"}),
+}
+NUM_FRAMES, FPS = 50, 10
+LATE = {"late.mp4": 7}
+
+
+def frame_times(name):
+    """The times of all frames in tenths of a second; some are shown for long, some briefly."""
+    if not name.startswith("vfr"):
+        return [LATE.get(name, 0) + number for number in range(NUM_FRAMES)]
+    steps = itertools.cycle([1, 1, 5, 1, 2, 1, 9])
+    return [0, *itertools.accumulate(itertools.islice(steps, NUM_FRAMES - 1))]
+
+
+def write_clip(path, name):
+    video_codec, audio_codec, options = FORMATS[name]
+    times = frame_times(name)
+    with av.open(str(path), "w") as container:
+        video = container.add_stream(video_codec, rate=FPS, options=options)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.codec_context.time_base = Fraction(1, FPS)
+        audio = container.add_stream(audio_codec, rate=RATE, layout="mono") if audio_codec else None
+        # A chirp; for noise, AAC would only store that it is noise.
+        seconds = np.arange(RATE * NUM_FRAMES // FPS) / RATE
+        samples = np.sin(seconds * (800 + 300 * seconds))[None].astype(np.float32) / 3
+        for number, at in enumerate(times):
+            pixels = np.full((48, 64, 3), 5 * number, np.uint8)
+            pixels[number % 48, :] = 255
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = at, Fraction(1, FPS)
+            container.mux(video.encode(frame))
+        if audio is not None:
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = RATE, 0
+            for part in av.AudioResampler(audio.format, "mono", RATE, audio.frame_size).resample(
+                frame
+            ):
+                container.mux(audio.encode(part))
+            container.mux(audio.encode(None))
+        container.mux(video.encode(None))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """Content by name, written once."""
+    folder = tmp_path_factory.mktemp("clips")
+    found = {}
+    for name in FORMATS:
+        try:
+            write_clip(folder / name.lower(), name)
+        except (ValueError, av.error.FFmpegError) as error:  # PyAV without this encoder
+            warnings.warn(f"{name}: {error}", stacklevel=1)
+            continue
+        found[name] = (folder / name.lower()).read_bytes()
+    assert len(found) >= 8
+    return found
+
+
+def all_frames(raw):
+    """Pixels, start and end of all frames, from a decode of the whole file."""
+    with av.open(io.BytesIO(raw)) as container:
+        frames = list(container.decode(video=0))
+    return [frame.to_ndarray(format="rgb24") for frame in frames], frames
+
+
+def all_samples(raw):
+    with av.open(io.BytesIO(raw)) as container:
+        arrays = [
+            frame.to_ndarray()
+            if frame.format.is_planar
+            else frame.to_ndarray().reshape(frame.samples, -1).T
+            for frame in container.decode(audio=0)
+        ]
+    return np.concatenate(arrays, axis=1)
+
+
+def decoder_of(raw):
+    return AVDecoder(io.BytesIO(raw))
+
+
+def assert_frames(clip, pixels):
+    assert clip.dtype == torch.uint8
+    assert clip.shape == (len(pixels), 3, *pixels[0].shape[:2])
+    assert np.array_equal(clip.permute(0, 2, 3, 1).numpy(), np.stack(pixels))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_frame_by_number_is_that_of_a_whole_decode(clips, name) -> None:
+    raw = clips.get(name) or pytest.skip("PyAV cannot encode it")
+    pixels, _ = all_frames(raw)
+    assert len(pixels) == NUM_FRAMES
+    ranges = [(number, number) for number in range(len(pixels))]
+    found, times = decoder_of(raw).get_video_clips(ranges, video_unit="frames")
+    for number, clip in enumerate(found):
+        assert_frames(clip, pixels[number : number + 1])
+    assert all(start < end for start, end in times)
+    assert_frames(decoder_of(raw).get_video().video_clips[0], pixels)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_time_has_the_frame_that_is_shown_then(clips, name) -> None:
+    raw = clips.get(name) or pytest.skip("PyAV cannot encode it")
+    pixels, frames = all_frames(raw)
+    _, every = decoder_of(raw).get_video_clips(
+        [(n, n) for n in range(len(frames))], video_unit="frames"
+    )
+    if not name.startswith("no_times"):
+        start = float(frames[0].pts * frames[0].time_base) - every[0][0]
+        shown = [float(f.pts * f.time_base) - start for f in frames]
+        assert [at for at, _ in every] == pytest.approx(shown)
+    starts = [at for at, _ in every]
+    for number, at in enumerate(starts):
+        after = starts[number + 1] if number + 1 < len(starts) else every[-1][1]
+        middle = (at + after) / 2
+        clip, (at_once,) = decoder_of(raw).get_video_clips([(at, at)])
+        assert_frames(clip[0], pixels[number : number + 1])
+        assert at_once[0] == pytest.approx(at)
+        clip, _ = decoder_of(raw).get_video_clips([(middle, middle)])
+        assert_frames(clip[0], pixels[number : number + 1])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ranges_in_any_order_overlapping_and_open_are_exact(clips, name) -> None:
+    raw = clips.get(name) or pytest.skip("PyAV cannot encode it")
+    pixels, _ = all_frames(raw)
+    ranges = [(30, 33), (2, 9), (5, 20), (5, 5), (45, math.inf), (-3, 1), (11, 13), (25, 25.5)]
+    found, _ = decoder_of(raw).get_video_clips(ranges, video_unit="frames")
+    assert len(found) == len(ranges)
+    for (first, last), clip in zip(ranges, found, strict=True):
+        assert_frames(clip, pixels[max(0, first) : int(min(last, 49)) + 1])
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "b_frames.MKV"])
+def test_what_is_behind_the_end_has_no_clip_and_is_reported(clips, name) -> None:
+    decoder = decoder_of(clips[name])
+    with pytest.warns(RuntimeWarning, match=r"video: no clip for \[\(90, 91\)\] \(seconds\)"):
+        found, times = decoder.get_video_clips([(1, 2), (90, 91), (4.9, 70)])
+    assert len(found) == len(times) == 2
+    assert found[1].shape[0] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet = AVDecoder(io.BytesIO(clips[name]), suppress_warnings=True)
+        assert quiet.get_video_clips([(900, 901)], video_unit="frames") == ([], [])
+        assert quiet.get_audio_clips([(90, 91)]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, audio, _) in FORMATS.items() if audio is not None]
+)
+def test_samples_are_those_of_a_whole_decode(clips, name) -> None:
+    raw = clips.get(name) or pytest.skip("PyAV cannot encode it")
+    samples = all_samples(raw)
+    rng = np.random.default_rng(1)
+    starts = rng.integers(0, samples.shape[1] - 5000, 40).tolist()
+    ranges = [(start, start + 1 + 97 * n) for n, start in enumerate(starts)]
+    ranges += [(0, 1), (7, 7), (48000, math.inf)]
+    found, _ = decoder_of(raw).get_audio_clips(ranges, audio_unit="samples")
+    for (first, last), clip in zip(ranges, found, strict=True):
+        end = samples.shape[1] if math.isinf(last) else last
+        assert np.array_equal(clip.numpy(), samples[:, first:end]), (first, last)
+    whole = decoder_of(raw).get_audio()
+    assert np.array_equal(whole.audio_clips[0].numpy(), samples)
+    assert whole.audio_clips[0].dtype in (torch.int16, torch.float32)
+
+
+def test_frames_are_resized_to_width_and_height(clips) -> None:
+    found, _ = decoder_of(clips["b_frames.mp4"]).get_video_clips([(1, 2)], "seconds", (20, 10))
+    assert found[0].shape == (11, 3, 10, 20)
+
+
+def test_uniform_clips_start_at_the_start_and_end_at_the_end(clips) -> None:
+    data = get_clips_uniform(decoder_of(clips["b_frames.mp4"]), 1, 3, request_video=True)
+    assert [clip.shape[0] for clip in data.video_clips] == [11, 11, 10]
+    assert data.video_timestamps == [(0, 1.1), (2, 3.1), (4, 5)]
+    assert data.audio_clips == []
+    both = get_clips_uniform(decoder_of(clips["b_frames.mp4"]), 1, 2, True, True)
+    assert [clip.shape for clip in both.audio_clips] == [(1, RATE)] * 2
+    with pytest.raises(ValueError, match="at least one of video or audio"):
+        get_clips_uniform(decoder_of(clips["b_frames.mp4"]), 1, 2)
+
+
+def test_single_frames_are_the_first_the_last_and_evenly_between(clips) -> None:
+    pixels, _ = all_frames(clips["b_frames.mp4"])
+    frames, times = get_single_frames_uniform(
+        decoder_of(clips["b_frames.mp4"]), 5, return_timestamps=True
+    )
+    assert_frames(frames, [pixels[number] for number in (0, 12, 25, 37, 49)])
+    assert times == pytest.approx([0, 1.2, 2.5, 3.7, 4.9])
+
+
+def test_metadata_describes_both_streams(clips) -> None:
+    found = decoder_of(clips["b_frames.mp4"]).get_metadata(get_audio_num_samples=True)
+    assert (found.video_width, found.video_height, found.video_fps) == (64, 48, 10)
+    assert (found.video_duration, found.video_num_frames) == (5, 50)
+    assert (found.audio_channels, found.audio_sample_rate) == (1, RATE)
+    assert found.audio_num_samples == all_samples(clips["b_frames.mp4"]).shape[1]
+    for name, raw in clips.items():
+        seconds, number = decoder_of(raw).get_video_duration(get_frame_count=True)
+        assert number == NUM_FRAMES, name
+        assert seconds > 4.8 or name == "no_times.h264"
+    silent = decoder_of(clips["open_gop.mp4"])
+    assert not silent.has_audio_stream()
+    assert silent.get_audio_duration() is None
+    with pytest.raises(ValueError, match="No audio stream found"):
+        silent.get_audio()
+
+
+def test_decoders_are_pickled_with_bytes_or_path(clips, tmp_path) -> None:
+    raw = clips["b_frames.mp4"]
+    path = tmp_path / "a.mp4"
+    path.write_bytes(raw)
+    pixels, _ = all_frames(raw)
+    with path.open("rb") as file:
+        for decoder in (decoder_of(raw), AVDecoder(file)):
+            again = pickle.loads(pickle.dumps(decoder))
+            assert_frames(again.get_video_clips([(20, 21)], "frames")[0][0], pixels[20:22])
+        assert len(pickle.dumps(AVDecoder(file))) < 1000
+        # What is at this path is opened again: positions are not shared over a fork.
+        file.seek(5)
+        AVDecoder(file).get_video_clips([(20, 21)], "frames")
+        assert file.tell() == 5
+
+
+@pytest.mark.parametrize(
+    ("ranges", "text"),
+    [([(2, 1)], r"\(2, 1\) must start"), ([(math.nan, 1)], "nan"), ([(-math.inf, 1)], "-inf")],
+)
+def test_wrong_ranges_and_units_are_named(clips, ranges, text) -> None:
+    with pytest.raises(ValueError, match=text):
+        decoder_of(clips["b_frames.mp4"]).get_video_clips(ranges)
+    with pytest.raises(ValueError, match=r"unknown unit 'frame'. Did you mean 'frames'"):
+        decoder_of(clips["b_frames.mp4"]).get_video_clips([(0, 1)], "frame")
+
+
+def test_broken_content_is_a_decoding_error_with_a_text(clips) -> None:
+    with pytest.raises(DecodingError, match="starts with 62 72 6f"):
+        decoder_of(b"broken content" * 20).get_video()
+    with pytest.raises(DecodingError, match="no bytes"):
+        decoder_of(b"").get_video()
+    half = clips["b_frames.mp4"][: len(clips["b_frames.mp4"]) // 2]
+    with pytest.raises(DecodingError, match="starts with"):
+        decoder_of(half).get_video()
+
+
+def test_parts_are_decoded_by_name_in_every_mode(clips) -> None:
+    raw = clips["b_frames.mp4"]
+    assert isinstance(SampleDecoder().decode("a.MP4", raw), AVDecoder)
+    data = SampleDecoder(av_decode="torch").decode("a.mp4", raw)
+    assert isinstance(data, AVData)
+    assert (len(data.video_clips), len(data.audio_clips)) == (1, 0)
+    both = SampleDecoder(av_decode="torch", video_decode_audio=True).decode("a.mp4", raw)
+    assert (len(both.video_clips), len(both.audio_clips)) == (1, 1)
+    with SampleDecoder(av_decode="pyav").decode("a.mp4", raw) as container:
+        assert len(container.streams) == 2
+    assert SampleDecoder(av_decode="bytes").decode("a.mp4", raw) is raw
+    assert SampleDecoder().decode("a.bin", raw) is raw
+    for name, content in clips.items():
+        assert is_av(content) == (name != "no_times.h264")
+        if name == "no_times.h264":
+            continue
+        assert isinstance(SampleDecoder(guess_content=True).decode("bin", content), AVDecoder)
+    with pytest.raises(DecodingError, match=r"part 'mp4'.* is not audio or video"):
+        SampleDecoder(av_decode="torch").decode("a.mp4", b"broken" * 20)
+    with pytest.raises(DecodingError, match=r"50 frames.*max_bytes"):
+        SampleDecoder(av_decode="torch", max_bytes=100_000).decode("a.mp4", raw)
+    old = AVWebdatasetDecoder(False, "torch")
+    assert isinstance(old("x.Mp4", raw), AVData)
+    assert old("jpg", raw) is None
+    with pytest.raises(ValueError, match="unknown mode 'pytorch'"):
+        AVWebdatasetDecoder(False, "pytorch")
+
+
+CLIPS = Path(__file__).parents[3] / "shared" / "data" / "av_clips"
+
+
+@pytest.mark.skipif(not CLIPS.is_dir(), reason="the clips in shared/data are not here")
+@pytest.mark.parametrize("path", sorted(CLIPS.glob("*.m[pk][4v]")), ids=lambda path: path.name)
+def test_every_frame_of_real_clips_is_exact(path) -> None:
+    pixels, _ = all_frames(path.read_bytes())
+    with path.open("rb") as file:
+        decoder = AVDecoder(file)
+        for unit_of_one in (1, 7):
+            ranges = [(n, n + unit_of_one - 1) for n in range(0, len(pixels), unit_of_one)]
+            found, times = decoder.get_video_clips(ranges, video_unit="frames")
+            for (first, last), clip in zip(ranges, found, strict=True):
+                assert_frames(clip, pixels[first : last + 1])
+            for number in range(0, len(ranges), 50):
+                clip, _ = decoder.get_video_clips([(times[number][0], times[number][0])])
+                assert_frames(clip[0], pixels[number * unit_of_one : number * unit_of_one + 1])
+
+
+@pytest.mark.skipif(not CLIPS.is_dir(), reason="the clips in shared/data are not here")
+@pytest.mark.parametrize(
+    "path", sorted(p for p in CLIPS.glob("*.*") if p.suffix != ".md"), ids=lambda path: path.name
+)
+def test_samples_of_real_clips_are_exact(path) -> None:
+    samples = all_samples(path.read_bytes())
+    rng = np.random.default_rng(2)
+    starts = rng.integers(0, samples.shape[1] - 1000, 30).tolist()
+    with path.open("rb") as file:
+        found, _ = AVDecoder(file).get_audio_clips([(s, s + 999) for s in starts], "samples")
+        for start, clip in zip(starts, found, strict=True):
+            single, _ = AVDecoder(file).get_audio_clips([(start, start + 999)], "samples")
+            assert np.array_equal(clip.numpy(), samples[:, start : start + 999])
+            assert torch.equal(single[0], clip)
+    soundfile = pytest.importorskip("soundfile", reason="compares with soundfile")
+    if path.suffix in (".wav", ".flac"):
+        expected, rate = soundfile.read(path, dtype="int16", always_2d=True)
+        assert np.array_equal(expected.T, samples)
+        assert AVDecoder(path).get_audio_samples_per_second() == rate
