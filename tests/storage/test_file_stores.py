@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from energon_lite import (
     DatasetFormatError,
@@ -25,8 +27,11 @@ from energon_lite import (
     TextSample,
 )
 from energon_lite.prepare import prepare_dataset
+from energon_lite.prepare.media import prepare_media
 from energon_lite.storage import file_stores
 from energon_lite.storage.file_stores import WebdatasetFileStore
+from energon_lite.storage.media_headers import MediaFilterConfig
+from energon_lite.storage.media_metadata import ImageMetadata
 
 from ..conftest import write_tar
 
@@ -141,8 +146,39 @@ def test_primary_store_completes_keys_that_start_with_a_dot(prepared: Path) -> N
     assert store.get("dir/0001.a.txt") == "1 txt 1 txt "
     assert store.get_raw(".a.txt") == inner["dir/0003.a.txt"]
     assert store.decode_raw(".a.txt", b"text") == "text"
-    with pytest.raises(RuntimeError, match="holds no media metadata"):
-        store.get_media_metadata(".json")
+
+
+def test_media_metadata_are_those_of_the_index(tmp_path: Path) -> None:
+    members = [(f"{i}.png", png(i)) for i in range(1, 4)]
+    write_tar(tmp_path / "set/s.tar", members)
+    prepare_dataset(tmp_path / "set", split_parts={"train": ".*"}, num_workers=0)
+    (tmp_path / "folder/sub").mkdir(parents=True)
+    for name, data in members:
+        (tmp_path / "folder/sub" / name).write_bytes(data)
+    tars, plain = WebdatasetFileStore(tmp_path / "set"), SystemFileStore(tmp_path / "folder")
+    for store in (tars, plain):
+        with pytest.raises(RuntimeError, match="prepare"):
+            store.get_media_metadata("1.png")
+    for root in ("set", "folder"):
+        prepare_media(tmp_path / root, MediaFilterConfig.parse(None, False, True), num_workers=0)
+    primary = PrimaryFileStore(DecodeFileStore(tars, decoder=SampleDecoder()), "3")
+    plain = pickle.loads(pickle.dumps(plain))
+    for store, key, width in ((tars, "1.png", 1), (plain, "sub/2.png", 2), (primary, ".png", 3)):
+        for _ in range(2):
+            assert store.get_media_metadata(key) == ImageMetadata(
+                width=width, height=5, format="PNG", mode="L"
+            )
+    for store in (tars, plain):
+        with pytest.raises(KeyError, match=r"no media metadata of 'none\.png'"):
+            store.get_media_metadata("none.png")
+    with pytest.raises(RuntimeError, match="need a store with a folder"):
+        SystemFileStore().get_media_metadata("a.png")
+
+
+def png(width: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (width, 5)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def test_own_store_needs_only_two_methods() -> None:
