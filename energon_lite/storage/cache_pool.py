@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import Self
@@ -59,21 +58,23 @@ class CachePool(ABC):
         """Removes what worker processes left behind; the loader calls it when they have ended."""
 
 
-@dataclass(kw_only=True, eq=False)
 class Lazy(Generic[T]):
     """A value that is read when it is needed. Two of the same file of the same store are equal.
 
     A copy of a lazy value is the same value. In another process it is read from its store.
 
-    Attributes:
+    Args:
         ds: the store; None where the data come from no store.
         fname: key of the file.
         pool: which made it.
     """
 
-    ds: FileStore[Any]
-    fname: str
-    pool: CachePool
+    # No dataclass, so that a batch has a list of values, and no value of lists.
+    def __init__(self, *, ds: FileStore[Any], fname: str, pool: CachePool) -> None:
+        self.ds = ds
+        self.fname = fname
+        self.pool = pool
+        self._data: tuple[Any, SourceInfo | None] | None = None
 
     def get(self, sample: Any = None) -> T:
         """Returns the data.
@@ -81,6 +82,14 @@ class Lazy(Generic[T]):
         Args:
             sample: gets the source of the file, if it is not None.
         """
+        if self._data is None:
+            self._data = self._read()
+        data, source = self._data
+        if sample is not None and source is not None:
+            add_source_info(sample, source)
+        return data  # type: ignore[no-any-return]
+
+    def _read(self) -> tuple[Any, SourceInfo | None]:
         raise NotImplementedError(f"{type(self).__name__} has no get")
 
     def _identity(self) -> tuple[Any, ...]:
@@ -106,21 +115,16 @@ class Lazy(Generic[T]):
         """Pickles the place of the file, not the data."""
         return _direct, (self.ds, self.fname)
 
+    def __repr__(self) -> str:
+        """Names the file and the store."""
+        return f"{type(self).__name__}(ds={self.ds}, fname={self.fname!r})"
 
-@dataclass(kw_only=True, eq=False)
+
 class DirectLazy(Lazy[T]):
     """A value that the first `get` reads from its store, and later ones return again."""
 
-    _data: tuple[T, SourceInfo] | None = field(default=None, repr=False)
-
-    def get(self, sample: Any = None) -> T:
-        """Returns the data."""
-        if self._data is None:
-            self._data = self.ds[self.fname]
-        data, source = self._data
-        if sample is not None:
-            add_source_info(sample, source)
-        return data
+    def _read(self) -> tuple[Any, SourceInfo | None]:
+        return self.ds[self.fname]
 
 
 class MockLazy(Lazy[T]):
@@ -132,9 +136,8 @@ class MockLazy(Lazy[T]):
     """
 
     def __init__(self, fname: str, get_fn: Callable[[str], T]) -> None:
-        self.ds: Any = None
-        self.fname = fname
-        self.pool: Any = None
+        nothing: Any = None
+        super().__init__(ds=nothing, fname=fname, pool=nothing)
         self.get_fn = get_fn
 
     def get(self, sample: Any = None) -> T:

@@ -17,13 +17,13 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from energon_lite.core.samples import SourceInfo, add_source_info
+from energon_lite.core.samples import SourceInfo
 from energon_lite.storage.cache_pool import CachePool, Lazy, MockLazy, Returned
 from energon_lite.storage.file_stores import DecodeFileStore, FileStore, PrimaryFileStore
 from energon_lite.storage.owned_folders import OwnedFolder, remove_dead_folders
@@ -182,36 +182,33 @@ class FileStoreCachePool(CachePool):
         remove_dead_folders(self.parent_cache_dir, _PREFIX)
 
 
-@dataclass(kw_only=True, eq=False)
 class FileCacheLazy(Lazy[T]):
     """A value whose file is copied to a cache, until the first `get` has read it.
 
-    Attributes:
+    Args:
+        ds: the store; None where the data come from no store.
+        fname: key of the file.
+        pool: which made it.
         entry: the copy.
     """
 
-    entry: _Entry = field(repr=False)
-    _data: Found | None = field(default=None, repr=False)
-    _has_copy: bool = field(default=True, init=False, repr=False)
+    _has_copy = False
 
-    def get(self, sample: Any = None) -> T:
-        """Returns the data, from the copy or from the store.
+    def __init__(
+        self, *, ds: FileStore[Any], fname: str, pool: FileStoreCachePool, entry: _Entry
+    ) -> None:
+        super().__init__(ds=ds, fname=fname, pool=pool)
+        self.entry = entry
+        self._has_copy = True
 
-        Raises:
-            RuntimeError: The data come from no store, and the pool was closed.
-        """
-        if self._data is None:
-            has_copy, self._has_copy = self._has_copy, False
-            self._data = self.entry.cache.take(self, has_copy)
-        data, source = self._data
-        if sample is not None and source is not None:
-            add_source_info(sample, source)
-        return data  # type: ignore[no-any-return]
+    def _read(self) -> Found:
+        has_copy, self._has_copy = self._has_copy, False
+        return self.entry.cache.take(self, has_copy)
 
     def __del__(self) -> None:
         """Releases the copy, if the value was not read."""
-        if self._has_copy and (entry := vars(self).get("entry")) is not None:
-            entry.cache.drop(entry)
+        if self._has_copy:
+            self.entry.cache.drop(self.entry)
 
     def __reduce__(self) -> Any:
         """Pickles the place of the file; the data, if they come from no store."""

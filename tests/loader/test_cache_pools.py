@@ -26,8 +26,10 @@ from energon_lite import (
     edataclass,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     stateless,
 )
+from energon_lite.testing import check_dataset
 
 from ..conftest import write_tar
 from ..helpers import metadataset, prepared
@@ -203,6 +205,41 @@ def test_without_a_pool_and_without_a_loader_files_are_read_directly(folder: Pat
     packs = list(islice(dataset, 5))
     assert {pack.pool for pack in packs} == {"NoCachePool"}
     assert all("media" in pack.text for pack in packs)
+
+
+@cooker(need_cache=True)
+def cook_only(sample: Any, media: Any, cache: CachePool) -> dict[str, Any]:
+    return {**basic_sample_keys(sample), "media": cache.get_lazy(media, sample["txt"])}
+
+
+class OnlyLazy(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Returns batches of lazy values."""
+
+    cookers = (Cooker(cook_only),)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_packs_of_lazy_values_keep_the_laws(folder: Path, batch_size: int | None) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_val_dataset(
+        folder / "data.yaml", split_part="train", worker_config=config, batch_size=batch_size,
+        packing_buffer_size=8, task_encoder=LazyEncoder(),
+    )  # fmt: skip
+    check_dataset(dataset)
+
+
+@pytest.mark.processes
+def test_lazy_values_in_a_batch_are_read_in_the_main_process(folder: Path, tmp_path: Path) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(
+        folder / "data.yaml", worker_config=config, batch_size=3, task_encoder=OnlyLazy()
+    )
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    with get_savable_loader(dataset, cache_pool=pool) as loader:
+        values = [lazy for batch in islice(loader, 4) for lazy in batch["media"]]
+    assert {lazy.get()[:5] for lazy in values} == {b"media"}
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pool_is_a_cache_pool(make_loader: MakeLoader) -> None:
