@@ -67,6 +67,10 @@ from energon_lite.samplers.multipack import MultipackBatchSampler
 from energon_lite.samplers.packed_rows import PackedCollator, PackedRows
 from energon_lite.samplers.split_modality import SplitModalityBatchSampler, SplitModalitySampler
 from energon_lite.samplers.token_budget import TokenBudgetBatchSampler
+from energon_lite.sources.crude_jsonl import (
+    CrudeJsonlDatasetFactory,
+    DefaultCrudeJsonlDatasetFactory,
+)
 from energon_lite.sources.dataset_classes import (
     CrudeWebdataset,
     DefaultDecoderWebdatasetFactory,
@@ -86,7 +90,8 @@ from energon_lite.sources.legacy import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
-from energon_lite.sources.webdataset import BaseCoreDatasetFactory, BaseWebdatasetFactory
+from energon_lite.sources.source_factory import BaseCoreDatasetFactory
+from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.blend import BlendDataset, MixBatchDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset
@@ -129,6 +134,7 @@ __all__ = [
     "CaptioningWebdataset",
     "ConcatDataset",
     "Cooker",
+    "CrudeJsonlDatasetFactory",
     "CrudeSample",
     "CrudeWebdataset",
     "Cursor",
@@ -137,6 +143,7 @@ __all__ = [
     "DatasetLoaderInterface",
     "DecodeFileStore",
     "DecodingError",
+    "DefaultCrudeJsonlDatasetFactory",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
     "DefaultTaskEncoder",

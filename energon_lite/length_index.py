@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of
 from energon_lite.core.topology import Stream, WorkerConfig
+from energon_lite.core.user_function import stateless
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
@@ -25,6 +26,7 @@ from energon_lite.prepare.pool import ordered_results
 from energon_lite.sources.stored_metadata import metadata_source
 from energon_lite.stages.token_lengths import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
+from energon_lite.storage.jsonl import LINES, is_jsonl
 from energon_lite.storage.length_files import (
     TOKENS,
     PartialLengths,
@@ -36,6 +38,7 @@ from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.media_metadata import MediaDatabase
 from energon_lite.storage.nvmeta import SplitFile, read_info
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
+from energon_lite.task_encoder.cooking import Cooker
 from energon_lite.task_encoder.hooks import Hooks, fingerprint
 
 __all__ = ["DEFAULT_NAME", "LengthFunction", "LengthReport", "measure_lengths"]
@@ -88,12 +91,21 @@ class LengthReport:
         return {**self.__dict__, "path": str(self.path), "file": str(self.file)}
 
 
+@stateless
+def _as_stored(sample: Any) -> Any:
+    return sample
+
+
 class LengthFunction(DefaultTaskEncoder[Any, Any, Any, Any]):
     """A task encoder that has only a function for the length of a stored sample.
+
+    A crude sample is passed to it as it is.
 
     Args:
         function: returns the tokens of a sample, or a dict of resources.
     """
+
+    cookers: ClassVar[Sequence[Cooker[Any]]] = (Cooker(_as_stored),)
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -186,17 +198,18 @@ def _leaves_of(path: Any, split_parts: Sequence[str] | None, trust: bool | None)
         names = split_names(path)
     else:
         root = local_path(path)
-        names = SplitFile(root, read_info(root)).names
+        names = [LINES] if is_jsonl(root) else SplitFile(root, read_info(root)).names
     for part in split_parts or ():
         if part not in names:
             raise DatasetFormatError(f"{path}: no split part {part!r}; it has {', '.join(names)}")
     seen = set()
-    for part in split_parts or names:
-        for leaf in leaves_of(open_node(path, part, {"trust": trust})):
-            place = (leaf.path.resolve(), leaf.split_part, leaf.split_config, leaf.dataset_config)
+    for split in split_parts or names:
+        for leaf in leaves_of(open_node(path, split, {"trust": trust})):
+            part = LINES if is_jsonl(leaf.path) else leaf.split_part
+            place = (leaf.path.resolve(), part, leaf.split_config, leaf.dataset_config)
             if place not in seen:
                 seen.add(place)
-                yield replace(leaf, subset=(), source_id=f"{leaf.path.name}/{leaf.split_part}")
+                yield replace(leaf, subset=(), source_id=f"{leaf.path.name}/{part}")
 
 
 def _measure_part(

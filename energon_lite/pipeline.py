@@ -11,7 +11,7 @@ from energon_lite.core.topology import WorkerConfig
 from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.nodes import Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node
-from energon_lite.sources.webdataset import BaseCoreDatasetFactory
+from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.task_encoder.base import AnyTaskEncoder, checked_encoder
 from energon_lite.task_encoder.builders import own_training, own_validation

@@ -56,6 +56,27 @@ def test_prepare_info_and_lint_of_a_good_dataset_exit_with_zero(root):
     assert "20 samples decoded (0 failed), 0 errors, 0 warnings" in lint.stdout
 
 
+def test_prepare_info_and_lint_of_a_jsonl_file_ask_nothing(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n\n{"a": 3}\n')
+    prepared = run("prepare", path)
+    assert prepared.exit_code == 0
+    assert "Prepared" in prepared.stdout
+    assert "3 samples in 1 shard" in prepared.stdout
+    assert "1 of 3 lines are no JSON objects, from { to }, and will be skipped: line 2" in (
+        prepared.stdout
+    )
+    assert prepared.stdout.endswith("Done\n")
+    assert "dataset.yaml" not in prepared.stderr
+    assert "JSONL, crude samples, in every split; indexed" in run("info", path).stdout
+    lint = run("lint", path)
+    assert lint.exit_code == 1
+    assert "line 2 (blank lines not counted)" in lint.stdout
+    refused = run("prepare", path, "--split-ratio", "8,1,1")
+    assert refused.exit_code == 1
+    assert "split_ratio is for folders of tars" in refused.stderr
+
+
 @pytest.mark.parametrize("command", ["prepare", "info", "lint"])
 def test_reports_are_also_json(root, command):
     options = TYPED if command == "prepare" else []

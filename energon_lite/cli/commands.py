@@ -88,7 +88,7 @@ def _root(
 
 @app.command()
 def prepare(
-    path: Path = Argument(metavar="PATH", help="The dataset's folder, or a metadataset to check."),
+    path: Path = Argument(metavar="PATH", help="A folder, a JSONL file, or a metadataset."),
     tars: list[str] | None = TARS,
     split_ratio: str | None = Option(None, help="Shares of train,val,test, such as 8,1,1."),
     split_parts: list[str] | None = Option(
@@ -124,7 +124,7 @@ def prepare(
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Indexes the tars of a folder and writes its .nv-meta; continues after an interruption."""
+    """Indexes the tars of a folder and writes its .nv-meta, or indexes a JSONL file."""
     del tmp_path
     media = (media_by_glob, media_by_header, media_by_extension)
     if tar_index_only and any(media):
@@ -181,7 +181,8 @@ def _prepare(
             late("metadataset.energon_api.prepare_metadataset")(path)
             typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
             return
-        if not request.tar_index_only:
+        is_file = late("storage.jsonl.is_jsonl")(path)
+        if not (request.tar_index_only or is_file):
             root = late("prepare.choose_shards.local_root")(path)
             answers = late("cli.wizard.Answers")(not non_interactive, on_stderr=as_json)
             request = late("cli.wizard.complete")(
@@ -196,7 +197,7 @@ def _prepare(
             "trust=True (--trust)",
             err=True,
         )
-    elif request.sample_type is None and needs_config and not request.tar_index_only:
+    elif request.sample_type is None and needs_config and not (request.tar_index_only or is_file):
         typer.echo("No dataset.yaml was written; give --sample-type, or write it", err=True)
 
 

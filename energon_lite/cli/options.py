@@ -24,8 +24,8 @@ METADATASETS = (".yaml", ".yml")
 # Control characters but line feed and tab, marks of direction, half surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-DATASET_PATH = Argument(metavar="PATH", help="The dataset's folder.")
-DATA_PATH = Argument(metavar="PATH", help="A metadataset file, or a folder.")
+DATASET_PATH = Argument(metavar="PATH", help="The dataset's folder, or a JSONL file.")
+DATA_PATH = Argument(metavar="PATH", help="A metadataset file, a folder, or a JSONL file.")
 SPLIT_PART = Option("train", help="Split of the metadataset or folder.")
 TRUST = Option(
     None, help="Run code that the dataset names (sample_loader.py).  [default: ENERGON_LITE_TRUST]"

@@ -6,8 +6,10 @@ import os
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.inspect.info import lines_info
 from energon_lite.metadataset.nodes import Leaf, leaves
 from energon_lite.metadataset.read import read_metadataset, split_names
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import SplitFile, read_info
 
@@ -34,6 +36,8 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _source(leaf: Leaf) -> dict[str, Any]:
     found = {"name": leaf.source_id, "path": str(leaf.path), "split_part": leaf.split_part}
     try:
+        if is_jsonl(leaf.path):
+            return {**found, "shards": 1, "samples": lines_info(leaf.path)["samples"]}
         file = SplitFile(leaf.path, read_info(leaf.path), leaf.split_config)
         part = file.part(leaf.split_part)
     except (OSError, DatasetFormatError) as error:

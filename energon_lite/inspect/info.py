@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.storage.files import is_there
+from energon_lite.storage.jsonl import LineReader, is_jsonl, line_index_path
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import DatasetInfo, SplitFile, read_dataset_config, read_info
 from energon_lite.storage.sqlite import IndexDatabase
@@ -18,10 +20,10 @@ def dataset_info(
     split_config: str | None = None,
     dataset_config: str | None = None,
 ) -> dict[str, Any]:
-    """Describes a prepared folder in plain values, ready for JSON.
+    """Describes a prepared folder, or a JSONL file, in plain values, ready for JSON.
 
     Args:
-        path: the folder.
+        path: the folder or file.
         split_config: file name in `.nv-meta`, by default `split.yaml`.
         dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
 
@@ -36,6 +38,8 @@ def dataset_info(
         DatasetFormatError: A file of `.nv-meta` is not as it must be.
     """
     root = local_path(path)
+    if is_jsonl(root):
+        return lines_info(root)
     info = read_info(root)
     return {
         "name": root.resolve().name,
@@ -48,6 +52,33 @@ def dataset_info(
         "parts": _part_table(root),
         "splits": _splits(root, info, split_config),
     }
+
+
+def lines_info(path: Path) -> dict[str, Any]:
+    """Describes a JSONL file, as `dataset_info`; without an index it is read once.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: Its index is of another content.
+    """
+    reader = LineReader(path, max_open=0)
+    samples, size = reader.num_samples, reader.size_bytes
+    dataset = dict.fromkeys(("field_map", "sample_loader", "subflavors"))
+    return {
+        "name": path.resolve().name,
+        "path": str(path),
+        "energon_version": None,
+        "samples": samples,
+        "shards": 1,
+        "size_bytes": size,
+        "dataset": {
+            "kind": "class", "module": "megatron.energon",
+            "class": "DefaultCrudeJsonlDatasetFactory", **dataset,
+        },
+        "parts": {"json": {"count": samples, "size_bytes": size}},
+        "splits": {},
+        "is_indexed": is_there(line_index_path(path)),
+    }  # fmt: skip
 
 
 def _size(root: Path, info: DatasetInfo) -> int | None:

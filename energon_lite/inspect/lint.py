@@ -11,12 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
 from energon_lite.prepare.indexing import scan_shard
+from energon_lite.prepare.lines import broken_lines
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.files import is_there
+from energon_lite.storage.jsonl import (
+    LINES,
+    LineReader,
+    is_jsonl,
+    line_index_path,
+    read_line_index,
+    scan_lines,
+)
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import (
     DEFAULT_DATASET,
@@ -114,7 +125,7 @@ def lint_dataset(
     """Reads a whole dataset and lists what is wrong with it.
 
     Args:
-        path: the folder.
+        path: the folder, or a JSONL file.
         split_parts: the split parts whose samples are decoded; by default all that have shards.
         split_config: file name in `.nv-meta`, by default `split.yaml`.
         dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
@@ -130,6 +141,8 @@ def lint_dataset(
         RuntimeError: A worker process died.
     """
     root = local_path(path)
+    if is_jsonl(root):
+        return _lint_lines(root, num_workers, decode, progress)
     info = read_info(root)
     report = LintReport(root)
     _check_yaml(
@@ -174,6 +187,32 @@ def _with_progress(
 
 
 # ------------------------------------------------------------------------- tars and their indexes
+
+
+def _lint_lines(
+    path: Path,
+    num_workers: int | None,
+    decode: bool,
+    progress: Callable[[str, int, int], None] | None,
+) -> LintReport:
+    """Compares a JSONL file with its index, lists lines that are no objects, and decodes all."""
+    report = LintReport(path, shards=1)
+    lines = scan_lines(path)
+    index, again = line_index_path(path), f"run `energon-lite prepare {path}`"
+    try:
+        offsets = read_line_index(path, int(lines.offsets[-1]))
+        if not np.array_equal(offsets, lines.offsets):
+            report.add_error(index, f"samples begin at other bytes than in {path.name}; {again}")
+    except FileNotFoundError:
+        report.add_warning(index, f"is missing: every run reads the whole file first; {again}")
+    except DatasetFormatError as error:
+        report.add_error(index, error)
+    report.add_warning(path, *broken_lines(lines))
+    if decode and report.is_ok:
+        reader = LineReader(path)  # while it lives, no task looks for the lines again
+        parts = [(LINES, reader.num_samples)]
+        _decode_all(partial(load_factory, path), parts, num_workers, report, progress)
+    return report
 
 
 def _check_yaml(root: Path, info: DatasetInfo, files: Sequence[str], report: LintReport) -> None:
@@ -351,7 +390,7 @@ def _decode_all(
             num_samples, errors = found
             report.samples += num_samples
             report.failed_samples += len(errors)
-            report.add_error(f"split part {name!r}", *errors)
+            report.add_error(f"split part {name!r}" if name != LINES else "samples", *errors)
 
 
 def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> tuple[int, list[str]]:

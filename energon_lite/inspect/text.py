@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from energon_lite.inspect.lint import LintReport
     from energon_lite.length_index import LengthReport
     from energon_lite.prepare.media import MediaReport
-    from energon_lite.prepare.run import PrepareReport
+    from energon_lite.prepare.report import PrepareReport
 
 
 def counted(count: int, what: str) -> str:
@@ -92,6 +92,8 @@ def info_text(report: Mapping[str, Any]) -> str:
     """Writes what `dataset_info` found."""
     if "metadataset" in report:
         return _metadataset_text(report)
+    if "is_indexed" in report:
+        return _lines_text(report)
     size = "size unknown, a shard is missing"
     if report["size_bytes"] is not None:
         size = size_text(report["size_bytes"])
@@ -125,6 +127,14 @@ def info_text(report: Mapping[str, Any]) -> str:
             f"{counted(split['shards'], 'shard')}{excluded if split['excluded_samples'] else ''}"
         )
     return "\n".join(lines)
+
+
+def _lines_text(report: Mapping[str, Any]) -> str:
+    index = "indexed" if report["is_indexed"] else "no index: every run reads the whole file first"
+    return (
+        f"{report['name']}: {report['path']} ({counted(report['samples'], 'sample')}, "
+        f"{size_text(report['size_bytes'])})\n  JSONL, crude samples, in every split; {index}"
+    )
 
 
 def _metadataset_text(report: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.shards import ShardReader
-from energon_lite.storage.tar import key_of_members
 
 logger = logging.getLogger(__name__)
 
@@ -107,11 +106,11 @@ def _doing(frame: FrameType) -> str:
         return f"It runs {names['self'].doing(names['key'], names['argument'])}."
     if code is SampleLoader.__call__.__code__:
         names = frame.f_locals
-        sample = key_of_members(names["members"]) or names["place"]
-        return f"It decodes sample {sample} of {names['self'].root / names['shard']}."
+        place = names["self"].place_of(names["members"], names["shard"], names["place"])
+        return f"It decodes {place}."
     if code in (ShardReader._extents.__code__, ShardReader._read_runs.__code__):
         names = frame.f_locals
         if "number" in names:
             reader = names["self"]
-            return f"It reads {reader.root / reader.shards[names['number']]}."
+            return f"It reads {reader.path_of(names['number'])}."
     return ""

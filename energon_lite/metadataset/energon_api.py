@@ -28,7 +28,7 @@ from energon_lite.metadataset.open import LeafOpener, open_node, opened_store
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place
 from energon_lite.order.schedules import Schedule, weight_at
-from energon_lite.sources.webdataset import BaseCoreDatasetFactory
+from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.storage.file_stores import FileStore
 from energon_lite.storage.local_paths import local_path
 

@@ -17,14 +17,14 @@ from energon_lite.metadataset.nodes import Aux, Leaf, Node, combined_multiplier,
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
 from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_OPEN
 
 Stores = Mapping[str, FileStore[Any]]
-Cook = Callable[[SavableDataset[Any], BaseWebdatasetFactory[Any], Stores], SavableDataset[Any]]
+Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDataset[Any]]
 
 # Shards that all leaves together keep open.
 _OPEN_OF_ALL = 256
@@ -107,7 +107,7 @@ class LeafOpener:
     block: int | None = None
     multiplier: int | None = 1
     check_index: Callable[[Any, str], None] = lambda _source, _index: None
-    factories: list[BaseWebdatasetFactory[Any]] = field(default_factory=list)
+    factories: list[SourceFactory[Any]] = field(default_factory=list)
     _stores: dict[Any, FileStore[Any]] = field(default_factory=dict)
 
     def __call__(
@@ -124,7 +124,7 @@ class LeafOpener:
             )
             return self.cook(source, factory, self.stores(leaf, factory))
 
-    def stores(self, leaf: Leaf, factory: BaseWebdatasetFactory[Any]) -> dict[str, FileStore[Any]]:
+    def stores(self, leaf: Leaf, factory: SourceFactory[Any]) -> dict[str, FileStore[Any]]:
         """Opens the file stores of a leaf; leaves share the stores of one folder.
 
         Raises:
@@ -145,7 +145,7 @@ class LeafOpener:
             found[name] = self._stores[here]
         return found
 
-    def open(self, leaf: Leaf) -> BaseWebdatasetFactory[Any]:
+    def open(self, leaf: Leaf) -> SourceFactory[Any]:
         """Opens the folder of a leaf."""
         settings = dict(self.settings)
         factory = load_factory(

@@ -27,6 +27,7 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.paths import Folder, Target, root_folder
 from energon_lite.metadataset.values import Place, SubsetRange, as_read, close_match
 from energon_lite.storage.files import errors_of
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.yaml import load_yaml
 
@@ -242,11 +243,8 @@ def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
     except ValueError as error:
         raise node.at("path").error(str(error)) from None
     suffix = target.path.suffix
-    if suffix == ".jsonl" and not target.path.is_dir():
-        raise node.at("path").error(
-            f"{node.written!r}: this version does not read JSONL datasets; pack the samples into "
-            "tar shards and prepare their folder"
-        )
+    if is_jsonl(target.path):
+        _refuse_configs(node, "a JSONL file, which has no split parts and only crude samples")
     if suffix in _SUFFIXES and not target.path.is_dir():
         return _nested(node, file, here, target)
     return replace(
@@ -271,14 +269,18 @@ def _looked_up_store(aux: Aux, file: _File) -> Aux:
     return replace(aux, path=target.path, label=file.folder.name(target))
 
 
-def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
-    place = node.at("path")
+def _refuse_configs(node: Leaf, what: str) -> None:
+    """Refuses the keys that are for folders, where the path is `what`."""
     for key in ("dataset_config", "split_config"):
         if getattr(node, key) is not None:
             raise node.at(key).error(
-                f"{key!r} is for dataset folders, and {node.written} is a metadataset; set it "
-                "beside the paths of the folders in there"
+                f"{key!r} is for dataset folders, and {node.written} is {what}"
             )
+
+
+def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
+    place = node.at("path")
+    _refuse_configs(node, "a metadataset; set it beside the paths of the folders in there")
     if node.aux:
         raise node.at("aux").error(
             f"'aux' is for dataset folders, and {node.written} is a metadataset; write it beside "

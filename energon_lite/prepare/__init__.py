@@ -4,11 +4,14 @@
 - `decisions`: all of that for one run, with `dataset.yaml`, before a tar is read.
 - `indexing`: what is in a tar, found in one pass and kept for a run that resumes; other sample
   keys for tars that share some.
+- `lines`: the index of a JSONL file.
 - `pool`: many tars in parallel processes.
+- `report`: what was found and written.
 - `run`: puts it together and writes `.nv-meta`, all or nothing; also as Energon's class does.
 """
 
 from energon_lite.prepare.decisions import Progress
-from energon_lite.prepare.run import PrepareReport, SplitCount, prepare_dataset
+from energon_lite.prepare.report import PrepareReport, SplitCount
+from energon_lite.prepare.run import prepare_dataset
 
 __all__ = ["PrepareReport", "Progress", "SplitCount", "prepare_dataset"]

@@ -286,15 +286,13 @@ def local_root(path: str | os.PathLike[str]) -> Path:
     """Checks that `path` is a local folder.
 
     Raises:
-        ValueError: It is an address of a remote store, or a JSONL file.
+        ValueError: It is an address of a remote store.
         FileNotFoundError: It does not exist.
         NotADirectoryError: It is a file.
     """
     root = local_path(path)
     if not is_there(root):
         raise FileNotFoundError(f"{root} does not exist")
-    if root.suffix == ".jsonl" and root.is_file():
-        raise ValueError(f"{root}: this version does not read JSONL datasets; write tar shards")
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is a file; give the folder that holds the .tar files")
     return root

@@ -6,7 +6,6 @@ a folder a dataset, comes last. So a run that fails or is killed leaves no half-
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import logging
@@ -18,14 +17,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
+from energon_lite.prepare.lines import prepare_lines
 from energon_lite.prepare.pool import ordered_results
+from energon_lite.prepare.report import PrepareReport, SplitCount
 from energon_lite.storage import files, nvmeta
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.media_headers import PYAV, MediaFilterConfig
 from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
@@ -91,50 +92,6 @@ def check_places(plan: decisions.Plan) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitCount:
-    """Size of a split part."""
-
-    shards: int
-    samples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class PrepareReport:
-    """What `prepare_dataset` found and wrote.
-
-    Attributes:
-        path: the dataset's folder.
-        shards: number of tars.
-        samples: number of samples in them.
-        size_bytes: size of the tars.
-        splits: size of each split part; empty with `tar_index_only`.
-        parts: number of members by part name.
-        resumed_shards: tars that an earlier, unfinished run had read.
-        written: files that were written (or would be), relative to `path`; the indexes of the
-            tars are one entry.
-        warnings: what is odd but no error.
-        is_dry_run: whether nothing was written.
-        media_files: number of files with media metadata; None where none were asked for.
-    """
-
-    path: Path
-    shards: int
-    samples: int
-    size_bytes: int
-    splits: dict[str, SplitCount]
-    parts: dict[str, int]
-    resumed_shards: int
-    written: tuple[str, ...]
-    warnings: tuple[str, ...]
-    is_dry_run: bool
-    media_files: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON-serialisable values."""
-        return {**dataclasses.asdict(self), "path": str(self.path)}
-
-
 def prepare_dataset(
     path: str | os.PathLike[str],
     *,
@@ -156,12 +113,12 @@ def prepare_dataset(
     follow_links: bool = False,
     media_filter: MediaFilterConfig | None = None,
 ) -> PrepareReport:
-    """Indexes the tars of a folder and writes its `.nv-meta`.
+    """Indexes the tars of a folder and writes its `.nv-meta`; or indexes a JSONL file.
 
     A run that was interrupted resumes when it is started again.
 
     Args:
-        path: the folder; all `.tar` files in it and below belong to the dataset.
+        path: the folder, with all `.tar` files in it and below; or a `.jsonl` file, to be indexed.
         split_ratio: shares of train, val and test, `"8,1,1"`; or by name, `{"train": 0.9, ...}`.
         split_parts: regular expressions by part, from the start of a shard's path; win over ratios.
         sample_type: `"CaptioningSample"`, ..., or `"CrudeWebdataset"`; None: no `dataset.yaml`.
@@ -199,6 +156,8 @@ def prepare_dataset(
 
 def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> PrepareReport:
     """Does what `prepare_dataset` does, with the arguments in one value."""
+    if is_jsonl(local_path(path)):
+        return prepare_lines(path, request)
     root = local_root(path)
     plan = (decisions.plan_again if request.tar_index_only else decisions.make_plan)(root, request)
     dry_run = request.dry_run

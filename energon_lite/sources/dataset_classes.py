@@ -23,7 +23,8 @@ from energon_lite.sources.sample_loader import (
     SampleMaker,
     make_crude,
 )
-from energon_lite.sources.webdataset import BaseWebdatasetFactory, plain
+from energon_lite.sources.source_factory import plain
+from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.field_access import FieldMap, check_fields
 

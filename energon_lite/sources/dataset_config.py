@@ -16,9 +16,12 @@ from typing import Any
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.sources import dataset_classes, legacy, webdataset
+from energon_lite.sources.crude_jsonl import DefaultCrudeJsonlDatasetFactory
 from energon_lite.sources.dataset_classes import StandardWebdatasetFactory
 from energon_lite.sources.sample_loader import FileFunction
+from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
@@ -65,11 +68,11 @@ def load_factory(
     trust: bool | None = None,
     subflavors: Mapping[str, Any] | None = None,
     **kwargs: Any,
-) -> BaseWebdatasetFactory[Any]:
-    """Opens a prepared folder by its `dataset.yaml`.
+) -> SourceFactory[Any]:
+    """Opens a prepared folder by its `dataset.yaml`, or a JSONL file.
 
     Args:
-        path: the folder.
+        path: the folder or file.
         dataset_config: name of the file in `.nv-meta`; `dataset.yaml` by default.
         trust: whether code that the dataset names (its `sample_loader.py`, classes of modules not
             imported yet) may be run; None: the value of `ENERGON_LITE_TRUST`.
@@ -82,10 +85,10 @@ def load_factory(
     """
     root = local_path(path)
     trust = is_trusted(trust)
-    if root.suffix in (".yaml", ".yml", ".jsonl") and not root.is_dir():
-        raise DatasetFormatError(
-            f"{root}: this version reads prepared WebDataset folders; give the path of a folder"
-        )
+    if is_jsonl(root):
+        return _line_factory(root, dataset_config, subflavors, **kwargs)
+    if root.suffix in (".yaml", ".yml") and not root.is_dir():
+        raise DatasetFormatError(f"{root} is a metadataset; give the path of one of its datasets")
     config = read_dataset_config(root, dataset_config) if is_prepared(root) else None
     if config is None:
         hint = f"run `energon-lite prepare {root}`" if root.is_dir() else "check the path"
@@ -116,6 +119,19 @@ def load_factory(
         if located is error:
             raise
         raise located from error
+
+
+def _line_factory(
+    path: Path, dataset_config: str | None, subflavors: Any, **kwargs: Any
+) -> SourceFactory[Any]:
+    split_config = kwargs.pop("split_config", None)
+    for name, value in (("dataset_config", dataset_config), ("split_config", split_config)):
+        if value is not None:
+            raise DatasetFormatError(
+                f"{name}={value!r:.80} is for dataset folders, and {path} is a JSONL file, which "
+                "has no split parts and only crude samples; leave it out"
+            )
+    return DefaultCrudeJsonlDatasetFactory(path, subflavors=subflavors, **kwargs)
 
 
 def _located(error: Exception, where: str, arguments: Mapping[str, Any]) -> Exception:

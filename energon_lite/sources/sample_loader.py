@@ -275,10 +275,15 @@ class SampleLoader:
                     )
             return self._make(data, members, shard, key)
         except Exception as error:
-            sample_key = key_of_members(members)
-            name = repr(sample_key) if sample_key else f"number {place}"
-            add_note(error, f"{self.root / shard}, sample {name}")
+            add_note(error, self.place_of(members, shard, place))
             raise
+
+    def place_of(self, members: Any, shard: str, place: int) -> str:
+        """Names a sample in errors."""
+        sample_key = key_of_members(members)
+        return (
+            f"{self.root / shard}, sample {repr(sample_key) if sample_key else f'number {place}'}"
+        )
 
     def _make(self, data: memoryview, members: Any, shard: str, key: RestoreKey) -> Any:
         if isinstance(members, Exception):

@@ -6,77 +6,27 @@ parts is for the classes in `sources.dataset_classes`.
 
 from __future__ import annotations
 
-import json
-import sys
-from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
-from fractions import Fraction
-from math import inf
 from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
-from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import EmptyDatasetError
-from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.order.source_order import SourceOrder
 from energon_lite.prepare.media import add_media_metadata
 from energon_lite.prepare.run import iter_dataset_content, prepare_like_energon
 from energon_lite.sources.excluded import excluded_positions
-from energon_lite.sources.sample_loader import OwnMaker, PartFilter, SampleLoader
-from energon_lite.sources.source import WebdatasetSource
-from energon_lite.storage import local_paths, nvmeta
+from energon_lite.sources.sample_loader import OwnMaker, SampleLoader
+from energon_lite.sources.source_factory import SourceFactory, Subset
+from energon_lite.storage import nvmeta
 from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import FileStore, WebdatasetFileStore
+from energon_lite.storage.file_stores import WebdatasetFileStore
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
 
 T_sample = TypeVar("T_sample")
 
-_TRAIN_PARALLEL = 16
-# So that all places of an epoch, for as many samples as there can be, have numbers of 63 bits.
-_LARGEST_MULTIPLIER = 1_000_000
 
-
-class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
-    """Anything that a source can be built of."""
-
-    __sample_type__: ClassVar[type[Any] | None] = None
-    paths: list[Path]
-    subflavors: dict[str, Any]
-
-    @abstractmethod
-    def build(
-        self,
-        worker_rotation_offset: int = 0,
-        *,
-        shuffle_buffer_size: int = 0,
-        repeat: bool = False,
-        block: int = 1,
-    ) -> SavableDataset[T_sample]:
-        """Makes the dataset."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Counts the samples."""
-
-    @property
-    def is_crude(self) -> bool:
-        """Whether cookers convert the samples."""
-        return issubclass(self.__sample_type__ or Sample, CrudeSample)
-
-    def as_file_store(self) -> FileStore[Any]:
-        """Returns access to the files of the dataset by key.
-
-        Raises:
-            NotImplementedError: The class of the dataset has no such access.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no file store")
-
-
-class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
+class BaseWebdatasetFactory(SourceFactory[T_sample]):
     """One split part of a prepared folder.
 
     Args:
@@ -115,7 +65,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         shuffle_over_epochs: int | None = 1,
         parallel_shard_iters: int | None = None,
         max_samples_per_sequence: int | None = None,
-        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None = None,
+        subset: Subset = None,
         split_config: str | None = None,
         part_filter: Callable[[str], bool] | Collection[str] | None = None,
         subflavors: Mapping[str, Any] | None = None,
@@ -125,39 +75,26 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         max_open: int = MAX_OPEN,
     ) -> None:
         del decoder
-        self.path = local_paths.local_path(path)
-        self.paths = [self.path]
-        self.split_part = split_part
-        self.training = training
-        self.worker_config = worker_config
-        self.seed = worker_config.seed_offset if worker_config else 0
-        self.subflavors = dict(subflavors or {})
-        self._wants = PartFilter(part_filter)
-        self.name = name or f"{self.path.resolve().name}/{split_part}"
-        self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)
-        default_parallel = _TRAIN_PARALLEL if training else 1
-        self.parallel_shard_iters = _at_least_one(
-            "parallel_shard_iters", parallel_shard_iters, default_parallel
-        )
-        self.max_samples_per_sequence = max_samples_per_sequence
+        super().__init__(
+            path, split_part=split_part, training=training, worker_config=worker_config,
+            shuffle_over_epochs=shuffle_over_epochs, parallel_shard_iters=parallel_shard_iters,
+            max_samples_per_sequence=max_samples_per_sequence, part_filter=part_filter,
+            subflavors=subflavors, name=name, loss_weight=loss_weight,
+        )  # fmt: skip
         info = nvmeta.read_info(self.path)
         self._part = nvmeta.SplitFile(self.path, info, split_config).part(split_part)
         excluded = excluded_positions(self.path, info, self._part)
         numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
-        self._reader = ShardReader(
+        reader = ShardReader(
             self.path, self._part.shards, self._part.counts,
             [numbers[shard] for shard in self._part.shards], excluded, max_open,
         )  # fmt: skip
-        if self._reader.num_samples == 0:
+        if reader.num_samples == 0:
             raise EmptyDatasetError(
                 f"{self.path}: every sample of split part {split_part!r} is excluded"
             )
-        self.loss_weight = _checked_loss_weight(loss_weight)
-        self._first, self._last = self._reader_range(subset, excluded)
         mean_shard = -(-sum(self._part.counts) // len(self._part.counts))
-        self._max_slice = _at_least_one(
-            "max_samples_per_sequence", max_samples_per_sequence, mean_shard
-        )
+        self._read_from(reader, mean_shard, subset, excluded)
 
     def as_file_store(self) -> WebdatasetFileStore:
         """Returns access to the files of the folder by key.
@@ -170,33 +107,6 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     prepare_dataset = staticmethod(prepare_like_energon)
     iter_dataset_content = staticmethod(iter_dataset_content)
     add_media_metadata = staticmethod(add_media_metadata)
-
-    def __len__(self) -> int:
-        """Counts the samples of the split part, or of its subset, without the excluded ones."""
-        return self._last - self._first
-
-    def _reader_range(
-        self,
-        subset: tuple[int, int] | Callable[[int], tuple[int, int]] | None,
-        excluded: list[int],
-    ) -> tuple[int, int]:
-        """Returns first and last + 1 of the reader's samples, without the excluded ones."""
-        if subset is None:
-            return 0, self._reader.num_samples
-        total = sum(self._part.counts)
-        start, stop = subset(total) if callable(subset) else subset
-        if not 0 <= start <= stop <= total:
-            raise ValueError(
-                f"{self.path}: subset [{start}, {stop}] does not lie in the {total} samples of "
-                f"split part {self.split_part!r}"
-            )
-        first, last = (edge - bisect_left(excluded, edge) for edge in (start, stop))
-        if first == last:
-            raise EmptyDatasetError(
-                f"{self.path}: subset [{start}, {stop}] of split part {self.split_part!r} has no "
-                "sample"
-            )
-        return first, last
 
     def load_sample(self, raw_data: dict[str, Any]) -> T_sample:
         """Makes a sample of its parts; a class of the user's may do it in its own way.
@@ -221,131 +131,6 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         """Returns what decides how samples are made of parts, for comparison with checkpoints."""
         return {"decoder": None, "dataset_class": type(self).__qualname__}
 
-    def build(
-        self,
-        worker_rotation_offset: int = 0,
-        *,
-        shuffle_buffer_size: int = 0,
-        repeat: bool = False,
-        block: int = 1,
-        repetitions: Fraction | None = None,
-    ) -> WebdatasetSource[T_sample]:
-        """Makes the source.
-
-        Args:
-            worker_rotation_offset: of Energon; no stream begins with a certain worker here.
-            shuffle_buffer_size: samples of a stream's shuffle window; 0 and 1 for none.
-            repeat: whether epoch follows epoch for ever.
-            block: samples that file order deals to a stream at a time.
-            repetitions: how many times a finite pass has all samples; rounded down to samples.
-
-        Raises:
-            EmptyDatasetError: `repetitions` leave no sample.
-        """
-        del worker_rotation_offset
-        if shuffle_buffer_size < 0:
-            raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
-        multiplier = self.shuffle_over_epochs if self.training else None
-        order = SourceOrder(
-            source=self.name,
-            num_samples=len(self),
-            seed=self.seed,
-            endless=repeat,
-            multiplier=multiplier,
-            max_slice=self._max_slice,
-            interleave=self.parallel_shard_iters,
-            window=shuffle_buffer_size,
-            block=block,
-            first=self._first,
-            pass_samples=None if repetitions is None else self._repeated(repetitions),
-        )
-        data, num_bytes = self._fingerprint()
-        loader = self.sample_loader()
-        loader.loss_weight = self.loss_weight
-        return WebdatasetSource(
-            order=order,
-            reader=self._reader,
-            loader=loader,
-            data=data,
-            settings=self._settings(order, repetitions),
-            is_training=self.training,
-            split_part=self.split_part,
-            num_bytes=num_bytes * len(self) // self._reader.num_samples,
-            worker_config=self.worker_config,
-        )
-
-    @property
-    def num_samples_of_part(self) -> int:
-        """How many samples the split part has, without the excluded ones."""
-        return self._reader.num_samples
-
-    @property
-    def data(self) -> str:
-        """Hash of the split part's data."""
-        return self._fingerprint()[0]
-
     def _fingerprint(self) -> tuple[str, int]:
         excluded = tuple(sorted(self._part.excluded.items()))
         return nvmeta.fingerprint(self.path, self._part.shards, self._part.counts, excluded)
-
-    def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
-        """Returns what the user set, by its public names."""
-        settings: dict[str, JSON] = {
-            "split_part": self.split_part,
-            "training": self.training,
-            "repeat": order.endless,
-            "shuffle_over_epochs_multiplier": order.multiplier,
-            "shuffle_buffer_size": order.window,
-        }
-        if order.multiplier is None:
-            settings["block"] = order.block
-        else:
-            settings["max_samples_per_sequence"] = self._max_slice
-            settings["parallel_shard_iters"] = self.parallel_shard_iters
-        if len(self) < self._reader.num_samples:
-            settings["subset"] = [self._first, self._last]
-        if repetitions is not None:
-            settings["repetitions"] = str(repetitions)
-        if self.loss_weight != 1:
-            settings["loss_weight"] = self.loss_weight
-        settings["subflavors"] = plain(self.subflavors)
-        settings.update(self.sample_settings())
-        return settings
-
-    def _repeated(self, repetitions: Fraction) -> int:
-        num_samples = len(self) * repetitions.numerator // repetitions.denominator
-        if num_samples == 0:
-            raise EmptyDatasetError(
-                f"{self.path}: {repetitions} repetitions of {len(self)} samples are none at all"
-            )
-        return num_samples
-
-
-def _at_least_one(name: str, value: int | None, default: int) -> int:
-    if value is None:
-        return max(1, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r:.80} must be an integer of at least 1, or None")
-    return min(value, sys.maxsize)
-
-
-def _checked_loss_weight(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
-        raise ValueError(f"loss_weight={value!r} must be a number of at least 0")
-    return float(value)
-
-
-def _checked_multiplier(value: int | None) -> int | None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if value is None or (is_integer and (value == -1 or 1 <= value <= _LARGEST_MULTIPLIER)):
-        return value
-    raise ValueError(
-        f"shuffle_over_epochs_multiplier={value!r:.40} must be at least 1 and at most "
-        f"{_LARGEST_MULTIPLIER:,}, -1 (with replacement), or None (no shuffling)"
-    )
-
-
-def plain(value: Any) -> JSON:
-    """Returns a value as JSON; what JSON does not know, as its text."""
-    found: JSON = json.loads(json.dumps(value, default=str))
-    return found

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from os import PathLike
@@ -22,6 +23,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import SourceInfo, add_source_info
 from energon_lite.core.state import JSON
 from energon_lite.storage import files
+from energon_lite.storage.jsonl import line_offsets
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.media_metadata import read_media_metadata
 from energon_lite.storage.nvmeta import META, fingerprint, read_info
@@ -400,6 +402,83 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise self._missing(key, *(split_name(key) or ("", "")))
         start = found[-1].data - sample.offset
         return data[start : start + found[-1].size]
+
+
+class JsonlFileStore(FileStore[bytes]):
+    """The lines of a JSONL file; the key of the i-th sample, counted from 0, is `i.json`.
+
+    Args:
+        jsonl_path: the file; without an index it is read once.
+        sample_filter: whether the sample of a key (`i`) is in the store; by default all are.
+        index_cache_size: without effect.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: Its index is of another content.
+    """
+
+    def __init__(
+        self,
+        jsonl_path: str | PathLike[str],
+        sample_filter: Callable[[str], bool] | None = None,
+        index_cache_size: int = 5,
+    ) -> None:
+        del index_cache_size
+        self._file = local_path(jsonl_path).absolute()
+        self._filter = sample_filter
+        self._size_bytes = _OpenTar(self._file).size_bytes
+        self._offsets = line_offsets(self._file, self._size_bytes)
+        self._open: tuple[int, _OpenTar] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the path only: another process opens the file itself."""
+        return type(self), (str(self._file), self._filter)
+
+    def __len__(self) -> int:
+        """Counts the samples."""
+        return len(self._offsets) - 1
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Reads one line.
+
+        Raises:
+            KeyError: There is no such sample.
+            ValueError: The key can be that of no line.
+        """
+        name = key.removesuffix(".json")
+        if not (name.isdecimal() and name.isascii() and key.endswith(".json")):
+            raise ValueError(f"{self}: {key!r} can be no key; write the number of a line, '0.json'")
+        number = int(name[:20])
+        is_there = number < len(self) and str(number) == name
+        if not is_there or not (self._filter is None or self._filter(name)):
+            raise MissingFileError(f"{self}: no file {key!r}; it has {len(self)} samples")
+        start, stop = self._offsets[number : number + 2].tolist()
+        data = files.retried(lambda: self._read(start, stop), self._file)
+        return data, SourceInfo(str(self._file), number, self._file.name, (key,))
+
+    def get_path(self) -> str:
+        """Returns the path of the file."""
+        return str(self._file)
+
+    def config(self) -> dict[str, JSON]:
+        """Returns the size of the file and the number of its samples."""
+        return {"store": "jsonl", "samples": len(self), "size_bytes": self._size_bytes}
+
+    def _read(self, start: int, stop: int) -> bytes:
+        process, file = self._open or (0, None)
+        if file is None or process != os.getpid():
+            file = _OpenTar(self._file)
+            if file.size_bytes != self._size_bytes:
+                raise DatasetFormatError(
+                    f"{self._file} has {file.size_bytes} bytes, and had {self._size_bytes} when it "
+                    "was opened; restore it, or begin a run of the new data"
+                )
+            self._open = (os.getpid(), file)
+        try:
+            return _read_at(file.descriptor, start, stop - start, self._file)
+        except OSError:
+            self._open = None
+            raise
 
 
 # Connections that were open when this process was forked: they may be neither used nor closed.

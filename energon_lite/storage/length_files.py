@@ -1,7 +1,8 @@
 """The length index: the lengths of every sample of a split part, in an array for each resource.
 
-It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`; or, where NAME is an absolute
-path, in a folder below it named as the dataset's `index.uuid`, so that data may be read-only.
+It lies beside the metadata, in `.nv-meta/energon_lite/lengths/NAME`, that of `x.jsonl` in
+`x.jsonl.lengths/NAME`; or, where NAME is an absolute path, in a folder below it named as the
+dataset's `index.uuid`, so that data may be read-only.
 `PART.npy` has the tokens, `PART.RESOURCE.npy` the lengths in another resource, `PART.json`
 names the data, and what measured them. A sample that was skipped or failed has length 0.
 
@@ -24,6 +25,7 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.nvmeta import INDEX_UUID, META
 from energon_lite.storage.part_formats import npy_view
 
@@ -51,7 +53,7 @@ def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Pa
             "absolute path, as '/scratch/lengths/qwen2'"
         )
     else:
-        folder = root / META / "energon_lite" / "lengths" / name
+        folder = _lengths_home(root) / name
     suffix = "" if resource == TOKENS else f".{resource}"
     file = f"{part}{suffix}.npy"
     if set("/\0") & set(file):
@@ -62,10 +64,18 @@ def lengths_path(root: Path, part: str, name: str, resource: str = TOKENS) -> Pa
     return folder / file
 
 
+def _lengths_home(root: Path) -> Path:
+    """Returns the folder of all length indexes of a dataset."""
+    if is_jsonl(root):
+        return root.with_name(root.name + ".lengths")
+    return root / META / "energon_lite" / "lengths"
+
+
 def _check_place(root: Path, name: str) -> None:
     """Refuses to write an index where a link in the dataset leads out of it."""
     folder = lengths_path(root, "", name).parent
-    if not name.startswith("/") and files.leads_out(folder, root):
+    home = root.parent if is_jsonl(root) else root
+    if not name.startswith("/") and files.leads_out(folder, home):
         raise DatasetFormatError(
             f"{folder}: a link leads out of the dataset, to {os.path.realpath(folder)}. Write the "
             "index elsewhere with --meta-dir DIR (meta_dir=...), or remove the link"

@@ -395,7 +395,7 @@ class OpenShards:
             return shard
         path = self._root / self._shards[number]
         self.close_down_to(self._most_open - 1)
-        offsets = read_index(path, self._counts[number])
+        offsets = self._load_offsets(number)
         descriptor = files.open_regular(path)
         try:
             status = os.fstat(descriptor)
@@ -407,6 +407,14 @@ class OpenShards:
             raise
         self._open[number] = shard
         return shard
+
+    def _load_offsets(self, number: int) -> Int64Array:
+        """Returns where the samples of a shard begin, and where the last one ends."""
+        return read_index(self._root / self._shards[number], self._counts[number])
+
+    def _check_first_key(self, number: int, descriptor: int, offsets: Int64Array) -> None:
+        """Compares a shard that was opened with `index.sqlite`."""
+        self.keys.check_shard(number, descriptor, offsets)
 
     def _check(self, number: int, shard: _OpenShard, inode: int) -> None:
         """Checks that an opened file is the one that was opened before, and is indexed.
@@ -427,7 +435,7 @@ class OpenShards:
             self._seen[number] = seen
             self._overrun.pop(number, None)
         if self._compared.get(number) != inode:
-            self.keys.check_shard(number, shard.descriptor, shard.offsets)
+            self._check_first_key(number, shard.descriptor, shard.offsets)
             self._compared[number] = inode
 
     def _close(self, number: int) -> None:
@@ -526,13 +534,40 @@ class ShardReader:
         lost = {i: error for i, error in lost.items() if i < taken}
         for i in lost:
             lasts[i] = firsts[i]
-        members, long = block_members(data, firsts, lasts, -shifts[back])
+        numbers, places = rows.shards[back], rows.places[back]
+        members = self._members(data, (firsts, lasts), -shifts[back], numbers, places)
         for i, error in lost.items():
             members[i] = error
-        numbers, places = rows.shards[back], rows.places[back]
+        return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
+
+    def path_of(self, number: int) -> Path:
+        """Returns the path of the shard at position `number`."""
+        return self.root / self.shards[number]
+
+    def _members(
+        self,
+        data: UInt8Array,
+        spans: tuple[Int64Array, Int64Array],
+        shifts: Int64Array,
+        numbers: Int64Array,
+        places: Int64Array,
+    ) -> list[Any]:
+        """Finds the files of samples in their bytes, and compares keys with the index.
+
+        Args:
+            data: the bytes.
+            spans: shape (N,) each; first byte of each sample there, and the byte after its last.
+            shifts: shape (N,); what must be added to find a byte in the shard.
+            numbers: shape (N,); the shard of each sample.
+            places: shape (N,); the number of each sample in its shard.
+
+        Returns:
+            For each sample what `Block.members` has.
+        """
+        members, long = block_members(data, *spans, shifts)
         if long:
             self._files.keys.compare(members, numbers, places, long)
-        return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
+        return members
 
     def _extents(
         self, positions: Int64Array, order: Int64Array

@@ -17,7 +17,7 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.sources.webdataset import BaseCoreDatasetFactory
+from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset

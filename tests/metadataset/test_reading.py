@@ -187,9 +187,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         {"path": "../" * 99 + "a"}, ".path",
         f"'{'../' * 99}a' leads above the root of the file system; correct it",
     ),
-    "lines of JSON": (
-        {"path": "a.jsonl"}, ".path", "'a.jsonl': this version does not read JSONL datasets; pack "
-        "the samples into tar shards and prepare their folder",
+    "a config for lines of JSON": (
+        {"path": "a.jsonl", "split_config": "b.yaml"}, ".split_config", "'split_config' is for "
+        "dataset folders, and a.jsonl is a JSONL file, which has no split parts and only crude "
+        "samples",
     ),
     "a variable that is not set": (
         {"path": "${NOT_SET}/a"}, ".path",

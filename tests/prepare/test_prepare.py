@@ -256,7 +256,7 @@ def test_a_missing_folder_a_file_a_remote_path_and_a_folder_without_tars_are_ref
     with pytest.raises(ValueError, match="'s3://bucket/x' is remote"):
         prepare_dataset("s3://bucket/x", **ALL_TRAIN)
     (tmp_path / "a.jsonl").touch()
-    with pytest.raises(ValueError, match="does not read JSONL"):
+    with pytest.raises(ValueError, match="is for folders of tars"):
         prepare_dataset(tmp_path / "a.jsonl", **ALL_TRAIN)
     write_shards(tmp_path, 1)
     with pytest.raises(NotADirectoryError, match="is a file"):

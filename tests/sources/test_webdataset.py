@@ -254,7 +254,7 @@ def test_folder_that_is_not_prepared_says_what_to_do(tmp_path) -> None:
         samples_of(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):
         samples_of(tmp_path)
-    with pytest.raises(DatasetFormatError, match="this version reads prepared WebDataset folders"):
+    with pytest.raises(DatasetFormatError, match="is a metadataset; give the path of one of"):
         samples_of(tmp_path / "metadataset.yaml")
 
 

@@ -1,0 +1,298 @@
+"""Builds sources: what folders of shards and other kinds of files have in common.
+
+A factory knows where the samples are, and how they are ordered; `build` makes the source.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import EmptyDatasetError
+from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.state import JSON
+from energon_lite.core.topology import WorkerConfig
+from energon_lite.order.source_order import SourceOrder
+from energon_lite.sources.sample_loader import PartFilter, SampleLoader
+from energon_lite.sources.source import WebdatasetSource
+from energon_lite.storage import local_paths
+from energon_lite.storage.file_stores import FileStore
+from energon_lite.storage.shards import ShardReader
+
+T_sample = TypeVar("T_sample")
+Subset: TypeAlias = "tuple[int, int] | Callable[[int], tuple[int, int]] | None"
+
+_TRAIN_PARALLEL = 16
+# So that all places of an epoch, for as many samples as there can be, have numbers of 63 bits.
+_LARGEST_MULTIPLIER = 1_000_000
+
+
+class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
+    """Anything that a source can be built of."""
+
+    __sample_type__: ClassVar[type[Any] | None] = None
+    paths: list[Path]
+    subflavors: dict[str, Any]
+
+    @abstractmethod
+    def build(
+        self,
+        worker_rotation_offset: int = 0,
+        *,
+        shuffle_buffer_size: int = 0,
+        repeat: bool = False,
+        block: int = 1,
+    ) -> SavableDataset[T_sample]:
+        """Makes the dataset."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Counts the samples."""
+
+    @property
+    def is_crude(self) -> bool:
+        """Whether cookers convert the samples."""
+        return issubclass(self.__sample_type__ or Sample, CrudeSample)
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Returns access to the files of the dataset by key.
+
+        Raises:
+            NotImplementedError: The class of the dataset has no such access.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no file store")
+
+
+class SourceFactory(BaseCoreDatasetFactory[T_sample]):
+    """Builds the source of the samples that a reader reads.
+
+    A subclass calls `_read_from`.
+
+    Args:
+        path: the folder or file.
+        kwargs: as in `BaseWebdatasetFactory`.
+    """
+
+    _reader: ShardReader
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        split_part: str,
+        training: bool,
+        worker_config: WorkerConfig | None,
+        shuffle_over_epochs: int | None,
+        parallel_shard_iters: int | None,
+        max_samples_per_sequence: int | None,
+        part_filter: Callable[[str], bool] | Collection[str] | None,
+        subflavors: Mapping[str, Any] | None,
+        name: str | None,
+        loss_weight: float,
+    ) -> None:
+        self.path = local_paths.local_path(path)
+        self.paths = [self.path]
+        self.split_part = split_part
+        self.training = training
+        self.worker_config = worker_config
+        self.seed = worker_config.seed_offset if worker_config else 0
+        self.subflavors = dict(subflavors or {})
+        self._wants = PartFilter(part_filter)
+        self.name = name or f"{self.path.resolve().name}/{split_part}"
+        self.shuffle_over_epochs = _checked_multiplier(shuffle_over_epochs)
+        default_parallel = _TRAIN_PARALLEL if training else 1
+        self.parallel_shard_iters = _at_least_one(
+            "parallel_shard_iters", parallel_shard_iters, default_parallel
+        )
+        self.max_samples_per_sequence = max_samples_per_sequence
+        self.loss_weight = _checked_loss_weight(loss_weight)
+
+    def _read_from(
+        self, reader: ShardReader, slice_length: int, subset: Subset, excluded: Sequence[int] = ()
+    ) -> None:
+        """Sets what reads the samples.
+
+        Args:
+            reader: reads samples by their numbers.
+            slice_length: samples that stay together by default.
+            subset: as in `BaseWebdatasetFactory`.
+            excluded: positions of samples that the reader does not count.
+        """
+        self._reader = reader
+        self._first, self._last = self._reader_range(subset, excluded)
+        self._max_slice = _at_least_one(
+            "max_samples_per_sequence", self.max_samples_per_sequence, slice_length
+        )
+
+    def __len__(self) -> int:
+        """Counts the samples of the split part, or of its subset, without the excluded ones."""
+        return self._last - self._first
+
+    def _reader_range(
+        self,
+        subset: Subset,
+        excluded: Sequence[int],
+    ) -> tuple[int, int]:
+        """Returns first and last + 1 of the reader's samples, without the excluded ones."""
+        if subset is None:
+            return 0, self._reader.num_samples
+        total = self._reader.num_samples + len(excluded)
+        start, stop = subset(total) if callable(subset) else subset
+        if not 0 <= start <= stop <= total:
+            raise ValueError(
+                f"{self.path}: subset [{start}, {stop}] does not lie in the {total} samples of "
+                f"split part {self.split_part!r}"
+            )
+        first, last = (edge - bisect_left(excluded, edge) for edge in (start, stop))
+        if first == last:
+            raise EmptyDatasetError(
+                f"{self.path}: subset [{start}, {stop}] of split part {self.split_part!r} has no "
+                "sample"
+            )
+        return first, last
+
+    @abstractmethod
+    def sample_loader(self) -> SampleLoader:
+        """Makes what turns the bytes of a sample into the sample."""
+
+    @abstractmethod
+    def sample_settings(self) -> dict[str, JSON]:
+        """Returns what decides how samples are made, for comparison with checkpoints."""
+
+    @abstractmethod
+    def _fingerprint(self) -> tuple[str, int]:
+        """Returns a hash of the data, and its size in bytes."""
+
+    def build(
+        self,
+        worker_rotation_offset: int = 0,
+        *,
+        shuffle_buffer_size: int = 0,
+        repeat: bool = False,
+        block: int = 1,
+        repetitions: Fraction | None = None,
+    ) -> WebdatasetSource[T_sample]:
+        """Makes the source.
+
+        Args:
+            worker_rotation_offset: of Energon; no stream begins with a certain worker here.
+            shuffle_buffer_size: samples of a stream's shuffle window; 0 and 1 for none.
+            repeat: whether epoch follows epoch for ever.
+            block: samples that file order deals to a stream at a time.
+            repetitions: how many times a finite pass has all samples; rounded down to samples.
+
+        Raises:
+            EmptyDatasetError: `repetitions` leave no sample.
+        """
+        del worker_rotation_offset
+        if shuffle_buffer_size < 0:
+            raise ValueError(f"shuffle_buffer_size={shuffle_buffer_size} is negative")
+        multiplier = self.shuffle_over_epochs if self.training else None
+        order = SourceOrder(
+            source=self.name,
+            num_samples=len(self),
+            seed=self.seed,
+            endless=repeat,
+            multiplier=multiplier,
+            max_slice=self._max_slice,
+            interleave=self.parallel_shard_iters,
+            window=shuffle_buffer_size,
+            block=block,
+            first=self._first,
+            pass_samples=None if repetitions is None else self._repeated(repetitions),
+        )
+        data, num_bytes = self._fingerprint()
+        loader = self.sample_loader()
+        loader.loss_weight = self.loss_weight
+        return WebdatasetSource(
+            order=order,
+            reader=self._reader,
+            loader=loader,
+            data=data,
+            settings=self._settings(order, repetitions),
+            is_training=self.training,
+            split_part=self.split_part,
+            num_bytes=num_bytes * len(self) // self._reader.num_samples,
+            worker_config=self.worker_config,
+        )
+
+    @property
+    def num_samples_of_part(self) -> int:
+        """How many samples the split part has, without the excluded ones."""
+        return self._reader.num_samples
+
+    @property
+    def data(self) -> str:
+        """Hash of the split part's data."""
+        return self._fingerprint()[0]
+
+    def _settings(self, order: SourceOrder, repetitions: Fraction | None) -> dict[str, JSON]:
+        """Returns what the user set, by its public names."""
+        settings: dict[str, JSON] = {
+            "split_part": self.split_part,
+            "training": self.training,
+            "repeat": order.endless,
+            "shuffle_over_epochs_multiplier": order.multiplier,
+            "shuffle_buffer_size": order.window,
+        }
+        if order.multiplier is None:
+            settings["block"] = order.block
+        else:
+            settings["max_samples_per_sequence"] = self._max_slice
+            settings["parallel_shard_iters"] = self.parallel_shard_iters
+        if len(self) < self._reader.num_samples:
+            settings["subset"] = [self._first, self._last]
+        if repetitions is not None:
+            settings["repetitions"] = str(repetitions)
+        if self.loss_weight != 1:
+            settings["loss_weight"] = self.loss_weight
+        settings["subflavors"] = plain(self.subflavors)
+        settings.update(self.sample_settings())
+        return settings
+
+    def _repeated(self, repetitions: Fraction) -> int:
+        num_samples = len(self) * repetitions.numerator // repetitions.denominator
+        if num_samples == 0:
+            raise EmptyDatasetError(
+                f"{self.path}: {repetitions} repetitions of {len(self)} samples are none at all"
+            )
+        return num_samples
+
+
+def _at_least_one(name: str, value: int | None, default: int) -> int:
+    if value is None:
+        return max(1, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r:.80} must be an integer of at least 1, or None")
+    return min(value, sys.maxsize)
+
+
+def _checked_loss_weight(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+        raise ValueError(f"loss_weight={value!r} must be a number of at least 0")
+    return float(value)
+
+
+def _checked_multiplier(value: int | None) -> int | None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or (is_integer and (value == -1 or 1 <= value <= _LARGEST_MULTIPLIER)):
+        return value
+    raise ValueError(
+        f"shuffle_over_epochs_multiplier={value!r:.40} must be at least 1 and at most "
+        f"{_LARGEST_MULTIPLIER:,}, -1 (with replacement), or None (no shuffling)"
+    )
+
+
+def plain(value: Any) -> JSON:
+    """Returns a value as JSON; what JSON does not know, as its text."""
+    found: JSON = json.loads(json.dumps(value, default=str))
+    return found
