@@ -104,6 +104,13 @@ from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
+from energon_lite.storage.av_decoder import (
+    AVData,
+    AVDecoder,
+    AVWebdatasetDecoder,
+    get_clips_uniform,
+    get_single_frames_uniform,
+)
 from energon_lite.storage.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.file_cache_pool import FileCacheLazy, FileStoreCachePool
@@ -120,6 +127,9 @@ from energon_lite.task_encoder.cooking import Cooker, basic_sample_keys, cooker
 __version__: str
 
 __all__ = [
+    "AVData",
+    "AVDecoder",
+    "AVWebdatasetDecoder",
     "AugmentTaskEncoder",
     "BaseCoreDatasetFactory",
     "BaseWebdatasetFactory",
@@ -229,8 +239,10 @@ __all__ = [
     "edataclass",
     "generic_batch",
     "generic_concat",
+    "get_clips_uniform",
     "get_loader",
     "get_savable_loader",
+    "get_single_frames_uniform",
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
