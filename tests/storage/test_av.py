@@ -25,7 +25,7 @@ from energon_lite import (
 from energon_lite.core.errors import DecodingError
 from energon_lite.storage.part_formats import is_av
 
-av = pytest.importorskip("av", reason="needs PyAV: pip install energon_lite[av]")
+av = pytest.importorskip("av", reason="PyAV is not here: pip install energon_lite[av]")
 
 RATE = 48000
 # Name of the file -> codec of the video, codec of the audio, options of the video.
