@@ -124,12 +124,12 @@ class FileStoreCachePool(CachePool):
     @property
     def current_cache_size(self) -> int:
         """Bytes of the copies of this process."""
-        return self._used.num_bytes if self._used else 0
+        return self._used.num_bytes if self._used and not self._used.is_closed else 0
 
     @property
     def current_cache_count(self) -> int:
         """Number of copies of this process."""
-        return self._used.num_files if self._used else 0
+        return self._used.num_files if self._used and not self._used.is_closed else 0
 
     @property
     def _cache(self) -> _FileCache:

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import (
     CachePool,
@@ -74,7 +77,7 @@ def files_of(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.glob("cache_*/[0-9]*"))
 
 
-def eventually(is_true: Callable[[], bool], within_sec: float = 20) -> None:
+def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
     deadline = time.monotonic() + within_sec
     while not is_true():
         assert time.monotonic() < deadline
@@ -437,6 +440,58 @@ def test_a_fork_waits_for_files_that_are_being_copied(make_pool: MakePool) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert value.get() == b"a"
     assert type(value) is FileCacheLazy
+
+
+USES = st.lists(
+    st.tuples(st.sampled_from(["lazy", "keep", "get", "drop", "close", "lose"]), st.integers(0, 9)),
+    max_size=40,
+)
+
+
+@given(
+    uses=USES,
+    max_count=st.integers(0, 4),
+    size=st.integers(0, 40),
+    method=st.sampled_from(("raw", "pickle")),
+)
+def test_any_use_keeps_to_the_limits_and_returns_the_right_data(
+    uses: list[tuple[str, int]], max_count: int, size: int, method: Any
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        pool = FileStoreCachePool(
+            parent_cache_dir=folder, num_workers=2, max_cache_count=max_count,
+            max_cache_size_gbytes=size / 2**30, method=method,
+        )  # fmt: skip
+        store = CountingStore()
+        held: list[tuple[Any, Any, bool]] = []
+        for use, number in uses:
+            if use == "lazy":
+                key = "x" * number
+                held.append((key.encode(), pool.get_lazy(store, key), True))
+            elif use == "keep":
+                held.append((number, pool.to_cache(number, "kept"), False))
+            elif use == "close":
+                held = [entry for entry in held if entry[2]]
+                pool.close()
+            elif use == "lose":
+                held = [entry for entry in held if entry[2]]
+                for path in Path(folder).glob("cache_*/[0-9]*"):
+                    path.unlink(missing_ok=True)
+            elif held:
+                expected, value, _ = held[number % len(held)]
+                if use == "get":
+                    assert value.get() == value.get() == expected
+                else:
+                    del held[number % len(held)], value
+            assert pool.current_cache_count <= max_count
+            assert pool.current_cache_size <= size
+        assert all(value.get() == expected for expected, value, _ in held)
+        held.clear()
+        value = None
+        eventually(lambda: pool.current_cache_count == pool.current_cache_size == 0)
+        eventually(lambda: files_of(Path(folder)) == [])
+        pool.close()
+        assert list(Path(folder).iterdir()) == []
 
 
 def test_any_use_by_any_threads_returns_the_right_data_and_leaves_nothing(
