@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.braces import expand
-from energon_lite.storage.files import errors_of, explained, is_there
+from energon_lite.storage.files import errors_of, is_there
 from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8
 
@@ -320,24 +320,19 @@ def files_below(root: Path, endings: tuple[str, ...] = ("",)) -> list[str]:
     """
     names: list[str] = []
     seen: set[tuple[int, int]] = set()
-    links = [root]
-    while links:
+    folders, links = [root], list[Path]()
+    while folders or links:  # `os.walk` calls itself for each level before Python 3.12
         links.sort()
-        for folder, folders, others in os.walk(links.pop(0), onerror=_raise):
-            status = Path(folder).stat()
+        folder = folders.pop() if folders else links.pop(0)
+        with errors_of(folder), os.scandir(folder) as entries:
+            status = folder.stat()
             if (status.st_dev, status.st_ino) in seen:
-                folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            folders[:] = [name for name in folders if name != META]
-            links += filter(Path.is_symlink, (Path(folder, name) for name in folders))
-            names += [
-                Path(folder, name).relative_to(root).as_posix()
-                for name in others
-                if name.endswith(endings)
-            ]
+            for entry in entries:
+                if not entry.is_dir():
+                    if entry.name.endswith(endings):
+                        names.append(Path(entry.path).relative_to(root).as_posix())
+                elif entry.name != META:
+                    (links if entry.is_symlink() else folders).append(Path(entry.path))
     return names
-
-
-def _raise(error: OSError) -> None:
-    raise explained(error, error.filename)

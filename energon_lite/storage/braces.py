@@ -89,7 +89,7 @@ def _brace(
 ) -> list[list[str]]:
     """Returns the alternatives of a brace whose content begins at `start`."""
     if depth > _MAX_DEPTH:
-        raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another")
+        raise ValueError(f"more than {_MAX_DEPTH} braces inside of one another; write fewer")
     names: list[str] = []
     end, stop, is_list = ",", start, False
     while end == ",":
