@@ -203,7 +203,7 @@ def load_config(
     try:
         # As in Energon, the last of two keys counts.
         value = load_yaml(path, lambda text: warn_once(f"{text}; the last one counts"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if is_prepared(root):
             raise FileNotFoundError(f"{path} is missing; {remedy}") from None
         if not is_there(root):

@@ -32,6 +32,7 @@ from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.storage.jsonl import line_index_path
+from energon_lite.storage.nvmeta import read_info
 from energon_lite.testing import check_dataset
 
 from ..helpers import Ranks, metadataset, text_of, text_set
@@ -363,6 +364,12 @@ def test_lint_lists_broken_lines_and_a_wrong_index(tmp_path, num_workers) -> Non
     assert "1 of 23 lines are no JSON objects" in report.warnings[0].message
     line_index_path(path).write_bytes(b"")
     assert "no index of lines" in lint_dataset(path, num_workers=0).errors[0].message
+
+
+def test_what_needs_a_folder_says_that_this_is_a_file(tmp_path) -> None:
+    """The system's text was a remedy that deletes the file."""
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl is a file; a dataset is a folder of"):
+        read_info(lines(tmp_path / "a.jsonl"))
 
 
 def test_info_of_a_file_and_of_a_metadataset_with_it(tmp_path) -> None:

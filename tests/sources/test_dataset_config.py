@@ -53,7 +53,7 @@ MISTAKES = {
     "- a\n": "must be a mapping",
     "__class__: CrudeWebdatasett\n": "Did you mean 'CrudeWebdataset'",
     TYPE + "sample_loader: code.py\npart_filter: [txt]\n": "code that lies in the dataset",
-    "sample_type: {__module__: wave, __class__: X}\n": "wave.X would have .*LITE_TRUST=1",
+    "sample_type: {__module__: tabnanny, __class__: X}\n": "tabnanny.X would have .*LITE_TRUST=1",
     "sample_type: {__module__: not.there, __class__: X}\n": "not.there cannot be .* Install",
 }
 
