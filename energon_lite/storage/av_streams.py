@@ -28,8 +28,6 @@ from energon_lite.core.errors import DecodingError
 _TOLERANCE = 1e-6
 # A loader has a process for each core: threads of a decoder would only compete with them.
 _DECODE_THREADS = 1
-# Codecs that mark frames to which no other refers.
-_SKIPPING = frozenset({"h264", "hevc"})
 # FFmpeg's numbers for what a demuxer does with a stream.
 _READ, _SKIP = 0, 48
 # What is decoded before an audio clip: MP3 refers to up to ten frames, AAC overlaps two.
@@ -239,9 +237,6 @@ class VideoReader:
         self._next: tuple[int, Any] | None = None  # decoded to see where the frame before it ends
         self._frames: Iterator[tuple[int, Any]] = iter(())
         self._last_read: int | None = None  # decode time of the last packet
-        # Times of frames to which no other refers, which were not decoded on the way to a clip.
-        self._skipped: list[int] = []
-        self._can_skip = stream.codec_context.name in _SKIPPING
 
     def by_seconds(self, ranges: Sequence[Range]) -> list[Clip | None]:
         """Returns the frames that are shown in each range, both ends included.
@@ -327,13 +322,7 @@ class VideoReader:
             position, frame = current
             self._next = following = next(frames, None)
             end = position + self._duration(frame) if following is None else following[0]
-            if any(position < at <= first for at in self._skipped):  # it was shown for long
-                self._can_skip = False
-                self._frames = frames = self._seek(first, first)
-                current = next(frames, None)
-                continue
             if end > first:
-                self._skipped.clear()
                 yield position, end, frame
             if following is None or following[0] > last:
                 return
@@ -380,20 +369,19 @@ class VideoReader:
             # A seek takes the time at which a keyframe is shown, which is later than its decoding.
             at = None if at is None else at + start - self._decode_times[0]
         while at is not None and at > start and not self._is_counted:
-            frames = self._decode(at, first)
+            frames = self._decode(at)
             landed = next(frames, None)
             if landed is not None and landed[0] <= first:
                 return itertools.chain([landed], frames)
             at -= step
             step *= 4
-        return self._decode(None, first)
+        return self._decode(None)
 
-    def _decode(self, at: int | None, first: int) -> Iterator[tuple[int, Any]]:
-        """Yields positions and frames from a keyframe on; all of them from `first` on."""
+    def _decode(self, at: int | None) -> Iterator[tuple[int, Any]]:
+        """Yields positions and frames from a keyframe on."""
         key: int | None = None
         number = leading = 0
         numbers = self._decode_times or []
-        self._skipped.clear()
         for packet in self._media.packets("video", at):
             if self._is_counted:
                 for frame in packet.decode():
@@ -407,23 +395,13 @@ class VideoReader:
                 number = bisect.bisect_left(numbers, packet.dts) if numbers else 0
             elif packet.pts is not None and packet.pts < key:
                 leading += 1  # shown before the keyframe: not all that it refers to is decoded
-            is_skipped = self._is_before(packet, first)
             if packet.size:
                 self._last_read = packet.pts if packet.dts is None else packet.dts
-            packet.stream.codec_context.skip_frame = "NONREF" if is_skipped else "DEFAULT"
-            if is_skipped:
-                self._skipped.append(packet.pts)
             for frame in packet.decode():
                 if frame.pts is None or frame.pts < key:
                     continue
                 yield (number + leading if numbers else frame.pts), frame
                 number += 1
-
-    def _is_before(self, packet: Any, first: int) -> bool:
-        """Returns whether a frame need only be decoded if others refer to it."""
-        if not self._can_skip or self._decode_times is not None or packet.pts is None:
-            return False
-        return bool(packet.pts + 2 * self._frame_ticks < first)
 
     # ------------------------------------------------------------------ pixels
 

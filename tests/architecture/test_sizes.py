@@ -28,7 +28,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 1442,
     "stages": 3464,
-    "storage": 5127,
+    "storage": 5108,
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,
