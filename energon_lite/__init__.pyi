@@ -77,6 +77,7 @@ from energon_lite.sources.dataset_classes import (
     DefaultGenericWebdatasetFactory,
     StandardWebdatasetFactory,
 )
+from energon_lite.sources.joined import JoinedWebdatasetFactory
 from energon_lite.sources.legacy import (
     CaptioningWebdataset,
     ImageClassificationWebdataset,
@@ -176,6 +177,7 @@ __all__ = [
     "InterleavedSample",
     "InterleavedWebdataset",
     "IterMapDataset",
+    "JoinedWebdatasetFactory",
     "Lazy",
     "LimitDataset",
     "LogSampleDataset",

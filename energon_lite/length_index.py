@@ -206,7 +206,10 @@ def _leaves_of(path: Any, split_parts: Sequence[str] | None, trust: bool | None)
     for split in split_parts or names:
         for leaf in leaves_of(open_node(path, split, {"trust": trust})):
             part = LINES if is_jsonl(leaf.path) else leaf.split_part
-            place = (leaf.path.resolve(), part, leaf.split_config, leaf.dataset_config)
+            place = tuple(
+                (one.path.resolve(), part, one.split_config, one.dataset_config)
+                for one in leaf.folders
+            )
             if place not in seen:
                 seen.add(place)
                 yield replace(leaf, subset=(), source_id=f"{leaf.path.name}/{part}")

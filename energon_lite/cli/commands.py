@@ -178,8 +178,9 @@ def _prepare(
 ) -> None:
     with errors_as_text():
         if path.suffix in METADATASETS and not path.is_dir():
-            late("metadataset.energon_api.prepare_metadataset")(path)
-            typer.echo(f"{path} is a metadataset without mistakes; there is nothing to prepare")
+            workers = request.num_workers
+            found = late("metadataset.energon_api.prepare_metadataset")(path, workers)
+            typer.echo(late("inspect.text.joins_text")(path, found))
             return
         is_file = late("storage.jsonl.is_jsonl")(path)
         if not (request.tar_index_only or is_file):

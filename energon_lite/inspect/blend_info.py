@@ -27,7 +27,11 @@ def metadataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     file = local_path(path)
     splits = {
-        split: [_source(leaf) for leaf in leaves(read_metadataset(file, split))]
+        split: [
+            _source(folder)
+            for leaf in leaves(read_metadataset(file, split))
+            for folder in leaf.folders
+        ]
         for split in split_names(file)
     }
     return {"name": file.name, "path": str(file), "metadataset": splits}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
@@ -292,3 +293,26 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
         )
         for row in rows
     ]  # fmt: skip
+
+
+def joins_text(path: Path, joins: Sequence[tuple[Path, Any]]) -> str:
+    """Returns how the samples of the joins of a metadataset match.
+
+    Args:
+        path: the metadataset.
+        joins: for each join the file of its index, and a `JoinReport`, or None if it was there.
+    """
+    if not joins:
+        return f"{path} is a metadataset without mistakes; there is nothing to prepare"
+    lines = []
+    for file, report in dict(joins).items():
+        if report is None:
+            lines.append(f"{file} is up to date")
+            continue
+        lines.append(f"Joined {report.rows:,} of {counted(report.samples, 'sample')} in {file}")
+        for name, missing in report.missing.items():
+            keys = ", ".join(map(repr, report.listed[name]))
+            as_keys = f", as {keys}" if keys else ""
+            unused = counted(report.unused[name], "sample")
+            lines.append(f"  {name}: no match for {missing:,}{as_keys}; {unused} not used")
+    return "\n".join(lines)

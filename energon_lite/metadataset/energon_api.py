@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -19,15 +19,18 @@ from energon_lite.metadataset.nodes import (
     Blend,
     BlendEpochized,
     Concat,
+    Join,
+    JoinMember,
     Leaf,
     Node,
     leaves,
     walk,
 )
-from energon_lite.metadataset.open import LeafOpener, open_node, opened_store
+from energon_lite.metadataset.open import LeafOpener, open_node, opened_store, prepare_joins
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place
 from energon_lite.order.schedules import Schedule, weight_at
+from energon_lite.prepare.join_keys import JoinReport
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.storage.file_stores import FileStore
 from energon_lite.storage.local_paths import local_path
@@ -160,14 +163,20 @@ class DatasetLoaderInterface(ABC):
             self.path = Path(mds_path).parent / self.path
 
     def prepare(self, split_part: str | None = None) -> tuple[Path, ...]:
-        """Returns the prepared files: none, as only joins would need any.
+        """Makes the missing join indexes.
 
         Args:
-            split_part: the split part to check; by default none.
+            split_part: the split; by default all splits of a metadataset.
+
+        Returns:
+            The files of all join indexes.
         """
-        if split_part is not None:
-            self.node(split_part)
-        return ()
+        names = self.split_names() if split_part is None else [split_part]
+        return tuple(path for name in names for path, _ in prepare_joins(self.node(name)))
+
+    def split_names(self) -> list[str]:
+        """Returns the splits that may have joins."""
+        return []
 
     @abstractmethod
     def node(self, split_part: str) -> Node:
@@ -216,12 +225,13 @@ class DatasetLoaderInterface(ABC):
         self.post_initialize(mds_path)
         return [
             TraversedDatasetReference(
-                leaf.path,
-                leaf.split_part,
-                {name: aux.path for name, aux in leaf.aux.items()},
-                leaf.subflavors,
+                folder.path,
+                folder.split_part,
+                {name: aux.path for name, aux in folder.aux.items()},
+                folder.subflavors,
             )
             for leaf in leaves(self.node(split_part))
+            for folder in leaf.folders
         ]
 
 
@@ -311,6 +321,90 @@ class DatasetLoader(DatasetLoaderInterface):
         )
 
 
+@dataclass(kw_only=True)
+class JoinedDatasetInfo:
+    """A dataset of a join.
+
+    Attributes:
+        dataset: the dataset.
+        nonmatch: what happens to a sample of the first dataset without a match here: `error`,
+            `skip`, or `none` (the joiner gets None).
+    """
+
+    dataset: DatasetLoader
+    nonmatch: str = "error"
+
+
+@dataclass(kw_only=True)
+class JoinDatasetLoader(DatasetLoaderInterface):
+    """Datasets that are joined by the keys of their samples.
+
+    Attributes:
+        datasets: the datasets, the primary first; a dict passes their samples as keyword arguments.
+        joiner: a class of samples, whose `from_joined` is called, or a function.
+        cache_path: folder of the join indexes; by default one for temporary files.
+        split_part: the split part to use, where the datasets set none.
+        split_config: name of the split file of all datasets.
+        subflavors: tags that go over those of the datasets.
+        shuffle_over_epochs_multiplier: as in `get_train_dataset`.
+    """
+
+    datasets: list[JoinedDatasetInfo] | dict[str, JoinedDatasetInfo]
+    joiner: Callable[..., Any]
+    cache_path: str | PathLike[str] | None = None
+    split_part: str | None = None
+    split_config: str | None = None
+    subflavors: Mapping[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+
+    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
+        """Resolves relative paths, and sets where the index is.
+
+        Args:
+            mds_path: the metadataset that relative paths are relative to.
+        """
+        for _, info in self._named():
+            info.dataset.post_initialize(mds_path)
+        if mds_path is not None and self.cache_path is None:
+            self.cache_path = f"{mds_path}.cache"
+
+    def _named(self) -> list[tuple[str, JoinedDatasetInfo]]:
+        if isinstance(self.datasets, dict):
+            return list(self.datasets.items())
+        return [("", info) for info in self.datasets]
+
+    def node(self, split_part: str) -> Node:
+        """Returns the one join."""
+        part, tags = self.split_part or split_part, dict(self.subflavors or {})
+        sides: list[Any] = []
+        for _, info in self._named():
+            side: Any = info.dataset.node(part)
+            config = self.split_config or side.split_config
+            tags_here = {**side.subflavors, **tags}
+            sides.append(replace(side, split_config=config, subflavors=tags_here))
+        return Join(
+            members=tuple(
+                JoinMember(written=str(side.path), keyword=name, nonmatch=info.nonmatch)
+                for side, (name, info) in zip(sides, self._named(), strict=True)
+            ),
+            joiner=self.joiner,
+            sides=tuple(sides),
+            path=sides[0].path,
+            cache=None if self.cache_path is None else Path(self.cache_path),
+            source_id="+".join(side.source_id for side in sides),
+            split_part=part,
+            subflavors=tags,
+            shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
+        )
+
+    def get_dataset(
+        self, *, training: bool, split_part: str | None = None, **kwargs: Any
+    ) -> BaseCoreDatasetFactory[Any]:
+        """Opens the join; as `get_datasets`, of which it is the only one."""
+        found = self.get_datasets(training=training, split_part=split_part or "train", **kwargs)
+        return found.datasets[0].dataset
+
+
 @dataclass
 class Metadataset(DatasetLoaderInterface):
     """A metadataset: the path of its file, or the content of the file."""
@@ -320,6 +414,10 @@ class Metadataset(DatasetLoaderInterface):
     def node(self, split_part: str) -> Node:
         """Returns the tree of a split."""
         return read_metadataset(self.path, split_part)
+
+    def split_names(self) -> list[str]:
+        """Returns all splits."""
+        return split_names(self.path)
 
 
 class MetadatasetV2(Metadataset):
@@ -358,11 +456,25 @@ def traverse_metadataset(
     return load_dataset(path, **kwargs).traverse(split_part=split_part)
 
 
-def prepare_metadataset(path: str | PathLike[str]) -> None:
-    """Checks a metadataset; there is nothing to prepare, as only joins would need it.
+def prepare_metadataset(
+    path: str | PathLike[str], num_workers: int | None = None
+) -> list[tuple[Path, JoinReport | None]]:
+    """Checks a metadataset, and makes the indexes of its joins that are missing.
+
+    Args:
+        path: the YAML file.
+        num_workers: processes; by default one per usable core.
+
+    Returns:
+        For each join the file of its index, and how its samples match; None if it was there.
 
     Raises:
         FileNotFoundError: A file does not exist.
-        DatasetFormatError: A file is invalid.
+        DatasetFormatError: A file is invalid, a key is there twice, or a sample has no match.
     """
-    load_dataset(path)
+    loader = load_dataset(path)
+    return [
+        found
+        for name in loader.split_names()
+        for found in prepare_joins(loader.node(name), num_workers)
+    ]

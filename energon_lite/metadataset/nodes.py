@@ -42,6 +42,7 @@ from energon_lite.metadataset.values import (
 from energon_lite.order.blending import MODES
 from energon_lite.order.schedules import Schedule, Weight
 from energon_lite.stages.blend import UNTIL
+from energon_lite.storage.join_index import JoinSide
 from energon_lite.storage.yaml import YamlMap
 
 
@@ -209,6 +210,130 @@ class Leaf(_Anywhere):
     path: Path = Path()
     source_id: str = ""
 
+    @property
+    def folders(self) -> tuple[Leaf, ...]:
+        """The dataset folders: one, or those of a join."""
+        return (self,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinMember:
+    """An entry of join.
+
+    Attributes:
+        written: A prepared dataset folder; relative to this file.
+        nonmatch: What happens to a sample of the first entry without a match here: error (the
+            default), skip (it is dropped), or none (the joiner gets None).
+        split_part: The split part to use; by default that of the join.
+        subflavors: Tags of the samples; those of the join override them.
+        subset: Selects a range of the samples.
+        dataset_config: File in .nv-meta to use instead of dataset.yaml.
+        split_config: File in .nv-meta to use instead of split.yaml.
+        shuffle_over_epochs_multiplier: As beside join; that of the first entry counts.
+        keyword: the name of the entry in a map; empty in a list.
+        place: the place of the entry in its file.
+        lines: the line of each key in that file.
+    """
+
+    written: str = key(TEXT, "path")
+    nonmatch: str = key(choice(*JoinSide.modes), default="error")
+    split_part: str = key(optional(TEXT, absent=""), default="")
+    subflavors: dict[str, Any] = key(optional(TAGS, absent={}), default_factory=dict)
+    subset: tuple[SubsetRange, ...] = key(subset(Subset, "subset"), default=())
+    dataset_config: str | None = key(optional(TEXT), default=None)
+    split_config: str | None = key(optional(TEXT), default=None)
+    shuffle_over_epochs_multiplier: int | None = key(MULTIPLIER, default=1)
+    keyword: str = ""
+    place: Place = NOWHERE
+    lines: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joiner:
+    """What makes one sample of those of a row: exactly one of __class__ and __function__.
+
+    Attributes:
+        module: The module; it is imported only with `trust`, or if it is imported already.
+        class_name: A class of samples, whose from_joined is called.
+        function: A function.
+        place: the place in the file.
+    """
+
+    module: str = key(TEXT, "__module__")
+    class_name: str = key(optional(TEXT, absent=""), "__class__", default="")
+    function: str = key(optional(TEXT, absent=""), "__function__", default="")
+    place: Place = NOWHERE
+
+
+def _read_joiner(raw: Any, place: Place) -> Joiner:
+    if not isinstance(raw, YamlMap):
+        raise place.mismatch("{__module__: my_module, __class__: MyJoined}", raw)
+    found = Joiner(place=place, **read_map(raw, place, keys_of(Joiner)))
+    if bool(found.class_name) == bool(found.function):
+        raise place.error(
+            "a joiner has exactly one of __class__ (a class of samples) and __function__"
+        )
+    return found
+
+
+def _read_joined(raw: Any, place: Place) -> tuple[JoinMember, ...]:
+    if isinstance(raw, YamlMap):
+        named = [(name, entry, place.key(raw, name)) for name, entry in raw.items()]
+    elif isinstance(raw, list):
+        named = [("", entry, place.item(i, entry)) for i, entry in enumerate(raw)]
+    else:
+        raise place.mismatch("a list of entries, as [{path: ./texts}, {path: ./pictures}]", raw)
+    found = tuple(
+        JoinMember(
+            keyword=name, place=at, lines=getattr(entry, "lines", {}),
+            **read_map(entry, at, keys_of(JoinMember), _refusal),
+        )
+        for name, entry, at in named
+    )  # fmt: skip
+    if len(found) < 2:
+        raise place.error(f"a join of {len(found)} datasets; write at least two, or a `path`")
+    if found[0].nonmatch != "error":
+        raise found[0].place.error(
+            f"nonmatch: {found[0].nonmatch} on the first entry, the primary, whose samples are "
+            "those of the join; move it to the entry whose samples may be missing"
+        )
+    return found
+
+
+_JOINED = {"$ref": "#/$defs/join_entry"}
+_JOIN = Value(_read_joined, {"anyOf": [
+    {"type": "array", "items": _JOINED, "minItems": 2},
+    {"type": "object", "additionalProperties": _JOINED, "minProperties": 2},
+]})  # fmt: skip
+_JOINER = Value(_read_joiner, {"$ref": "#/$defs/joiner"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(Leaf):
+    """One dataset of several: the samples of the same key become one sample.
+
+    Attributes:
+        members: Datasets, the primary first, whose samples and order the join has: a list, or a
+            map, whose names are the keyword arguments of the joiner.
+        joiner: What makes one sample of those of a key.
+        sides: the datasets, looked up; the path of the join is that of the primary.
+        cache: folder of the join indexes; None in a dict without a file.
+    """
+
+    members: tuple[JoinMember, ...] = key(_JOIN, "join")
+    joiner: Joiner | Callable[..., Any] = key(_JOINER)
+    written: str = ""
+    dataset_config: str | None = None
+    split_config: str | None = None
+    aux: dict[str, Aux] = field(default_factory=dict)
+    sides: tuple[Leaf, ...] = ()
+    cache: Path | None = None
+
+    @property
+    def folders(self) -> tuple[Leaf, ...]:
+        """The dataset folders."""
+        return self.sides
+
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
@@ -301,10 +426,14 @@ class Concat(_Anywhere):
 
 
 Node: TypeAlias = Leaf | Blend | BlendEpochized | Concat
-KEYS = {kind: keys_of(kind) for kind in (Leaf, Blend, BlendEpochized, Concat, Member, Repetition)}
+KEYS = {
+    kind: keys_of(kind)
+    for kind in (Leaf, Join, Blend, BlendEpochized, Concat, Member, Repetition, JoinMember)
+}
 # By the key that only nodes of one class have, the class.
 KINDS: dict[str, type[Any]] = {
-    "path": Leaf, "blend": Blend, "blend_epochized": BlendEpochized, "concat": Concat
+    "path": Leaf, "join": Join, "blend": Blend, "blend_epochized": BlendEpochized,
+    "concat": Concat,
 }  # fmt: skip
 # Where nodes are written; entries of blends have the further keys of a class.
 ENTRIES: dict[str, type[Any] | None] = {
@@ -319,20 +448,12 @@ ALLOWED: dict[tuple[type[Any], type[Any] | None], Keys] = {
     for entry in ENTRIES.values()
 }
 
-_NO_JOIN = (
-    "this version does not read joins (key {key!r}). Store the joined samples as one dataset, or "
-    "read this file with megatron.energon"
-)
-NOT_READ = {
-    "join": _NO_JOIN,
-    "joiner": _NO_JOIN,
-    "nonmatch": _NO_JOIN,
-}
 # Where each key belongs, for errors at places where it is not allowed.
 HOMES = {
     "datasets": "to files without '__class__: MetadatasetV2'; write 'blend'",
     "subflavor": "to files without '__class__: MetadatasetV2'; write 'subflavors'",
     **{name: f"beside {main!r}" for main, kind in KINDS.items() for name in list(KEYS[kind])[1:]},
+    "nonmatch": "to the entries of 'join'",
     **dict.fromkeys(KEYS[Member], "to the entries of 'blend'"),
     **dict.fromkeys(KEYS[Repetition], "to the entries of 'blend_epochized'"),
     **dict.fromkeys(keys_of(WrittenSchedule), "into 'weight'"),
@@ -344,8 +465,6 @@ def _refusal(
     mapping: YamlMap, name: str, place: Place, allowed: Iterable[str]
 ) -> DatasetFormatError:
     at = place.line_of(mapping, name)
-    if name in NOT_READ:
-        return at.error(NOT_READ[name].format(key=name))
     if name in HOMES:
         return at.error(
             f"key {name!r} does not belong here but {HOMES[name]}. Allowed here: "
@@ -355,9 +474,6 @@ def _refusal(
 
 
 def _kind_of(raw: YamlMap, place: Place, entry: type[Any] | None) -> type[Any]:
-    for name in raw:
-        if name in NOT_READ:
-            raise _refusal(raw, name, place, ())
     found = [main for main in KINDS if main in raw]
     if len(found) == 1:
         return KINDS[found[0]]
@@ -473,7 +589,7 @@ class OlderEntry:
 
 
 _FILE, _SPLIT, _ENTRY = keys_of(MetadatasetFile), keys_of(OlderSplit), keys_of(OlderEntry)
-_NEWER_ONLY = {"path", *HOMES, *KINDS, *NOT_READ} - {*_SPLIT, *(_ENTRY.keys() - {"path"})}
+_NEWER_ONLY = {"path", *HOMES, *KINDS} - {*_SPLIT, *(_ENTRY.keys() - {"path"})}
 
 
 def _older_refusal(

@@ -8,19 +8,32 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.nodes import Aux, Leaf, Node, combined_multiplier, leaves
+from energon_lite.metadataset.nodes import (
+    Aux,
+    Join,
+    Joiner,
+    JoinMember,
+    Leaf,
+    Node,
+    combined_multiplier,
+    leaves,
+)
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
 from energon_lite.metadataset.values import Place, SubsetRange
-from energon_lite.sources.dataset_config import load_factory
+from energon_lite.sources.dataset_config import load_factory, load_joiner
+from energon_lite.sources.joined import JoinedWebdatasetFactory, open_side, prepared_index
 from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
+from energon_lite.storage.join_index import JoinSide
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.nvmeta import read_dataset_config
 from energon_lite.storage.shards import MAX_OPEN
 
 Stores = Mapping[str, FileStore[Any]]
@@ -146,28 +159,56 @@ class LeafOpener:
         return found
 
     def open(self, leaf: Leaf) -> SourceFactory[Any]:
-        """Opens the folder of a leaf."""
-        settings = dict(self.settings)
-        factory = load_factory(
+        """Opens the folder of a leaf, or the folders of a join."""
+        factory = self._open_join(leaf) if isinstance(leaf, Join) else self._open_folder(leaf)
+        self.factories.append(factory)
+        return factory
+
+    def _open_folder(self, leaf: Leaf) -> SourceFactory[Any]:
+        trust = self.settings.get("trust")
+        return load_factory(
             leaf.path,
             dataset_config=leaf.dataset_config,
             split_config=leaf.split_config,
             split_part=leaf.split_part,
-            name=leaf.source_id,
-            subflavors={**leaf.subflavors, **(settings.pop("subflavors", None) or {})},
-            training=self.training,
-            worker_config=self.worker_config,
-            loss_weight=leaf.loss_weight,
-            subset=(lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
-            max_open=min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves),
             decoder=self.decoder,
-            shuffle_over_epochs=combined_multiplier(
+            trust=trust,
+            **self._settings_of(leaf),
+        )
+
+    def _open_join(self, join: Join) -> JoinedWebdatasetFactory[Any]:
+        keywords = [member.keyword for member in join.members]
+        inner: list[Any] = [self._open_folder(side) for side in join.sides]
+        joiner = join.joiner
+        if isinstance(joiner, Joiner):
+            joiner = load_joiner(
+                joiner.module, joiner.class_name or joiner.function, bool(joiner.class_name),
+                str(joiner.place), self.settings.get("trust"),
+            )  # fmt: skip
+        return JoinedWebdatasetFactory(
+            dict(zip(keywords, inner, strict=True)) if keywords[0] else inner,
+            join_index=join.cache,
+            joiner=joiner,
+            nonmatch=[member.nonmatch for member in join.members],
+            **self._settings_of(join),
+        )
+
+    def _settings_of(self, leaf: Leaf) -> dict[str, Any]:
+        """Returns the arguments that factories of folders and of joins have in common."""
+        settings = {name: value for name, value in self.settings.items() if name != "trust"}
+        return {
+            **settings,
+            "name": leaf.source_id,
+            "subflavors": {**leaf.subflavors, **(settings.get("subflavors") or {})},
+            "training": self.training,
+            "worker_config": self.worker_config,
+            "loss_weight": leaf.loss_weight,
+            "subset": (lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+            "max_open": max(1, min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves)),
+            "shuffle_over_epochs": combined_multiplier(
                 self.multiplier, leaf.shuffle_over_epochs_multiplier
             ),
-            **settings,
-        )
-        self.factories.append(factory)
-        return factory
+        }
 
     @cached_property
     def _num_leaves(self) -> int:
@@ -194,6 +235,38 @@ def opened_store(aux: Aux) -> FileStore[bytes]:
         store = SystemFileStore(aux.path)
         store.name = aux.label or store.name
         return store
+
+
+def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[Path, Any]]:
+    """Makes the indexes of all joins of a tree; those that are there already stay.
+
+    Args:
+        node: the tree.
+        num_workers: processes; by default one per usable core.
+
+    Yields:
+        The file of each, and its `JoinReport`, or None if the file was there.
+
+    Raises:
+        DatasetFormatError: Keys are there twice, or do not match as `nonmatch` asks for.
+    """
+    for join in leaves(node):
+        if isinstance(join, Join) and join.cache is not None:
+            with located(join.place):
+                sides = [_side(*pair) for pair in zip(join.sides, join.members, strict=True)]
+                yield prepared_index(join.cache, sides, num_workers)
+
+
+def _side(leaf: Leaf, member: JoinMember) -> JoinSide:
+    # What dataset.yaml sets wins, as in the factories; nothing is imported for it here.
+    own = read_dataset_config(leaf.path, leaf.dataset_config)
+    return open_side(
+        leaf.path,
+        own.get("split_part", leaf.split_part),
+        own.get("split_config", leaf.split_config),
+        (lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+        member.nonmatch,
+    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -17,6 +17,7 @@ from energon_lite.metadataset.nodes import (
     Blend,
     BlendEpochized,
     Concat,
+    Join,
     Leaf,
     MetadatasetFile,
     Node,
@@ -200,6 +201,8 @@ def _looked_up(node: Node, file: _File, around: _Around) -> Node:
     """Returns a node with its effective values, and with its children looked up."""
     here = around.entered(node)
     file.tree.add(node, here)
+    if isinstance(node, Join):
+        return _join(node, file, here)
     if isinstance(node, Leaf):
         return _leaf(node, file, here)
     inside = here._replace(name=None)
@@ -267,6 +270,40 @@ def _looked_up_store(aux: Aux, file: _File) -> Aux:
     except ValueError as error:
         raise aux.place.error(str(error)) from None
     return replace(aux, path=target.path, label=file.folder.name(target))
+
+
+def _join(node: Join, file: _File, here: _Around) -> Join:
+    """Returns a join with its effective values and its datasets."""
+    inside = here._replace(name=None, loss_weight=1.0, subset=())
+    sides: list[Any] = []
+    for member in node.members:
+        names = (
+            entry.name for entry in fields(member) if entry.name not in ("nonmatch", "keyword")
+        )
+        leaf = Leaf(**{name: getattr(member, name) for name in names})
+        around = inside.entered(leaf)
+        file.tree.add(leaf, around)
+        if Path(member.written).suffix in (*_SUFFIXES, ".jsonl"):
+            raise leaf.at("path").error(
+                f"{member.written!r}: a join is of prepared dataset folders, as its samples are "
+                "found by key; prepare the samples as a folder of tar shards"
+            )
+        sides.append(_leaf(leaf, file, around))
+    primary = sides[0]
+    is_file = file.name != _INLINE
+    return replace(
+        node,
+        sides=tuple(sides),
+        path=primary.path,
+        cache=file.folder.path / f"{Path(file.name).name}.cache" if is_file else None,
+        source_id=here.name or "+".join(side.source_id for side in sides),
+        name=here.name,
+        split_part=here.split_part,
+        subflavors=here.subflavors,
+        loss_weight=here.loss_weight,
+        shuffle_over_epochs_multiplier=primary.shuffle_over_epochs_multiplier,
+        subset=here.subset,
+    )
 
 
 def _refuse_configs(node: Leaf, what: str) -> None:

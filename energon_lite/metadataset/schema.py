@@ -11,6 +11,8 @@ from energon_lite.metadataset.values import Key, Keys, about, keys_of
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MAPS = {
     "schedule": values.WrittenSchedule,
+    "join_entry": nodes.JoinMember,
+    "joiner": nodes.Joiner,
     "subset": values.Subset,
     "percent_subset": values.PercentSubset,
     "prepared_store": nodes.PreparedStore,

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,42 @@ def _sample_type(value: Any, where: str, trust: bool) -> type[Sample]:
     return cls
 
 
+def load_joiner(
+    module: str, name: str, is_class: bool, where: str, trust: bool | None
+) -> Callable[..., Any]:
+    """Finds the joiner that a metadataset names.
+
+    Args:
+        module: its module, which is imported only if the user trusts the metadataset.
+        name: of the class or function.
+        is_class: whether it is a class of samples.
+        where: the place in the metadataset.
+        trust: as in `load_factory`.
+
+    Raises:
+        DatasetFormatError: It is not there, or of another kind.
+    """
+    found: Any = _named_object(name, module, SAMPLE_TYPES, where, "", is_trusted(trust))
+    if is_class and not (isinstance(found, type) and issubclass(found, Sample)):
+        raise DatasetFormatError(f"{where}: {module}.{name} is no subclass of Sample; correct it")
+    if not callable(found):
+        raise DatasetFormatError(f"{where}: {module}.{name} is no function; correct it")
+    return found  # type: ignore[no-any-return]
+
+
 def _named_class(
     name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
 ) -> type:
-    """Finds a class by name; imports a module only if the user trusts the dataset."""
+    found = _named_object(name, module, own, where, key, trust)
+    if not isinstance(found, type):
+        raise DatasetFormatError(f"{where}{key}: module {module} has no class {name!r}")
+    return found
+
+
+def _named_object(
+    name: Any, module: Any, own: Mapping[str, type], where: str, key: str, trust: bool
+) -> Any:
+    """Finds a class or function; imports a module only if the user trusts the dataset."""
     if not isinstance(name, str) or not isinstance(module, str) or not module:
         raise DatasetFormatError(f"{where}{key}: __module__ and __class__ must be text")
     if not all(part.isidentifier() for part in module.split(".")):
@@ -211,8 +243,8 @@ def _named_class(
                 "folder on PYTHONPATH, or correct __module__"
             ) from error
     found = getattr(sys.modules[module], name, None)
-    if not isinstance(found, type):
-        raise DatasetFormatError(f"{where}{key}: module {module} has no class {name!r}")
+    if found is None:
+        raise DatasetFormatError(f"{where}{key}: module {module} has no {name!r}; correct the name")
     return found
 
 

@@ -75,6 +75,7 @@ class BaseWebdatasetFactory(SourceFactory[T_sample]):
         max_open: int = MAX_OPEN,
     ) -> None:
         del decoder
+        self.split_config, self.subset = split_config, subset
         super().__init__(
             path, split_part=split_part, training=training, worker_config=worker_config,
             shuffle_over_epochs=shuffle_over_epochs, parallel_shard_iters=parallel_shard_iters,

@@ -407,6 +407,18 @@ class SplitFile:
             samples.setdefault(shard, {})[entry[len(shard) + 1 :]] = None
         return Excludes(shards, {shard: tuple(keys) for shard, keys in samples.items()}, unknown)
 
+    def listed(self, part: str) -> list[str]:
+        """Returns the shards of a split part, excluded ones included.
+
+        Raises:
+            DatasetFormatError: There is no such part, or its list is invalid.
+        """
+        split, parts = self._split, self._split["split_parts"]
+        if part not in parts:
+            hint = did_you_mean(part, parts) if parts else " It has no split part at all."
+            raise DatasetFormatError(f"{split.place()}: there is no split part {part!r}.{hint}")
+        return _expanded(parts[part], parts.place(part, f"split_parts.{part}"))
+
     def part(self, part: str) -> SplitPart:
         """Returns which shards belong to a split part.
 
@@ -415,13 +427,8 @@ class SplitFile:
             DatasetFormatError: There is no such part, a shard is not in `.info.json`, or the file
                 is invalid; names file and key.
         """
-        split, parts = self._split, self._split["split_parts"]
-        if part not in parts:
-            hint = did_you_mean(part, parts) if parts else " It has no split part at all."
-            raise DatasetFormatError(f"{split.place()}: there is no split part {part!r}.{hint}")
-        place = parts.place(part, f"split_parts.{part}")
-        names = _expanded(parts[part], place)
-        excludes = self.excludes
+        split, names, excludes = self._split, self.listed(part), self.excludes
+        place = split["split_parts"].place(part, f"split_parts.{part}")
         if excludes.unknown:
             warn_once(
                 f"{split.place('exclude')}: {excludes.unknown[0]!r} fits no shard and excludes "

@@ -569,6 +569,15 @@ class ShardReader:
             self._files.keys.compare(members, numbers, places, long)
         return members
 
+    def offsets(self, shard: int) -> Int64Array:
+        """Returns where the samples of a shard begin, and where the last one ends.
+
+        Raises:
+            OSError: The shard cannot be read.
+            DatasetFormatError: Its index is wrong.
+        """
+        return self._files.offsets(shard)
+
     def _extents(
         self, positions: Int64Array, order: Int64Array
     ) -> tuple[_Rows, dict[int, Exception]]:

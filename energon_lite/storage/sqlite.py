@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,6 +60,7 @@ _SHARD_TABLES = {
 _SHARD_MEDIA = {"shard_media": MEDIA_COLUMNS["media_metadata"]}  # where there are some
 _ROWS_AGAIN = "remove the folder {}, and run the same command again"
 _KEYS_PER_QUERY = 500
+_ROWS_AT_ONCE = 8192
 _OF_SAMPLE = (
     "FROM samples CROSS JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ?"
 )
@@ -164,13 +166,12 @@ class ReadOnlyDatabase:
             DatasetFormatError: The file is corrupt, or a value is of another kind.
         """
         self._calls = 0
-        found: list[Any] = []
         with _reading(self.path, self._remedy):
-            for row in self._connection.execute(query, values):
-                if tuple(map(type, row)) != kinds:
-                    wanted = ", ".join(kind.__name__ for kind in kinds)
-                    raise self.error(f"has a row {row!r:.200}, where {wanted} should be")
-                found.append(row)
+            found: list[Any] = self._connection.execute(query, values).fetchall()
+        if any({*map(type, map(itemgetter(i), found))} - {kind} for i, kind in enumerate(kinds)):
+            row = next(row for row in found if tuple(map(type, row)) != kinds)
+            wanted = ", ".join(kind.__name__ for kind in kinds)
+            raise self.error(f"has a row {row!r:.200}, where {wanted} should be")
         return found
 
     def error(self, text: str) -> DatasetFormatError:
@@ -325,6 +326,19 @@ class IndexDatabase(ReadOnlyDatabase):
             "SELECT sample_key, byte_offset, byte_size FROM samples WHERE tar_file_id = ? "
             "ORDER BY sample_index", (tar_file_id,), str, int, int,
         )  # fmt: skip
+
+    def all_keys(self) -> Iterator[list[tuple[int, str, int, int]]]:
+        """Yields (row id, key, tar_file_id, sample_index) of all samples, thousands at once."""
+        query = (
+            "SELECT rowid, sample_key, tar_file_id, sample_index FROM samples WHERE rowid > ? "
+            f"ORDER BY rowid LIMIT {_ROWS_AT_ONCE}"
+        )
+        if "samples" not in self.tables:
+            raise self.error("table 'samples' is missing")
+        last = -(1 << 63)
+        while rows := self.rows(query, (last,), int, str, int, int):
+            yield rows
+            last = rows[-1][0]
 
     def has_unique_keys(self) -> bool:
         """Returns whether no two samples have the same key."""

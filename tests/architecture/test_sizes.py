@@ -16,23 +16,23 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3062,
-    "cli": 703,
+    "cli": 704,
     "core": 2163,
-    "inspect": 1619,
+    "inspect": 1639,
     "loader": 3123,
     "loss": 207,
-    "metadataset": 1402,
+    "metadataset": 1616,
     "names": 159,
     "order": 684,
-    "prepare": 1274,
+    "prepare": 1477,
     "samplers": 1012,
-    "sources": 1442,
+    "sources": 1786,
     "stages": 3464,
-    "storage": 5108,
+    "storage": 5288,
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,
-    "": 385,
+    "": 388,
 }
 
 MODULES = package_modules()

@@ -19,7 +19,7 @@ from energon_lite.storage.yaml import dump_yaml
 HEAD = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 # The first line of what stands below is line 5 of the file.
 TRAIN = HEAD + "splits:\n  train:\n"
-NODES = "path, blend, blend_epochized, concat"
+NODES = "path, join, blend, blend_epochized, concat"
 REFERENCE = (
     "path, name, loss_weight, subset, subflavors, split_part, shuffle_over_epochs_multiplier, "
     "dataset_config, split_config, aux"
@@ -68,7 +68,7 @@ MISTAKES = {
     "misspelled kind": (
         train("blnd:\n- path: a"),
         "demo.yaml:5, splits.train: unknown key 'blnd'. Did you mean 'blend'? Allowed here: "
-        f"{NODES}, {REFERENCE[6:]}, blend_mode, unit, lengths, until.",
+        f"{NODES}, {REFERENCE[6:]}, joiner, blend_mode, unit, lengths, until.",
     ),
     "misspelled root key": (
         HEAD + "split:\n  train: {path: a}\n",
@@ -119,12 +119,11 @@ MISTAKES = {
         train("datasets:\n- path: a"),
         "demo.yaml:5, splits.train: key 'datasets' does not belong here but to files without "
         f"'__class__: MetadatasetV2'; write 'blend'. Allowed here: {NODES}, {REFERENCE[6:]}, "
-        "blend_mode, unit, lengths, until.",
+        "joiner, blend_mode, unit, lengths, until.",
     ),
     "join": (
         train("join:\n- path: a\njoiner: {__module__: m, __class__: C}"),
-        "demo.yaml:5, splits.train: this version does not read joins (key 'join'). Store the "
-        "joined samples as one dataset, or read this file with megatron.energon",
+        "demo.yaml:5, splits.train.join: a join of 1 datasets; write at least two, or a `path`",
     ),
     "aux that is no map": (
         train("path: a\naux: ./b"),
@@ -366,7 +365,7 @@ MISTAKES = {
     "mistake in another split": (
         HEAD + "splits:\n  train: {path: a}\n  val: {paht: b}\n",
         "demo.yaml:5, splits.val: unknown key 'paht'. Did you mean 'path'? Allowed here: "
-        f"{NODES}, {REFERENCE[6:]}, blend_mode, unit, lengths, until.",
+        f"{NODES}, {REFERENCE[6:]}, joiner, blend_mode, unit, lengths, until.",
     ),
     "mistake in an entry that is off": (
         entries("- path: a\n- weight: 0\n  path: b\n  nmae: x"),
@@ -455,6 +454,10 @@ FULL = {
             "blend_mode": "exact", "unit": "tokens", "lengths": "gpt2", "until": "forever",
         },
         "val": {"blend_epochized": [{"repetitions": 2, "path": "c"}], "name": "val"},
+        "joined": {
+            "join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}],
+            "joiner": {"__module__": "m", "__function__": "f"},
+        },
     },
 }  # fmt: skip
 FULL_V1 = {
@@ -505,7 +508,7 @@ def test_every_misspelled_key_is_named_with_the_right_one(whole: Any, folder: Pa
         for text, right, wrong in misspellings(whole):
             with pytest.raises(DatasetFormatError) as caught:
                 read(dump_yaml(text), folder)
-            if right == "__class__":  # the file is one of the older form then
+            if right in ("__class__", "__module__"):  # the file is one of the older form then
                 assert f"unknown key {wrong!r}" in str(caught.value)
             else:
                 assert f"unknown key {wrong!r}. Did you mean {right!r}?" in str(caught.value)

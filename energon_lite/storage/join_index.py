@@ -1,0 +1,287 @@
+"""The join index: which samples of several datasets have the same key, in Energon's file format.
+
+A row has a place (shard, first byte, size) for each dataset, in the order of the first dataset, the
+primary.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from typing_extensions import Self
+
+from energon_lite.core.arrays import Int64Array
+from energon_lite.core.errors import DatasetFormatError
+from energon_lite.storage import files
+from energon_lite.storage.nvmeta import INDEX_UUID, META
+from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.sqlite import IndexDatabase
+
+_HEADER = struct.Struct("<8sq")
+_MAGIC = b"JIDX0001"
+# In place of a position: no match; a shard that is excluded.
+MISSING, _WRONG = -1, -2
+
+
+# -------------------------------------------------------------------------------------- the file
+
+
+class JoinIndexReader:
+    """The rows of a join index, mapped into memory.
+
+    Args:
+        join_index_path: the file.
+        column: the dataset whose places items have; by default all.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: The file is no join index, or has not all of its bytes.
+    """
+
+    def __init__(self, join_index_path: Path | str, column: int | None = None) -> None:
+        self.path = Path(join_index_path)
+        self.column = column
+        self._rows = self._mapped()
+
+    def _mapped(self) -> Int64Array:
+        with files.errors_of(self.path), self.path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            size = file.seek(0, 2) - _HEADER.size
+            magic, columns = _HEADER.unpack(header.ljust(_HEADER.size))
+            if magic != _MAGIC or columns < 1 or size % (24 * columns):
+                raise DatasetFormatError(
+                    f"{self.path}: {size + len(header)} bytes, of which the first are {header!r}, "
+                    "are no whole join index; remove the file, and prepare the metadataset again"
+                )
+            shape = (size // (24 * columns), columns, 3)
+            if not shape[0]:
+                return np.zeros(shape, dtype=np.int64)
+            # A plain array of the mapped bytes: indexing a `memmap` takes longer.
+            return np.asarray(np.memmap(file, "<i8", "r", offset=_HEADER.size, shape=shape))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the mapped rows behind; another process maps them itself."""
+        return {**self.__dict__, "_rows": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Maps the rows."""
+        self.__dict__.update(state)
+        self._rows = self._mapped()
+
+    @property
+    def num_columns(self) -> int:
+        """Counts the datasets."""
+        return int(self._rows.shape[1])
+
+    def rows(self, indices: Int64Array | slice = slice(None)) -> Int64Array:
+        """Returns rows, shape (N, columns, 3); a missing match is (-1, -1, -1)."""
+        return self._rows[indices]
+
+    def __len__(self) -> int:
+        """Counts the rows."""
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> list[tuple[int, int, int]]:
+        """Returns the places of one row."""
+        own = slice(None) if self.column is None else slice(self.column, self.column + 1)
+        return [(int(a), int(b), int(c)) for a, b, c in self._rows[index, own]]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        """Yields the rows."""
+        return (self[index] for index in range(len(self)))
+
+    def get_as_tensor(self) -> Any:
+        """Returns all rows as a tensor, shape (rows, columns, 3)."""
+        return torch.from_numpy(np.array(self._rows))
+
+    def close(self) -> None:
+        """Does nothing; the file is not open, but mapped."""
+
+    def __enter__(self) -> Self:
+        """Returns the reader."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the reader."""
+
+
+class JoinIndexWriter:
+    """Writes a join index; whole, or not at all.
+
+    Args:
+        join_index_path: the file, which gets its name when the writer is closed.
+    """
+
+    def __init__(self, join_index_path: Path | str) -> None:
+        self.path = Path(join_index_path)
+        self._context = files.new_file(self.path)
+        self._file: Any = self._context.__enter__()
+        self._columns = 0
+
+    def append(self, *columns: tuple[int, int, int]) -> None:
+        """Writes one row: a place for each dataset."""
+        self.extend(np.array([columns], dtype=np.int64))
+
+    def extend(self, rows: Int64Array) -> None:
+        """Writes rows, shape (N, columns, 3).
+
+        Raises:
+            ValueError: The rows before have another number of columns.
+        """
+        if not self._columns:
+            self._columns = rows.shape[1]
+            self._file.write(_HEADER.pack(_MAGIC, self._columns))
+        if rows.shape[1] != self._columns:
+            raise ValueError(
+                f"{self.path}: a row of {rows.shape[1]} columns, where the rows before have "
+                f"{self._columns}; write one place for each dataset"
+            )
+        self._file.write(np.ascontiguousarray(rows, dtype="<i8").data)
+
+    def close(self) -> None:
+        """Renames the file to its name."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        """Returns the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Renames the file to its name; or removes it, after an error."""
+        if self._file is not None:
+            self._file = None
+            self._context.__exit__(kind, error, trace)
+
+
+# ------------------------------------------------------------------------------------- the sides
+
+
+@dataclass(eq=False)
+class JoinSide:
+    """A dataset of a join: a split part of a prepared folder.
+
+    A position is a number of a sample in the concatenated shards, excluded samples included.
+
+    Attributes:
+        reader: reads samples by their positions.
+        tar_file_ids: number of each shard in `index.sqlite`.
+        counts: samples of each shard.
+        listed: names of the shards of the split part, excluded shards included.
+        excludes: what the split file excludes: samples, as SHARD/KEY.
+        excluded: positions of the excluded samples, rising.
+        span: the first of the samples that are not excluded, and the one after the last, of those
+            that take part.
+        nonmatch: what happens to a sample of the primary without a match here: `error`, `skip` or
+            `none`.
+    """
+
+    modes: ClassVar[tuple[str, ...]] = ("error", "skip", "none")
+    reader: ShardReader
+    tar_file_ids: tuple[int, ...]
+    counts: tuple[int, ...]
+    listed: tuple[str, ...]
+    excludes: tuple[str, ...]
+    excluded: tuple[int, ...]
+    span: tuple[int, int]
+    nonmatch: str = "error"
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self.reader.root
+
+    @cached_property
+    def uuid(self) -> str:
+        """What `prepare` names the indexes of the folder by; empty in an old dataset."""
+        try:
+            return files.read_file(self.root / META / INDEX_UUID, 1000).decode().strip()
+        except (OSError, ValueError):
+            return ""
+
+    @cached_property
+    def numbers(self) -> Int64Array:
+        """By number in `listed`, the number of the shard in the reader; -2 if it is excluded."""
+        inside = set(self.reader.shards)
+        is_inside = np.array([name in inside for name in self.listed], dtype=bool)
+        return np.where(is_inside, np.cumsum(is_inside) - 1, _WRONG)
+
+    @cached_property
+    def starts(self) -> Int64Array:
+        """The position of the first sample of each shard, and the number of all samples."""
+        return np.cumsum([0, *self.counts], dtype=np.int64)
+
+    def kept(self) -> Int64Array:
+        """Returns the positions of the samples that take part."""
+        positions = np.delete(np.arange(self.starts[-1]), np.array(self.excluded, dtype=np.int64))
+        return positions[slice(*self.span)]
+
+    def places(self, positions: Int64Array) -> list[tuple[int, int]]:
+        """Returns tar_file_id and sample_index of samples."""
+        numbers = np.searchsorted(self.starts, positions, side="right") - 1
+        ids = np.array(self.tar_file_ids)[numbers]
+        return list(zip(ids.tolist(), (positions - self.starts[numbers]).tolist(), strict=True))
+
+    def keys(self, positions: Int64Array) -> list[str]:
+        """Returns the keys of samples."""
+        places = self.places(positions)
+        with IndexDatabase(self.root) as index:
+            found = index.keys_at(places)
+        return [found.get(place, f"number {place[1]}") for place in places]
+
+    def positions_of(self, rows: Int64Array) -> tuple[Int64Array, dict[int, Exception]]:
+        """Finds samples by where their bytes begin.
+
+        Args:
+            rows: (shard, first byte, size), shape (N, 3).
+
+        Returns:
+            Their positions, shape (N,), -1 for a missing match; and the errors of the samples that
+            are not there, by their number among the N.
+        """
+        positions = np.full(len(rows), MISSING, dtype=np.int64)
+        lost: dict[int, Exception] = {}
+        for shard in np.unique(rows[:, 0]).tolist():
+            if shard == MISSING:
+                continue
+            own = np.flatnonzero(rows[:, 0] == shard)
+            number = int(self.numbers[shard]) if 0 <= shard < len(self.numbers) else _WRONG
+            try:
+                if number == _WRONG:
+                    raise self.misfit(f"shard {shard} of its split part is not there, or excluded")
+                offsets = self.reader.offsets(number)
+            except (OSError, DatasetFormatError) as error:
+                lost.update(dict.fromkeys(own.tolist(), error))
+                continue
+            first, size = rows[own, 1], rows[own, 2]
+            places = np.clip(np.searchsorted(offsets, first, side="right") - 1, 0, None)
+            places = np.minimum(places, len(offsets) - 2)
+            # A folder entry before the first sample may not be counted.
+            is_there = (offsets[places] == first) | (places == 0)
+            is_there &= offsets[places + 1] == first + size
+            positions[own] = self.starts[number] + places
+            name = self.reader.shards[number]
+            for row in own[~is_there].tolist():
+                text = f"bytes {rows[row, 1]} to {rows[row, 1] + rows[row, 2]} of {name}"
+                lost[row] = self.misfit(f"{text} are no sample")
+                positions[row] = MISSING
+        return positions, lost
+
+    def misfit(self, what: str) -> DatasetFormatError:
+        """Returns the error of a join index that does not fit the dataset."""
+        return DatasetFormatError(
+            f"{self.root}: the join index does not fit: {what}. Run `energon-lite prepare` on the "
+            "metadataset again"
+        )
