@@ -321,7 +321,11 @@ def _commit(plan: decisions.Plan, folder: Path, results: Sequence[ShardResult]) 
     meta = plan.root / META
     counts = {result.shard.name: result.samples for result in results}
     had_yaml = files.is_there(meta / INFO_YAML)
-    dropped = keep_media(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
+    dropped = 0
+    try:
+        dropped = keep_media(folder / INDEX_SQLITE, meta / INDEX_SQLITE)
+    except DatasetFormatError as error:  # a corrupt index is one reason to prepare again
+        logger.warning("%s. Its media metadata, if it had any, is not kept", error)
     if plan.splits is not None:
         (meta / INFO_JSON).unlink(missing_ok=True)
         (meta / INFO_YAML).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ BUDGET = {
     "metadataset": 1616,
     "names": 159,
     "order": 684,
-    "prepare": 1477,
+    "prepare": 1481,
     "samplers": 1012,
     "sources": 1786,
     "stages": 3464,

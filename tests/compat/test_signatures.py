@@ -51,6 +51,7 @@ EXCEPTIONS: dict[str, str] = {
     "MetadatasetV2(splits)": _READ_AT_ONCE,
     "DatasetLoader.get_dataset": "get_datasets(...).datasets[0].dataset",
     "BasicDataLoader": "the same class as SavableDataLoader, whose parameters are keywords",
+    "JoinedWebdatasetFactory.load_sample": "the sides load, the joiner joins",
     "SavableDataLoader.next_id": "an inner counter",
 }
 

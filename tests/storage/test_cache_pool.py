@@ -74,7 +74,8 @@ def sample() -> TextSample:
 
 def files_of(parent: Path) -> list[str]:
     """The copies in all folders below a parent folder."""
-    return sorted(path.name for path in parent.glob("cache_*/[0-9]*"))
+    paths = parent.glob("cache_*/[0-9]*")
+    return sorted(path.name for path in paths if path.suffix != ".part")
 
 
 def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
