@@ -44,6 +44,14 @@ from energon_lite.core.stacking import (
 from energon_lite.core.stream_context import sample_rng
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import stateless
+from energon_lite.decoding.av_decoder import (
+    AVData,
+    AVDecoder,
+    AVWebdatasetDecoder,
+    get_clips_uniform,
+    get_single_frames_uniform,
+)
+from energon_lite.decoding.sample_decoder import FileStoreDecoder, SampleDecoder
 from energon_lite.loader.loader import (
     BasicDataLoader,
     SavableDataLoader,
@@ -105,20 +113,11 @@ from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.shuffle_buffer import ShuffleBufferDataset
-from energon_lite.storage.av_decoder import (
-    AVData,
-    AVDecoder,
-    AVWebdatasetDecoder,
-    get_clips_uniform,
-    get_single_frames_uniform,
-)
-from energon_lite.storage.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_cache_pool import FileCacheLazy, FileStoreCachePool
-from energon_lite.storage.file_stores import (
+from energon_lite.stores.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
+from energon_lite.stores.file_cache_pool import FileCacheLazy, FileStoreCachePool
+from energon_lite.stores.file_stores import (
     DecodeFileStore,
     FileStore,
-    FileStoreDecoder,
     PrimaryFileStore,
     SystemFileStore,
 )

@@ -18,6 +18,7 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import stateless
+from energon_lite.decoding.media_metadata import MediaDatabase
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
@@ -35,7 +36,6 @@ from energon_lite.storage.length_files import (
     read_lengths,
 )
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.media_metadata import MediaDatabase
 from energon_lite.storage.nvmeta import SplitFile, read_info
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
 from energon_lite.task_encoder.cooking import Cooker

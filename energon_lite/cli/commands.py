@@ -164,7 +164,7 @@ def prepare_media(
 
 def _media_filter(by_glob: str | None, by_header: bool, by_extension: bool) -> Any:
     with errors_as_text():
-        make = late("storage.media_headers.MediaFilterConfig")
+        make = late("decoding.media_headers.MediaFilterConfig")
         return make.parse(by_glob, by_header, by_extension)
 
 

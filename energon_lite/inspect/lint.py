@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.lines import broken_lines
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.files import is_there
 from energon_lite.storage.jsonl import (
     LINES,

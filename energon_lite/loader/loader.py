@@ -28,7 +28,7 @@ from energon_lite.loader.stats import Stats
 from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_main import Limits, RunSettings
-from energon_lite.storage.cache_pool import CachePool
+from energon_lite.stores.cache_pool import CachePool
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.state import Snapshot
 from energon_lite.core.stream_context import CostRow, SkipRecord
 from energon_lite.core.topology import RankSlots, Stream
-from energon_lite.storage.cache_pool import CachePool
+from energon_lite.stores.cache_pool import CachePool
 
 
 class Mark(enum.Enum):

@@ -40,7 +40,7 @@ from energon_lite.loader.messages import (
 )  # fmt: skip
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
-from energon_lite.storage.cache_pool import CachePool
+from energon_lite.stores.cache_pool import CachePool
 
 # Kinds of messages, and of orders.
 DELIVERY, REPORT = range(2)

@@ -43,7 +43,7 @@ from energon_lite.loader.worker_main import (
     Settings,
     work,
 )  # fmt: skip
-from energon_lite.storage.cache_pool import CachePool
+from energon_lite.stores.cache_pool import CachePool
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from energon_lite.metadataset.values import Place
 from energon_lite.order.schedules import Schedule, weight_at
 from energon_lite.prepare.join_keys import JoinReport
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
-from energon_lite.storage.file_stores import FileStore
 from energon_lite.storage.local_paths import local_path
+from energon_lite.stores.file_stores import FileStore
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
 

@@ -14,6 +14,7 @@ from typing import Any
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.metadataset.nodes import (
     Aux,
     Join,
@@ -29,12 +30,11 @@ from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory, load_joiner
 from energon_lite.sources.joined import JoinedWebdatasetFactory, open_side, prepared_index
 from energon_lite.sources.source_factory import SourceFactory
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
 from energon_lite.storage.join_index import JoinSide
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import read_dataset_config
 from energon_lite.storage.shards import MAX_OPEN
+from energon_lite.stores.file_stores import FileStore, SystemFileStore, WebdatasetFileStore
 
 Stores = Mapping[str, FileStore[Any]]
 Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDataset[Any]]

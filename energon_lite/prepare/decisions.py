@@ -10,12 +10,12 @@ from uuid import uuid4
 
 from energon_lite.core.errors import DatasetFormatError, did_you_mean
 from energon_lite.core.samples import SAMPLE_TYPES, Sample
+from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.prepare import choose_shards
 from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
 from energon_lite.storage import nvmeta
 from energon_lite.storage.field_access import FieldMap, FieldSpec, check_fields, mappable_fields
 from energon_lite.storage.files import is_there, read_file
-from energon_lite.storage.media_headers import MediaFilterConfig
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_config
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.prepare.choose_shards import Shard
-from energon_lite.storage.files import errors_of, is_there, new_file, open_regular, retried
-from energon_lite.storage.media_headers import (
+from energon_lite.decoding.media_headers import (
     MediaFile,
     MediaFilterConfig,
     MediaRows,
     has_pyav,
     media_rows,
 )
+from energon_lite.prepare.choose_shards import Shard
+from energon_lite.storage.files import errors_of, is_there, new_file, open_regular, retried
 from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name

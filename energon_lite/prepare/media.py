@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.decoding.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import files_below, local_root
 from energon_lite.prepare.indexing import is_count_of_media, made_by, rows_path
@@ -29,7 +30,6 @@ from energon_lite.prepare.run import (
     read_shards,
 )
 from energon_lite.storage import files, nvmeta
-from energon_lite.storage.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.storage.nvmeta import META, is_utf8
 from energon_lite.storage.sqlite import (
     INDEX_SQLITE,

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.decoding.media_headers import PYAV, MediaFilterConfig
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
@@ -28,7 +29,6 @@ from energon_lite.prepare.report import PrepareReport, SplitCount
 from energon_lite.storage import files, nvmeta
 from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.media_headers import PYAV, MediaFilterConfig
 from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
 from energon_lite.storage.sqlite import INDEX_SQLITE, keep_media, new_index, read_shard_rows
 from energon_lite.storage.tar import iter_tar

@@ -15,14 +15,14 @@ from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.prepare.lines import prepare_lines
 from energon_lite.sources.sample_loader import SampleLoader, make_crude
 from energon_lite.sources.source_factory import SourceFactory, Subset, plain
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import JsonlFileStore
 from energon_lite.storage.jsonl import LINES, LineReader, sample_place
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_OPEN
+from energon_lite.stores.file_stores import JsonlFileStore
 
 _JSON = "json"
 # By default an epoch is shuffled in at least 256 slices, of at most 4,096 samples.

@@ -14,6 +14,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.sources.sample_loader import (
     FieldMapMaker,
     FileFunction,
@@ -25,7 +26,6 @@ from energon_lite.sources.sample_loader import (
 )
 from energon_lite.sources.source_factory import plain
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage.decoding import SampleDecoder
 from energon_lite.storage.field_access import FieldMap, check_fields
 
 T_sample = TypeVar("T_sample")

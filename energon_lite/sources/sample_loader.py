@@ -24,7 +24,7 @@ from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
-from energon_lite.storage.decoding import SampleDecoder
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META
 from energon_lite.storage.tar import TarError, key_of_members, split_name

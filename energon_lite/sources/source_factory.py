@@ -25,8 +25,8 @@ from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import PartFilter, SampleLoader
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage import local_paths
-from energon_lite.storage.file_stores import FileStore
 from energon_lite.storage.shards import ShardReader
+from energon_lite.stores.file_stores import FileStore
 
 T_sample = TypeVar("T_sample")
 Subset: TypeAlias = "tuple[int, int] | Callable[[int], tuple[int, int]] | None"

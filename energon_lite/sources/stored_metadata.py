@@ -12,8 +12,8 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import CrudeSample, SourceInfo
 from energon_lite.core.state import RestoreKey
+from energon_lite.decoding.media_metadata import MediaDatabase, deserialize_media_metadata
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.storage.media_metadata import MediaDatabase, deserialize_media_metadata
 from energon_lite.storage.shards import Block, ShardReader
 
 

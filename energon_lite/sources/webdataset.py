@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.prepare.media import add_media_metadata
 from energon_lite.prepare.run import iter_dataset_content, prepare_like_energon
 from energon_lite.sources.excluded import excluded_positions
 from energon_lite.sources.sample_loader import OwnMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.storage import nvmeta
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import WebdatasetFileStore
 from energon_lite.storage.shards import MAX_OPEN, ShardReader
+from energon_lite.stores.file_stores import WebdatasetFileStore
 
 T_sample = TypeVar("T_sample")
 

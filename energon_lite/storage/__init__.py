@@ -1,1 +1,1 @@
-"""Bytes: tar files, their metadata, and how parts become values."""
+"""Bytes: tar and JSONL files, and their metadata."""

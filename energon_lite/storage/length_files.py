@@ -22,12 +22,11 @@ from uuid import UUID
 
 import numpy as np
 
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import Int64Array, npy_view
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
 from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.nvmeta import INDEX_UUID, META
-from energon_lite.storage.part_formats import npy_view
 
 TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20

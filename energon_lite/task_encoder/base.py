@@ -15,12 +15,12 @@ from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, constructor_names, generic_batch
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.names.energon_modules import energon_names
 from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
-from energon_lite.storage.cache_pool import CachePool, current_cache_pool
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import PrimaryFileStore
+from energon_lite.stores.cache_pool import CachePool, current_cache_pool
+from energon_lite.stores.file_stores import PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
 

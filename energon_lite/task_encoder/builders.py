@@ -21,7 +21,7 @@ from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs
 from energon_lite.stages.loss_weights import LossWeightDataset
-from energon_lite.storage.file_stores import FileStore
+from energon_lite.stores.file_stores import FileStore
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from energon_lite.core.samples import CrudeSample, Sample
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
@@ -24,8 +25,7 @@ from energon_lite.stages.map import MapDataset
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.token_lengths import MeasureDataset
-from energon_lite.storage.decoding import SampleDecoder
-from energon_lite.storage.file_stores import DecodeFileStore, FileStore
+from energon_lite.stores.file_stores import DecodeFileStore, FileStore
 from energon_lite.task_encoder.cooking import Cooker, check_takes, find_cooker
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from .source_tree import PACKAGE, Module, package_modules
 # Bottom to top. A row is (units in order); a set in a row is units that do not know each other.
 ROWS: list[list[str | frozenset[str]]] = [
     ["names", "as_energon", "transforms", "core"],
-    [frozenset({"order", "storage", "loss"})],
+    [frozenset({"order", "storage", "loss"}), "decoding", "stores"],
     ["batching", frozenset({"packing", "balance"}), "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "length_index", "inspect", "testing"],
@@ -26,8 +26,8 @@ ROWS: list[list[str | frozenset[str]]] = [
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
     "mfusepy": "energon_lite/inspect/mounting.py",
-    "PIL": "energon_lite/storage/part_formats.py",
-    "webdataset": "energon_lite/storage/part_formats.py",  # tenbin only; slow to import
+    "PIL": "energon_lite/decoding/part_formats.py",
+    "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import
 }
 
 MODULES = package_modules()

@@ -28,7 +28,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.core.errors import DecodingError
-from energon_lite.storage.part_formats import MAX_DECODED_BYTES, cbor
+from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, cbor
 
 from ..conftest import examples, write_tar
 from ..helpers import prepared

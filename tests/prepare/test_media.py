@@ -18,12 +18,14 @@ import pytest
 from PIL import Image
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.decoding.media_metadata import MediaDatabase, read_media_metadata
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.media import (
     AVMetadata,
     ImageMetadata,
     MediaMetadataType,
     deserialize_media_metadata,
+    media_headers,
     serialize_media_metadata,
 )
 from energon_lite.media.extractor import MediaFilterConfig, MediaFilterStrategy
@@ -31,14 +33,12 @@ from energon_lite.media.filesystem_prepare import prepare_filesystem_dataset
 from energon_lite.prepare import media, prepare_dataset
 from energon_lite.prepare.media import prepare_media
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage import media_headers
-from energon_lite.storage.file_stores import (
+from energon_lite.storage.length_files import lengths_path
+from energon_lite.stores.file_stores import (
     PrimaryFileStore,
     SystemFileStore,
     WebdatasetFileStore,
 )
-from energon_lite.storage.length_files import lengths_path
-from energon_lite.storage.media_metadata import MediaDatabase, read_media_metadata
 
 from ..conftest import REPO, jpeg, write_tar
 

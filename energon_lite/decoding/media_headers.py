@@ -18,15 +18,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from energon_lite.storage.files import open_regular
-from energon_lite.storage.media_metadata import (
+from energon_lite.decoding.media_metadata import (
     AVMetadata,
     ImageMetadata,
     MediaMetadataBase,
     MediaMetadataType,
     serialize_media_metadata,
 )
-from energon_lite.storage.part_formats import image_format, image_header, optional_module
+from energon_lite.decoding.part_formats import image_format, image_header, optional_module
+from energon_lite.storage.files import open_regular
 
 _IMAGES = "bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp"
 _RECORDINGS = "aac avi flac m4a m4v mkv mov mp3 mp4 ogg wav webm"

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from energon_lite.core.samples import SourceInfo
-from energon_lite.storage.cache_pool import CachePool, Lazy, MockLazy, Returned
-from energon_lite.storage.file_stores import DecodeFileStore, FileStore, PrimaryFileStore
-from energon_lite.storage.owned_folders import OwnedFolder, remove_dead_folders
+from energon_lite.stores.cache_pool import CachePool, Lazy, MockLazy, Returned
+from energon_lite.stores.file_stores import DecodeFileStore, FileStore, PrimaryFileStore
+from energon_lite.stores.owned_folders import OwnedFolder, remove_dead_folders
 
 T = TypeVar("T")
 Method = Literal["raw", "pickle"]

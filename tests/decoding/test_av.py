@@ -23,7 +23,7 @@ from energon_lite import (
     get_single_frames_uniform,
 )
 from energon_lite.core.errors import DecodingError
-from energon_lite.storage.part_formats import is_av
+from energon_lite.decoding.part_formats import is_av
 
 av = pytest.importorskip("av", reason="PyAV is not here: pip install energon_lite[av]")
 

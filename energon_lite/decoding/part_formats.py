@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from energon_lite.core.arrays import npy_view
 from energon_lite.core.errors import DecodingError, did_you_mean
 
 # A picture of 102 megapixels, the most that a camera takes in one shot, has 1.2 GB as float32 RGB,
@@ -79,19 +80,6 @@ def gunzip(raw: bytes, max_bytes: int) -> bytes:
     if unzip is not None:
         raise EOFError("it ends before its end marker")
     return b"".join(parts)
-
-
-def npy_view(raw: bytes) -> npt.NDArray[Any]:
-    """Returns the array in npy data, without a copy; no object array, which would be unpickled."""
-    formats = np.lib.format
-    header = io.BytesIO(raw)
-    major, _ = formats.read_magic(header)
-    read = formats.read_array_header_1_0 if major == 1 else formats.read_array_header_2_0
-    shape, is_fortran, dtype = read(header)
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-    # Refuses a shape that the bytes do not fill; allocates nothing.
-    return np.ndarray(shape, dtype, raw, header.tell(), order="F" if is_fortran else "C")
 
 
 def npy(raw: bytes) -> Any:

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -16,9 +17,8 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
-from energon_lite.storage import part_formats
-from energon_lite.storage.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
-from energon_lite.storage.file_stores import FileStoreDecoder
+from energon_lite.decoding import part_formats
+from energon_lite.decoding.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
 from energon_lite.storage.files import warn_once
 
 PartDecoder = Callable[[bytes], Any]
@@ -26,6 +26,19 @@ AVDecoderType = Literal["torch", "AVDecoder", "pyav", "bytes"]
 
 # Names in errors: "part 'jpe' is not a JPEG".
 _FORMAT_NAMES = {**dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"), "tif": "TIFF", "webp": "WebP"}
+
+
+class FileStoreDecoder(ABC):
+    """Decodes files by their names, as `SampleDecoder` does."""
+
+    @abstractmethod
+    def decode(self, fname: str, data: bytes) -> Any:
+        """Decodes one file.
+
+        Args:
+            fname: its name, or the name of a part.
+            data: its content.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

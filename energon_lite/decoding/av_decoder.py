@@ -13,8 +13,8 @@ import torch
 
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import did_you_mean
-from energon_lite.storage import part_formats
-from energon_lite.storage.av_streams import (
+from energon_lite.decoding import part_formats
+from energon_lite.decoding.av_streams import (
     AudioReader,
     Clip,
     Media,
@@ -24,7 +24,7 @@ from energon_lite.storage.av_streams import (
     file_path,
     pyav,
 )
-from energon_lite.storage.media_metadata import AVMetadata
+from energon_lite.decoding.media_metadata import AVMetadata
 
 AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "m4a"})
 AV_MODES = ("AVDecoder", "torch", "pyav")

@@ -10,7 +10,6 @@ import errno
 import os
 import sqlite3
 import threading
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,10 +21,11 @@ from typing import Any, Generic, TypeVar
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import SourceInfo, add_source_info
 from energon_lite.core.state import JSON
+from energon_lite.decoding.media_metadata import read_media_metadata
+from energon_lite.decoding.sample_decoder import FileStoreDecoder
 from energon_lite.storage import files
 from energon_lite.storage.jsonl import line_offsets
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.media_metadata import read_media_metadata
 from energon_lite.storage.nvmeta import META, fingerprint, read_info
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, Part
 from energon_lite.storage.tar import first_keys, sample_headers, split_name
@@ -149,19 +149,6 @@ class FileStoreWrapper(FileStore[T_co]):
     def __str__(self) -> str:
         """Names the class and the other store."""
         return f"{type(self).__name__}({self.inner})"
-
-
-class FileStoreDecoder(ABC):
-    """Decodes files by their names, as `SampleDecoder` does."""
-
-    @abstractmethod
-    def decode(self, fname: str, data: bytes) -> Any:
-        """Decodes one file.
-
-        Args:
-            fname: its name, or the name of a part.
-            data: its content.
-        """
 
 
 class DecodeFileStore(FileStoreWrapper[Any]):

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from energon_lite.core.samples import SourceInfo, add_source_info
 from energon_lite.core.topology import current
-from energon_lite.storage.file_stores import FileStore
+from energon_lite.stores.file_stores import FileStore
 
 T = TypeVar("T")
 

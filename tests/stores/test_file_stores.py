@@ -26,12 +26,12 @@ from energon_lite import (
     SystemFileStore,
     TextSample,
 )
+from energon_lite.decoding.media_headers import MediaFilterConfig
+from energon_lite.decoding.media_metadata import ImageMetadata
 from energon_lite.prepare import prepare_dataset
 from energon_lite.prepare.media import prepare_media
-from energon_lite.storage import file_stores
-from energon_lite.storage.file_stores import WebdatasetFileStore
-from energon_lite.storage.media_headers import MediaFilterConfig
-from energon_lite.storage.media_metadata import ImageMetadata
+from energon_lite.stores import file_stores
+from energon_lite.stores.file_stores import WebdatasetFileStore
 
 from ..conftest import write_tar
 

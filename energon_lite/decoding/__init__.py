@@ -1,0 +1,1 @@
+"""Decodes parts: images, arrays, audio and video; reads the metadata of media."""

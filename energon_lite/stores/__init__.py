@@ -1,0 +1,1 @@
+"""File stores, and caches of what is read from them."""
