@@ -18,7 +18,7 @@ ROWS: list[list[str | frozenset[str]]] = [
     ["batching", frozenset({"packing", "balance"}), "prepare", "sources", "stages", "samplers"],
     ["metadataset", "task_encoder"],
     ["pipeline", "loader", "length_index", "inspect", "testing"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 
 # The one module that may import each of these inside a function: optional packages, and packages

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3062,
-    "cli": 704,
+    "cli": 701,
     "core": 2174,
     "decoding": 1525,
     "inspect": 1639,
@@ -34,7 +34,7 @@ BUDGET = {
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,
-    "": 388,
+    "": 391,
 }
 
 MODULES = package_modules()

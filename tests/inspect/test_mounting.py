@@ -259,7 +259,7 @@ def wait_for(condition):
 
 
 def started(*arguments):
-    command = [sys.executable, "-m", "energon_lite.cli", "mount", *map(str, arguments)]
+    command = [sys.executable, "-m", "energon_lite", "mount", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
     )

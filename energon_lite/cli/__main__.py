@@ -1,6 +1,0 @@
-"""`python -m energon_lite.cli`, where the script is not on the path."""
-
-from energon_lite.cli import main
-
-if __name__ == "__main__":
-    main()
