@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from energon_lite.core.errors import DatasetFormatError
+from energon_lite.decoding import media_headers
 from energon_lite.decoding.media_metadata import MediaDatabase, read_media_metadata
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.media import (
@@ -25,7 +26,6 @@ from energon_lite.media import (
     ImageMetadata,
     MediaMetadataType,
     deserialize_media_metadata,
-    media_headers,
     serialize_media_metadata,
 )
 from energon_lite.media.extractor import MediaFilterConfig, MediaFilterStrategy
@@ -44,7 +44,7 @@ from ..conftest import REPO, jpeg, write_tar
 
 BY_EXTENSION = MediaFilterConfig.parse(None, False, True)
 BY_HEADER = MediaFilterConfig.parse(None, True, False)
-CLIPS = REPO / "shared/data/av_clips"
+CLIPS = REPO.parent / "shared/data/av_clips"
 
 
 def png(width: int, height: int, mode: str = "RGB") -> bytes:
