@@ -40,7 +40,7 @@ from typing_extensions import Self
 
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.state import JSON, Kind, RestoreKey, Snapshot
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, WorkerConfig
 
 T = TypeVar("T")
 
@@ -64,9 +64,11 @@ class Stage(SavableDataset[T]):
     settings: tuple[str, ...] = ()
     dataset: SavableDataset[Any]
 
-    def __init__(self, dataset: SavableDataset[Any]) -> None:
+    def __init__(
+        self, dataset: SavableDataset[Any], worker_config: WorkerConfig | None = None
+    ) -> None:
         self.dataset = dataset
-        self.worker_config = dataset.worker_config
+        self.worker_config = worker_config or dataset.worker_config
 
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor over a fresh one of the dataset below."""
@@ -77,13 +79,14 @@ class Stage(SavableDataset[T]):
         """Returns a fresh cursor."""
         return self.open(self.dataset.cursor(stream), stream)
 
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns what decides the items, besides the dataset below."""
+        return {setting: getattr(self, setting) for setting in self.settings}
+
     def config(self) -> dict[str, JSON]:
         """Returns the settings, and those of the dataset below."""
         below = self.dataset.config()
-        if not self.name:
-            return below
-        own = {setting: getattr(self, setting) for setting in self.settings}
-        return {"stage": self.name, **own, "of": below}
+        return {"stage": self.name, **self.own_settings(), "of": below} if self.name else below
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Re-creates the item of the dataset below."""

@@ -15,7 +15,7 @@ from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stage import StageCursor
-from energon_lite.core.state import RestoreKey
+from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
@@ -107,6 +107,9 @@ class GroupLists(CollectDataset[list[Any]]):
         drop_last: whether lists that are not full at the end are dropped.
     """
 
+    name, settings = "group_batch", ("batch_size", "batch_drop_last")
+    what = "Batches by group"
+
     def __init__(
         self,
         dataset: SavableDataset[Any],
@@ -114,16 +117,15 @@ class GroupLists(CollectDataset[list[Any]]):
         batch_size: int | None,
         drop_last: bool = False,
     ) -> None:
-        settings = {"batch_size": batch_size, "batch_drop_last": drop_last}
-        super().__init__(dataset, "group_batch", settings, "Batches by group")
+        super().__init__(dataset)
         self.criterion = criterion
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self.samples_per_list = self.batch_size or 1
-        self.drop_last = drop_last
+        self.batch_drop_last = drop_last
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> GroupCollector:
         """Returns what chooses the lists of a stream."""
-        return GroupCollector(self.drop_last)
+        return GroupCollector(self.batch_drop_last)
 
     def units(self, inner: Cursor[Any]) -> UnitsOf:
         """Returns what asks the criterion for the group of a sample, and for its size."""
@@ -178,6 +180,8 @@ class BucketLists(MeasuredLists):
         ValueError: Nothing limits the size of a list; or samples cannot be re-created.
     """
 
+    name, what = "bucket_batch", "Batches of similar lengths"
+
     def __init__(
         self,
         dataset: MeasureDataset[Any],
@@ -193,15 +197,19 @@ class BucketLists(MeasuredLists):
         self.buckets = buckets
         self.drop_last = drop_last
         self.samples_per_list = 1 if buckets.has_budget else self.batch_size or 1
+        super().__init__(dataset, buckets)
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns what decides which samples share a list."""
         names = ("max_tokens", "window", "align", "overlong", "longest_first")
-        settings = {
-            **{name: getattr(buckets, name) for name in names},
-            "batch_size_fn": "function" if buckets.batch_size_fn else None,
+        return {
+            **super().own_settings(),
+            **{name: getattr(self.buckets, name) for name in names},
+            "batch_size_fn": "function" if self.buckets.batch_size_fn else None,
             "batch_size": self.batch_size,
-            "batch_drop_last": drop_last,
-            "seed_offset": dataset.run_seed,
+            "batch_drop_last": self.drop_last,
+            "seed_offset": self.run_seed,
         }
-        super().__init__(dataset, "bucket_batch", buckets, settings, "Batches of similar lengths")
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> BucketCollector:
         """Returns what chooses the lists of a stream."""

@@ -13,9 +13,9 @@ from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
 from energon_lite.core.stage import Stage
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, describe_input
 from energon_lite.stages.buffer_keys import KEY_COLUMNS, KeyRows, KeyTable, compact
 
@@ -103,11 +103,9 @@ class CollectDataset(ListDataset[T]):
 
     Args:
         dataset: the samples; they must be replayable, since buffered ones are saved as keys.
-        name: of the stage, in states and configurations.
-        settings: everything that decides which samples share a list.
-        what: what buffers samples, for the error if they cannot be re-created; "" if none does.
 
     Attributes:
+        what: what buffers samples, for the error if they cannot be re-created; "" if none does.
         samples_per_list: samples of a list; 1 where this depends on their lengths.
         num_lengths: R, the resources of a sample.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
@@ -116,19 +114,18 @@ class CollectDataset(ListDataset[T]):
         ValueError: Samples below cannot be re-created.
     """
 
+    what: str = ""
     samples_per_list: int = 1
     num_lengths: int = 1
     groups_from_start: Sequence[Any] = ()
 
     def __init__(
-        self, dataset: SavableDataset[Any], name: str, settings: Mapping[str, JSON], what: str
+        self, dataset: SavableDataset[Any], worker_config: WorkerConfig | None = None
     ) -> None:
-        super().__init__(dataset.nested())
-        self.stage = name
-        self.own_settings = dict(settings)
-        self.buffers_samples = bool(what)
-        if what:
-            check_replayable(dataset, what)
+        super().__init__(dataset.nested(), worker_config)
+        self.buffers_samples = bool(self.what)
+        if self.what:
+            check_replayable(dataset, self.what)
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
         """Returns what chooses the lists of a stream."""
@@ -153,10 +150,6 @@ class CollectDataset(ListDataset[T]):
     def num_items(self, stream: Stream) -> int:
         """Counts the lists as if all samples were of one group."""
         return -(-self.dataset.num_items(stream) // self.samples_per_list)
-
-    def config(self) -> dict[str, JSON]:
-        """Returns the settings."""
-        return {"stage": self.stage, **self.own_settings, "of": self.dataset.config()}
 
 
 class CollectCursor(Cursor[Any]):
@@ -312,7 +305,7 @@ class CollectCursor(Cursor[Any]):
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
         for (key, _, _), sample in zip(*self._buffer.taken(numbers), strict=True):
-            count_dropped(key, sample, why, self._spec.stage)
+            count_dropped(key, sample, why, self._spec.name)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
@@ -327,12 +320,12 @@ class CollectCursor(Cursor[Any]):
             for group, number in self._groups.items()
         )
         fields: Any = _Fields(counts, groups, self._buffer.frozen(), self._collector.state())
-        return Snapshot(self._spec.stage, fields, (self._inner.snapshot(),))
+        return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to the position of a snapshot."""
         spec = self._spec
-        snapshot.expect(spec.stage, 1)
+        snapshot.expect(spec.name, 1)
         num_read, num_repeated = snapshot.count("read"), snapshot.count("repeated")
         has_ended = bool(snapshot.count("ended"))
         keys, groups, rows, counts = map(snapshot.field, ("keys", "groups", "rows", "counts"))
@@ -354,7 +347,7 @@ class CollectCursor(Cursor[Any]):
                 buffer.add(number, (key, group, lengths), SKIPPED)
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
-                f"The checkpoint's stage {spec.stage!r} is invalid: {error}. Use another one."
+                f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
             ) from error
         self._inner.restore(snapshot.inner[0])
         self._set_collector(collector)

@@ -232,8 +232,7 @@ class RepeatDataset(Stage[T]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         del restart
-        super().__init__(dataset.nested())
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset.nested(), worker_config)
         if self.dataset.endless:
             raise ValueError("RepeatDataset: the dataset never ends; repeat=False makes it finite")
         if repeats is not None and not 0 < repeats < float("inf"):
@@ -311,10 +310,9 @@ class RepeatDataset(Stage[T]):
         whole, part = self.dataset.expected(length), self.dataset.expected(rest)
         return {name: rounds * count + part.get(name, 0.0) for name, count in whole.items()}
 
-    def config(self) -> dict[str, JSON]:
+    def own_settings(self) -> dict[str, JSON]:
         """Returns how often it repeats."""
-        repeats = None if self.repeats is None else str(self.repeats)
-        return {"stage": self.name, "repeats": repeats, "of": self.dataset.config()}
+        return {"repeats": None if self.repeats is None else str(self.repeats)}
 
 
 class RepeatCursor(StageCursor[T]):

@@ -36,8 +36,7 @@ class EpochizeDataset(Stage[T]):
     def __init__(
         self, dataset: SavableDataset[T], length: int, worker_config: WorkerConfig | None = None
     ) -> None:
-        super().__init__(dataset)
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset, worker_config)
         if length < 1:
             raise ValueError(f"length={length} must be at least 1")
         if dataset.pass_length is not None:

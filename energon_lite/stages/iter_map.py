@@ -123,11 +123,9 @@ class IterMapDataset(MapDataset[T]):
             )
         return super().restore_sample(restore_key)
 
-    def config(self) -> dict[str, JSON]:
+    def own_settings(self) -> dict[str, JSON]:
         """Returns what decides the content; the function itself cannot be compared."""
-        config = super().config()
-        below = config.pop("of")
-        return {**config, "stateless_iter_fn": self.function.is_stateless, "of": below}
+        return {**super().own_settings(), "stateless_iter_fn": self.function.is_stateless}
 
 
 class _Inputs(Iterator[Any]):

@@ -122,8 +122,7 @@ class MapDataset(Stage[T]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset, worker_config)
         self.function = as_user_function(
             map_fn, "map", self.worker_config, stateless_map_fn, failure_tolerance
         )
@@ -151,15 +150,11 @@ class MapDataset(Stage[T]):
         result: T = self.function.again(restore_key, self.dataset.restore_sample)
         return result
 
-    def config(self) -> dict[str, JSON]:
+    def own_settings(self) -> dict[str, JSON]:
         """Returns what decides the content; the function itself cannot be compared."""
-        return {
-            "stage": self.name,
-            "seeded": self.function.restore_seeds,
-            "expands": self.function.is_generator,
-            **self.function_config,
-            "of": self.dataset.config(),
-        }
+        function = self.function
+        own: dict[str, JSON] = {"seeded": function.restore_seeds, "expands": function.is_generator}
+        return own | self.function_config
 
 
 class WrappedFunction:

@@ -52,6 +52,8 @@ class ModalityLists(MeasuredLists):
         ValueError: There are no shares, or they do not fit the sources, which are named.
     """
 
+    name, what = "modality_batch", "Batches of one group"
+
     def __init__(self, dataset: MeasureDataset[Any], split: ModalitySplit, batch_size: int) -> None:
         self.split = split
         self.batch_size = self.samples_per_list = check_batch_size(batch_size)
@@ -59,20 +61,24 @@ class ModalityLists(MeasuredLists):
         # In an order that does not depend on how the dict was written.
         names = sorted(found, key=repr)
         self.groups = Groups(names, [float(found[group]) for group in names])
-        settings = {
-            "batch_size": batch_size,
-            "groups": [plain(group) for group in names],
-            "shares": None if split.shares is None else list(self.groups.shares),
-            **split.config(),
-            "seed_offset": dataset.run_seed,
-        }
-        super().__init__(dataset, "modality_batch", split, settings, "Batches of one group")
+        super().__init__(dataset, split)
         self.groups_from_start = range(len(names))
         check_sources(dataset, split, names)
         self._numbers = {group: number for number, group in enumerate(names)}
         if isinstance(split.group_by, Mapping):
             own = self._numbers
             self._numbers = {n: own[group] for n, group in split.group_by.items() if group in own}
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns all that decides which samples share a list."""
+        return {
+            **super().own_settings(),
+            "batch_size": self.batch_size,
+            "groups": [plain(group) for group in self.groups.names],
+            "shares": None if self.split.shares is None else list(self.groups.shares),
+            **self.split.config(),
+            "seed_offset": self.run_seed,
+        }
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds lockstep: ranks share the cycles."""
@@ -127,10 +133,12 @@ class PlannedBatches(PlannedDataset):
         FileNotFoundError: A source has no such index.
     """
 
+    name = "plan_batches"
+
     def __init__(self, dataset: MeasureDataset[Any], split: ModalitySplit, batch_size: int) -> None:
         self.split = split
         self.batch_size = check_batch_size(batch_size)
-        super().__init__(dataset, "plan_batches", split, is_shared=True)
+        super().__init__(dataset, split, is_shared=True)
 
     def set_order(self) -> None:
         """Looks at the datasets below, and at the groups of their sources."""
@@ -164,6 +172,7 @@ class PlannedBatches(PlannedDataset):
             **self.split.config(),
             "groups": [plain(group) for group in self.source_groups],
             "seed_offset": self.run_seed,
+            **super().own_settings(),
         }
 
 

@@ -45,8 +45,7 @@ class GcDataset(PerItemStage[T]):
         freeze: bool = True,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset, worker_config)
         if every_n_iter < 0:
             raise ValueError(f"every_n_iter={every_n_iter} is negative; 0 for no collections")
         self.every_n_iter = every_n_iter
@@ -127,8 +126,7 @@ class LogSampleDataset(PerItemStage[T]):
         worker_config: WorkerConfig | None = None,
         get_keys_fn: Callable[[T], list[str] | None] = default_get_keys,
     ) -> None:
-        super().__init__(dataset)
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset, worker_config)
         self.mode = mode
         self.get_keys_fn = get_keys_fn
 

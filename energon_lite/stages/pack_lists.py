@@ -62,12 +62,16 @@ class PackLists(MeasuredLists):
         packing: how they are packed.
     """
 
-    kind = "pack"
+    name, kind, what = "pack", "pack", "Packs"
 
     def __init__(self, dataset: MeasureDataset[Any], packing: Packing) -> None:
-        super().__init__(dataset, "pack", packing, pack_settings(packing), "Packs")
+        super().__init__(dataset, packing)
         self.packing = packing
         packers.compile_all()  # before there are worker processes
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns what decides which samples share a pack."""
+        return {**super().own_settings(), **pack_settings(self.packing)}
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
         """Returns what chooses the packs of a stream."""
@@ -96,17 +100,14 @@ class PlannedPacks(PlannedDataset):
         FileNotFoundError: A source has no such index.
     """
 
-    kind = "pack"
+    name, kind = "plan_packs", "pack"
 
     def __init__(
-        self,
-        dataset: MeasureDataset[Any],
-        packing: Packing,
-        packs_per_batch: int = 1,
+        self, dataset: MeasureDataset[Any], packing: Packing, packs_per_batch: int = 1
     ) -> None:
         self.packing = packing
         is_shared = packing.balance == "global_window"
-        super().__init__(dataset, "plan_packs", packing, is_shared)
+        super().__init__(dataset, packing, is_shared)
         # Nothing else depends on it.
         self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
         packers.compile_all()
@@ -151,6 +152,7 @@ class PlannedPacks(PlannedDataset):
             "balance": balance,
             "packs_per_batch": self.packs_per_batch,
             "seed_offset": self.run_seed,
+            **super().own_settings(),
         }
 
 
@@ -175,18 +177,18 @@ class BalancedLists(CollectDataset[list[Any]]):
         packing: window and cost.
     """
 
-    kind = "pack"
-
+    name, kind, what = "balance_packs", "pack", "Balanced packs"
     dataset: PackLists | PlannedPacks
 
     def __init__(self, dataset: PackLists | PlannedPacks) -> None:
-        packing = self.packing = dataset.packing
-        settings: dict[str, JSON] = {
-            "window": packing.balance_window,
-            "cost": _cost_settings(packing),
-            "seed_offset": dataset.run_seed,
-        }
-        super().__init__(dataset, "balance_packs", settings, "Balanced packs")
+        super().__init__(dataset)
+        self.packing = dataset.packing
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns window and cost."""
+        packing, seed = self.packing, self.run_seed
+        cost = _cost_settings(packing)
+        return {"window": packing.balance_window, "cost": cost, "seed_offset": seed}
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> BalancedOrder:
         """Returns what orders the packs of a stream, in the rhythm of all."""
@@ -255,7 +257,8 @@ class SelectedLists(CollectDataset[list[Any]]):
         drop_last: whether what is buffered when the data end is dropped.
     """
 
-    kind = "pack"
+    name, settings = "select_packs", ("packing_buffer_size", "drop_last")
+    kind, what = "pack", "Packs"
 
     def __init__(
         self,
@@ -264,20 +267,19 @@ class SelectedLists(CollectDataset[list[Any]]):
         select: UserFunction,
         drop_last: bool = False,
     ) -> None:
-        settings = {"packing_buffer_size": buffer_size, "drop_last": drop_last}
-        super().__init__(dataset, "select_packs", settings, "Packs")
+        super().__init__(dataset)
         if buffer_size < 1:
             raise ValueError(f"packing_buffer_size={buffer_size} must be at least 1")
         if select.is_generator:
             raise ValueError(f"{select.where} is a generator; return the list of packs")
-        self.buffer_size = buffer_size
+        self.packing_buffer_size = buffer_size
         self.select = select
         self.drop_last = drop_last
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> SelectedPacks:
         """Returns what asks the function for packs of a stream."""
         select = _Select(FunctionRun(self.select), cursor)
-        return SelectedPacks(self.buffer_size, select, self.drop_last)
+        return SelectedPacks(self.packing_buffer_size, select, self.drop_last)
 
 
 @dataclass

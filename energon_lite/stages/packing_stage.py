@@ -169,6 +169,8 @@ class PackMembers(Stage[list[Any]]):
         slicer: returns tokens `start` to `stop` of an encoded sample.
     """
 
+    name = "pack_members"
+
     def __init__(
         self,
         dataset: ListDataset[list[Any]],
@@ -213,12 +215,12 @@ class PackMembers(Stage[list[Any]]):
                 _weigh(samples[i], key, weights)
         return samples  # type: ignore[no-any-return]
 
-    def config(self) -> dict[str, JSON]:
+    def own_settings(self) -> dict[str, JSON]:
         """Returns the encoder."""
         encoder: JSON = None
         if self.encoder is not None:
             encoder = {"stage": self.encoder.name, "seeded": self.encoder.restore_seeds}
-        return {"stage": "pack_members", "encoder": encoder, "of": self.dataset.config()}
+        return {"encoder": encoder}
 
 
 class _MemberCursor(StageCursor[list[Any]]):

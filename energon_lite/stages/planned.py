@@ -111,7 +111,6 @@ class PlannedDataset(ListDataset[list[Any]]):
 
     Args:
         dataset: the samples, measured; each stage works on single samples, or on their order.
-        name: of the stage, in configurations.
         rules: for lengths and groups; they name the length index.
         is_shared: whether each stream plans for all of them, and has its part of the plan.
 
@@ -126,15 +125,9 @@ class PlannedDataset(ListDataset[list[Any]]):
         FileNotFoundError: A source has no such index.
     """
 
-    def __init__(
-        self,
-        dataset: MeasureDataset[Any],
-        name: str,
-        rules: LengthRules,
-        is_shared: bool,
-    ) -> None:
+    def __init__(self, dataset: MeasureDataset[Any], rules: LengthRules, is_shared: bool) -> None:
         super().__init__(dataset.nested())
-        self.stage, self.rules, self.is_shared = name, rules, is_shared
+        self.rules, self.is_shared = rules, is_shared
         self.index = str(rules.lengths)
         self.set_order()
 
@@ -155,10 +148,6 @@ class PlannedDataset(ListDataset[list[Any]]):
     def collector(self, stream: Stream) -> WindowCollector:
         """Returns what chooses the lists of a stream."""
 
-    @abstractmethod
-    def own_settings(self) -> dict[str, JSON]:
-        """Returns what decides which samples share a list, besides index and order."""
-
     @property
     @abstractmethod
     def samples_per_list(self) -> float:
@@ -168,12 +157,9 @@ class PlannedDataset(ListDataset[list[Any]]):
         """Returns a fresh cursor."""
         return PlanCursor(self, stream)
 
-    def config(self) -> dict[str, JSON]:
-        """Returns the settings."""
-        return {
-            "stage": self.stage, **self.own_settings(), "lengths": self.digest,
-            "of": self.dataset.config(),
-        }  # fmt: skip
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns the index; a subclass adds what else decides which samples share a list."""
+        return {"lengths": self.digest}
 
     def lengths(self, source: str) -> tuple[Int64Array, ...]:
         """Opens the lengths of a source's samples; shape (N,) for each resource, tokens first."""

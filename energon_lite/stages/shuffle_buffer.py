@@ -42,10 +42,9 @@ class ShuffleBufferDataset(CollectDataset[T]):
         if size is not None and size < 0:
             raise ValueError(f"size={size} is negative; None, 0 or 1 for no shuffling")
         self.size = max(1, size or 1)
-        what = "A shuffle buffer" if self.size > 1 else ""
-        super().__init__(dataset, "shuffle_buffer", {}, what)
-        self.worker_config = worker_config or dataset.worker_config
-        self.own_settings = {"size": self.size, "seed_offset": self.run_seed}
+        if self.size > 1:
+            self.name, self.what = "shuffle_buffer", "A shuffle buffer"
+        super().__init__(dataset, worker_config)
 
     def cursor(self, stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
@@ -71,9 +70,9 @@ class ShuffleBufferDataset(CollectDataset[T]):
         """Re-creates an item of the buffer."""
         return self.restore_sample(key)
 
-    def config(self) -> dict[str, JSON]:
-        """Returns size and seed; only the dataset's where it passes everything on."""
-        return super().config() if self.size > 1 else self.dataset.config()
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns size and seed."""
+        return {"size": self.size, "seed_offset": self.run_seed}
 
 
 def _depth(dataset: SavableDataset[Any]) -> int:

@@ -56,8 +56,7 @@ class MeasureDataset(PerItemStage[T]):
         rules: Packing | Buckets | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self.worker_config = worker_config or self.worker_config
+        super().__init__(dataset, worker_config)
         self.function = length_fn
         self.rules = rules
 
@@ -168,30 +167,24 @@ class MeasuredLists(CollectDataset[list[Any]]):
 
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
-        name: of the stage, in states and configurations.
         rules: for the lengths of samples, and what must be equal in a list.
-        settings: what decides which samples share a list, besides the group.
-        what: what buffers samples, for the error if they cannot be re-created.
     """
 
-    def __init__(
-        self,
-        dataset: MeasureDataset[Any],
-        name: str,
-        rules: LengthRules,
-        settings: Mapping[str, JSON],
-        what: str,
-    ) -> None:
-        group_by = "source" if isinstance(rules.group_by, Mapping) else rules.group_by
-        group_name: JSON = "function" if callable(group_by) else group_by
-        super().__init__(dataset, name, {"group_by": group_name, **settings}, what)
+    def __init__(self, dataset: MeasureDataset[Any], rules: LengthRules) -> None:
+        super().__init__(dataset)
         self.rules = rules
         self.num_lengths = len(rules.resources)
-        self.group_by = group_by
-        if callable(group_by):
+        self.group_by = "source" if isinstance(rules.group_by, Mapping) else rules.group_by
+        if callable(self.group_by):
             self.group_by = UserFunction(
-                _InTuple(group_by), name="group_by", seed=self.run_seed, config=self.worker_config
-            )
+                _InTuple(self.group_by), name="group_by", seed=self.run_seed,
+                config=self.worker_config,
+            )  # fmt: skip
+
+    def own_settings(self) -> dict[str, JSON]:
+        """Returns what must be equal in a list."""
+        is_function = isinstance(self.group_by, UserFunction)
+        return {"group_by": "function" if is_function else self.group_by}
 
     def group_number(self, key: RestoreKey, sample: Any, group: Any) -> Any:
         """Returns what stands for a group; by default the group itself."""

@@ -403,8 +403,10 @@ def test_index_that_is_missing_is_refused(root, case: Case) -> None:
 class Streamed(CollectDataset[list[Any]]):
     """The collector of a planned dataset, over the samples themselves."""
 
+    name, what = "streamed", "Streamed"
+
     def __init__(self, planned: Any) -> None:
-        super().__init__(planned.dataset, "streamed", {}, "Streamed")
+        super().__init__(planned.dataset)
         self.planned, self.kind = planned, planned.kind
         self.num_lengths = len(planned.rules.resources)
 
