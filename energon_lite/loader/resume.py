@@ -84,9 +84,9 @@ class Region:
     counts: list[int]
 
     def has(self, slot: int) -> bool:
-        """Returns whether a slot was emitted."""
+        """Returns whether a slot, from the base on, was emitted."""
         visit, rank = divmod(slot - self.base, len(self.counts))
-        return visit >= 0 and (self.counts[rank] < 0 or visit < self.counts[rank])
+        return self.counts[rank] < 0 or visit < self.counts[rank]
 
 
 @dataclass

@@ -165,11 +165,9 @@ class OrderReader:
 
     def restore(self, snapshot: Snapshot, num_draws: int) -> None:
         """Moves to the position after `num_draws` references of the pass."""
-        context = StreamContext(self._stream)
-        with context_of(context):
+        with context_of(self._context):
             self._cursor.restore(snapshot)
-        context.num_draws = num_draws
-        self._context, self.num_draws = context, num_draws
+        self.num_draws = num_draws
 
 
 class PlanReader:

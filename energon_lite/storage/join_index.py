@@ -186,6 +186,8 @@ class JoinSide:
             that take part.
         nonmatch: what happens to a sample of the primary without a match here: `error`, `skip` or
             `none`.
+        numbers: by number in `listed`, the number of the shard in the reader; -2 if it is excluded.
+        starts: the position of the first sample of each shard, and the number of all samples.
     """
 
     modes: ClassVar[tuple[str, ...]] = ("error", "skip", "none")
@@ -197,6 +199,13 @@ class JoinSide:
     excluded: tuple[int, ...]
     span: tuple[int, int]
     nonmatch: str = "error"
+
+    def __post_init__(self) -> None:
+        """Numbers the shards and their samples."""
+        inside = set(self.reader.shards)
+        is_inside = np.array([name in inside for name in self.listed], dtype=bool)
+        self.numbers: Int64Array = np.where(is_inside, np.cumsum(is_inside) - 1, _WRONG)
+        self.starts: Int64Array = np.cumsum([0, *self.counts], dtype=np.int64)
 
     @property
     def root(self) -> Path:
@@ -210,18 +219,6 @@ class JoinSide:
             return files.read_file(self.root / META / INDEX_UUID, 1000).decode().strip()
         except (OSError, ValueError):
             return ""
-
-    @cached_property
-    def numbers(self) -> Int64Array:
-        """By number in `listed`, the number of the shard in the reader; -2 if it is excluded."""
-        inside = set(self.reader.shards)
-        is_inside = np.array([name in inside for name in self.listed], dtype=bool)
-        return np.where(is_inside, np.cumsum(is_inside) - 1, _WRONG)
-
-    @cached_property
-    def starts(self) -> Int64Array:
-        """The position of the first sample of each shard, and the number of all samples."""
-        return np.cumsum([0, *self.counts], dtype=np.int64)
 
     def kept(self) -> Int64Array:
         """Returns the positions of the samples that take part."""

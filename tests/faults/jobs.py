@@ -167,12 +167,15 @@ class Job:
 
     def kill(self) -> None:
         """Kills whatever is left."""
-        while left := processes_of(self.pid):
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self.exit_code()
-            time.sleep(0.01)
+        wait_until(self._is_dead, f"end of {self!r}, which was killed")
+
+    def _is_dead(self) -> bool:
+        left = processes_of(self.pid)
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.exit_code()
+        return not left
 
     def __repr__(self) -> str:
         return f"job {self.pid} ({self.folder.name})"
@@ -193,6 +196,11 @@ class JobServer:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """The process of the server."""
+        return self._process.pid
+
     def ask(self, request: Any) -> Any:
         """Returns the server's answer."""
         assert self._process.stdin is not None
@@ -211,6 +219,6 @@ class JobServer:
             job.kill()
 
     def close(self) -> None:
-        """Ends the server."""
+        """Ends the server, and the jobs that are left."""
         with self._process:
-            self._process.kill()
+            self._process.terminate()

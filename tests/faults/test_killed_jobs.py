@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 from ..helpers import Ranks
 from .acting import acting, without_pid
 from .figures import Figures
-from .jobs import Job, JobServer, wait_until
+from .jobs import Job, JobServer, processes_of, wait_until
 from .scenes import digest
 
 pytestmark = pytest.mark.processes
@@ -76,3 +77,26 @@ def test_jobs_killed_fifty_times_at_random(server, many_texts, tmp_path) -> None
                 server, many_texts, tmp_path, rng, kills=5, finite=bool(number % 2)
             )
     figures.check()
+
+
+def run_a_job(folder: Path, texts: Path, pids: Any) -> None:
+    """Starts a job, and waits for ever."""
+    server = JobServer(folder)
+    args = {"texts": str(texts), "start_method": "fork", "num_workers": 2, "payload": 10}
+    with server.job("train_until_killed", state="blocked", **args) as job:
+        job.wait_for_reports(2)
+        pids.send((server.pid, job.pid))
+        signal.pause()
+
+
+def test_jobs_and_their_server_end_with_tests_that_are_killed(texts, tmp_path) -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    context: Any = multiprocessing.get_context("fork")
+    tests = context.Process(target=run_a_job, args=(tmp_path / "jobs", texts, sender))
+    tests.start()
+    server, job = receiver.recv()
+    assert processes_of(job)
+    tests.kill()
+    tests.join()
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), "end of the server")
+    wait_until(lambda: not processes_of(job), "end of the job")

@@ -96,11 +96,15 @@ class Chain:
         given: slots that gave their item, by pass.
         counted: passes and slots whose skips and costs are in the states saved last.
         ended: which ranks are at the end of the pass.
+        has_processes: whether the workers are processes, which can be killed.
     """
 
-    def __init__(self, make: MakeDataset, model: Model, folder: Path) -> None:
+    def __init__(
+        self, make: MakeDataset, model: Model, folder: Path, has_processes: bool = False
+    ) -> None:
         self.make = make
         self.model = model
+        self.has_processes = has_processes
         self.number = 0
         self._bases: dict[int, int] = {}
         self._numbers = [0]
@@ -117,7 +121,8 @@ class Chain:
         self.ranks = Ranks(
             self.make, world_size, num_workers, num_streams=self.model.num_streams,
             states=None if own_states else self.states,
-            max_skip_rate=MAX_SKIP_RATE, skip_log=self._folder / f"{self._num_resumes}-{{rank}}",
+            max_skip_rate=MAX_SKIP_RATE, restart_workers=1000,
+            skip_log=self._folder / f"{self._num_resumes}-{{rank}}",
         )  # fmt: skip
         for rank, loader in enumerate(self.ranks.loaders):
             if own_states and self.states:
@@ -188,6 +193,12 @@ class Chain:
             if item is not END and slot not in self.given.get(self.number, ())
             and rank in (None, (slot - self._bases.get(self.number, 0)) % world_size)
         ]  # fmt: skip
+
+    def kill_worker(self, rank: int, number: int) -> None:
+        """Kills a worker process of a rank, if it has any; another one takes its streams over."""
+        pool = self.ranks.loaders[rank]._run._deliveries
+        for worker in getattr(pool, "_workers", [])[number : number + 1]:
+            worker.process.kill()
 
     def leave(self, rank: int) -> None:
         """Leaves the `for` of a rank, and begins another."""

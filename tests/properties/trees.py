@@ -5,6 +5,7 @@ A tree is drawn as plain tuples, so that a failing one can be read, and is built
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -20,10 +21,14 @@ from energon_lite import (
     BucketBatchDataset,
     Buckets,
     ConcatDataset,
+    Cooker,
+    CrudeSample,
+    DefaultTaskEncoder,
     EpochizeDataset,
     FilterDataset,
     GroupBatchDataset,
     IterMapDataset,
+    JoinedWebdatasetFactory,
     LimitDataset,
     MapDataset,
     MixBatchDataset,
@@ -33,7 +38,9 @@ from energon_lite import (
     SavableDataset,
     ShuffleBufferDataset,
     SkipSample,
+    TextSample,
     WorkerConfig,
+    basic_sample_keys,
     sample_rng,
     stateless,
 )
@@ -46,8 +53,10 @@ from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
 from energon_lite.stages.map import as_user_function
 from energon_lite.stages.token_lengths import MeasureDataset
+from energon_lite.stores.file_stores import WebdatasetFileStore
 
-from ..helpers import ignore, text_set
+from ..conftest import write_tar
+from ..helpers import ignore, prepared, text_of, text_set
 
 SIZES = (1, 2, 5, 13, 25)
 MAX_ITEMS = 12  # of a stream
@@ -57,15 +66,51 @@ ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ign
 Tree = tuple[Any, ...]
 
 
-@cache
-def texts(size: int) -> Path:
-    # Not a fixture: strategies have none. Removed with the object, at exit.
-    folder = tempfile.TemporaryDirectory()
-    FOLDERS.append(folder)
-    return text_set(Path(folder.name) / f"texts-{size}", size)
+# ------------------------------------------------------------------------------------------ data
 
 
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def new_folder() -> Path:
+    # Not a fixture: strategies have none. Removed with the object, at exit.
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    return Path(FOLDERS[-1].name)
+
+
+@cache
+def texts(size: int) -> Path:
+    return text_set(new_folder() / f"texts-{size}", size)
+
+
+@cache
+def notes(size: int) -> Path:
+    """A note for each text, in another order, but for some."""
+    keys = [f"{i:05d}.txt" for i in reversed(range(size)) if i % 6 != 4]
+    folder = new_folder() / f"notes-{size}"
+    for shard in range(min(2, len(keys))):
+        write_tar(
+            folder / f"{shard}.tar", [(key, b"note " + key.encode()) for key in keys[shard::2]]
+        )
+    return prepared(folder, "TextSample", {"text": "txt"})
+
+
+@cache
+def lines(size: int) -> Path:
+    """Texts as a JSONL file, with broken lines and blank ones."""
+    path = new_folder() / f"lines-{size}.jsonl"
+    rows = [json.dumps({"text": text_of(i)}) for i in range(size)]
+    cut = [row[: len(row) - 3 * (i % 9 == 5)] for i, row in enumerate(rows)]
+    path.write_text("".join(f"{row}\n{' ' * (i % 2)}\n" for i, row in enumerate(cut)))
+    return path
+
+
+@cache
+def crude(size: int) -> Path:
+    folder = new_folder() / f"crude-{size}"
+    rows = [(f"{i:05d}.json", json.dumps({"text": text_of(i)}).encode()) for i in range(size)]
+    write_tar(folder / "0.tar", rows)
+    return prepared(folder, "CrudeWebdataset")
 
 
 # ------------------------------------------------------------------------------------ functions
@@ -159,6 +204,34 @@ def is_small(item: Any) -> bool:
     return number(item) % 4 != 2
 
 
+@stateless
+def with_note(text: TextSample, note: TextSample | None) -> TextSample:
+    """Joins a text and its note, and fails on some."""
+    if number(text) % 8 == 6:
+        raise ValueError("cannot be joined")
+    return TextSample.derive_from(text, text=f"{text.text} {note and note.text}")
+
+
+@stateless
+def cook_line(sample: CrudeSample) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=sample["json"]["text"])
+
+
+@stateless
+def cook_with_note(sample: CrudeSample, notes: Any) -> TextSample:
+    """Looks up the note of a text, which some lack."""
+    note = notes.get(f"{sample['__key__']}.txt", sample)
+    return TextSample(**basic_sample_keys(sample), text=f"{sample['json']['text']} {note!r}")
+
+
+class LineEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+    cookers = (Cooker(cook_line),)
+
+
+class NoteEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
+    cookers = (Cooker(cook_with_note),)
+
+
 FUNCTIONS = {"noisy": noisy, "expanding": expanding, "skipping": skipping, "breaking": breaking}
 BATCHERS = {"listed": listed, "picky": picky, "halved": halved}
 
@@ -176,14 +249,16 @@ def build(tree: Tree, config: WorkerConfig = ONE) -> SavableDataset[Any]:
 def _built(tree: Tree) -> SavableDataset[Any]:
     kind, *rest = tree
     if kind == "source":
-        size, repeat, order, block = rest
+        form, size, repeat, order, block = rest
         order = dict(order)
-        built = {"shuffle_buffer_size": order.pop("shuffle_buffer_size"), "block": block}
-        factory = load_factory(texts(size), training=True, worker_config=ONE, **order)
-        return factory.build(repeat=repeat, **built)
+        window = order.pop("shuffle_buffer_size")
+        factory = _factory(form, size, training=True, worker_config=ONE, **order)
+        built = factory.build(repeat=repeat, shuffle_buffer_size=window, block=block)
+        return _cooked(built, factory, form, size)
     if kind == "validation":
-        size, block = rest
-        return load_factory(texts(size), training=False, worker_config=ONE).build(block=block)
+        form, size, block = rest
+        factory = _factory(form, size, training=False, worker_config=ONE)
+        return _cooked(factory.build(block=block), factory, form, size)
     *settings, below = rest
     if kind in ("blend", "tokens", "mix"):
         return _blended(
@@ -207,6 +282,31 @@ def _built(tree: Tree) -> SavableDataset[Any]:
         return ShuffleBufferDataset(dataset, value)
     made = {"epochize": EpochizeDataset, "limit": LimitDataset}[kind]
     return made(dataset, value, worker_config=ONE)
+
+
+def _factory(form: str, size: int, **settings: Any) -> Any:
+    if form in ("joined", "inner"):
+        return JoinedWebdatasetFactory(
+            [load_factory(path(size), training=False) for path in (texts, notes)],
+            join_index=notes(size).parent,
+            joiner=with_note,
+            nonmatch=("error", "none" if form == "joined" else "skip"),
+            **settings,
+        )
+    return load_factory({"tar": texts, "lines": lines, "cooked": crude}[form](size), **settings)
+
+
+def _cooked(source: Any, factory: Any, form: str, size: int) -> SavableDataset[Any]:
+    if form not in ("lines", "cooked"):
+        return source
+    encoder = LineEncoder() if form == "lines" else NoteEncoder()
+    return encoder.build_cook_crude_sample(
+        source,
+        worker_config=ONE,
+        subflavors={},
+        get_primary_aux=factory.as_file_store,
+        aux={"notes": WebdatasetFileStore(notes(size))} if form == "cooked" else {},
+    )
 
 
 def _blended(kind: str, pairs: Any, until: Any, mode: str, size: int = 0) -> SavableDataset[Any]:
@@ -252,6 +352,9 @@ def has(tree: Any, *words: Any) -> bool:
     )
 
 
+# What a leaf reads: tars, lines of a JSONL file, tars with a cooker that reads a file store, and
+# joins that keep samples without a match or drop them.
+forms = st.sampled_from(["tar", "tar", "lines", "cooked", "joined", "inner"])
 orders = st.fixed_dictionaries(
     {
         "shuffle_buffer_size": st.sampled_from([0, 3, 8, 100]),
@@ -288,10 +391,11 @@ def trees(draw: st.DrawFn, depth: int = 3, kinds: str = "any", is_top: bool = Tr
     finite = kinds != "any"
     leaf = depth == 0 or draw(st.integers(0, 4)) == 0
     if leaf and kinds == "validation":
-        return ("validation", draw(st.sampled_from(SIZES)), draw(st.sampled_from([1, 2])))
+        return ("validation", draw(forms), draw(st.sampled_from(SIZES)),
+                draw(st.sampled_from([1, 2])))  # fmt: skip
     if leaf:
         repeat = not finite and draw(st.booleans())
-        return ("source", draw(st.sampled_from(SIZES)), repeat, draw(orders),
+        return ("source", draw(forms), draw(st.sampled_from(SIZES)), repeat, draw(orders),
                 draw(st.sampled_from([1, 2])))  # fmt: skip
     kind = draw(st.sampled_from(KINDS))
     below = partial(trees, depth - 1, is_top=False)
@@ -362,8 +466,10 @@ class Limited(StreamContext):
             raise Costly
 
 
-def is_worth_it(tree: Tree, num_streams: Sequence[int], last_pass: int = 0) -> bool:
-    """Whether a tree gives something, and soon.
+def is_worth_it(
+    tree: Tree, num_streams: Sequence[int], last_pass: int = 0, num_items: int = MAX_ITEMS
+) -> bool:
+    """Whether a tree gives something, and soon; also the last of `num_items` of each stream.
 
     Not so: a part repeated for ever that gives nothing, in none of the streams; repeats of repeats
     with tens of thousands of items; nested `all_once` with a hundredth of the weight for each last
@@ -376,9 +482,10 @@ def is_worth_it(tree: Tree, num_streams: Sequence[int], last_pass: int = 0) -> b
             for index in range(n):
                 run = StreamRun(dataset, Stream(index, n, number), max_skip_rate=1.0)
                 run.context = Limited(run.stream, 1.0)
-                num_first = sum(1 for _ in islice(run, MAX_ITEMS))
+                run.context.most = MOST_DRAWS * -(-num_items // MAX_ITEMS)
+                num_first = sum(1 for _ in islice(run, num_items))
                 given += num_first
-                if num_first == MAX_ITEMS and not dataset.endless:
+                if num_first == num_items and not dataset.endless:
                     run.context.most = MOST_DRAWS_OF_PASS
                     sum(1 for _ in run)
             if given == 0:
