@@ -1,6 +1,11 @@
 """A cache pool that copies files to a local folder in the background.
 
 Nothing depends on the cache: whatever fails, is full or not ready, the file is read from its store.
+
+The values of a file hold one `_Copy` object, and the queue holds a weak reference to it. So Python
+counts who needs a copy: with the last value the object goes, and with it the file, or the place in
+the queue. The threads are daemons, because those of `concurrent.futures` would first copy all that
+is queued when the program ends.
 """
 
 from __future__ import annotations
@@ -12,34 +17,28 @@ import os
 import pickle
 import tempfile
 import threading
-import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from enum import Enum
+from concurrent.futures import Future
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, TypeVar, get_args
 
 from energon_lite.core.samples import SourceInfo
+from energon_lite.storage import files
 from energon_lite.stores.cache_pool import CachePool, Lazy, MockLazy, Returned
 from energon_lite.stores.file_stores import DecodeFileStore, FileStore, PrimaryFileStore
 from energon_lite.stores.owned_folders import OwnedFolder, remove_dead_folders
 
 T = TypeVar("T")
 Method = Literal["raw", "pickle"]
-Found = tuple[Any, SourceInfo | None]
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = "cache_"
-# How long a full cache waits until it looks for lazy values that were dropped unread.
-_POLL_SEC = 1.0
-# How long a fork, or the end, waits for a file that is being copied.
+# How long a fork waits for files that are being read.
 _PAUSE_SEC = 10.0
-_TEMPORARY = ".part"
 
 
 class FileStoreCachePool(CachePool):
@@ -108,13 +107,8 @@ class FileStoreCachePool(CachePool):
 
     def __repr__(self) -> str:
         """Names the folder and the limits."""
-        return (
-            f"FileStoreCachePool(parent_cache_dir={str(self.parent_cache_dir)!r}, "
-            f"num_workers={self.num_workers}, max_cache_size={self.max_cache_size}, "
-            f"max_cache_count={self.max_cache_count}, method={self.method!r}, "
-            f"current_cache_size={self.current_cache_size}, "
-            f"current_cache_count={self.current_cache_count})"
-        )
+        names = (*self.__getstate__(), "current_cache_size", "current_cache_count")
+        return f"FileStoreCachePool({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
 
     @property
     def cache_dir(self) -> Path:
@@ -124,30 +118,21 @@ class FileStoreCachePool(CachePool):
     @property
     def current_cache_size(self) -> int:
         """Bytes of the copies of this process."""
-        return self._used.num_bytes if self._used and not self._used.is_closed else 0
+        return self._used.num_bytes if self._used and self._used.is_usable() else 0
 
     @property
     def current_cache_count(self) -> int:
         """Number of copies of this process."""
-        return self._used.num_files if self._used and not self._used.is_closed else 0
+        return self._used.num_files if self._used and self._used.is_usable() else 0
 
     @property
     def _cache(self) -> _FileCache:
         """What this process has of the cache; a new one in a fork, and after `close`."""
-        cache = self._used
-        if cache is None or cache.is_closed:
-            with _making:
-                cache = self._used
-                if cache is None or cache.is_closed:
-                    self.workers_ended()
-                    cache = self._used = _FileCache(
-                        OwnedFolder(self.parent_cache_dir, _PREFIX),
-                        self.num_workers,
-                        self.max_cache_size,
-                        self.max_cache_count,
-                        self.method,
-                    )
-                    multiprocessing.util.Finalize(self, cache.close, exitpriority=-10)
+        with _changed:
+            cache = self._used
+            if cache is None or not cache.is_usable():
+                cache = self._used = _FileCache(self)
+                multiprocessing.util.Finalize(self, cache.close, exitpriority=-10)
         return cache
 
     def get_lazy(self, ds: FileStore[Any], fname: str) -> FileCacheLazy[Any]:
@@ -165,8 +150,7 @@ class FileStoreCachePool(CachePool):
             Exception: The data cannot be pickled.
         """
         entry = self._cache.keep(pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL), name)
-        no_store: Any = None
-        return FileCacheLazy(ds=no_store, fname=name, pool=self, entry=entry)
+        return FileCacheLazy(ds=None, fname=name, pool=self, entry=entry)
 
     def close(self) -> None:
         """Ends the threads and removes the copies; values that were not read are read directly.
@@ -192,65 +176,216 @@ class FileCacheLazy(Lazy[T]):
         entry: the copy.
     """
 
-    _has_copy = False
+    ds: Any
 
-    def __init__(
-        self, *, ds: FileStore[Any], fname: str, pool: FileStoreCachePool, entry: _Entry
-    ) -> None:
+    def __init__(self, *, ds: Any, fname: str, pool: FileStoreCachePool, entry: _Copy) -> None:
         super().__init__(ds=ds, fname=fname, pool=pool)
-        self.entry = entry
-        self._has_copy = True
+        self.entry: _Copy | None = entry
 
-    def _read(self) -> Found:
-        has_copy, self._has_copy = self._has_copy, False
-        return self.entry.cache.take(self, has_copy)
+    def get(self, sample: Any = None) -> T:
+        """Returns the data, and frees the copy."""
+        data = super().get(sample)
+        self.entry = None
+        return data
 
-    def __del__(self) -> None:
-        """Releases the copy, if the value was not read."""
-        if self._has_copy:
-            self.entry.cache.drop(self.entry)
+    def _read(self) -> Any:
+        entry = self.entry
+        raw = None if entry is None else entry.content()
+        if entry is not None and raw is not None:
+            data = pickle.loads(raw) if entry.is_pickled else self.ds.decode_raw(self.fname, raw)
+            return data, entry.source
+        if self.ds is None:
+            raise RuntimeError(
+                f"to_cache(..., {self.fname!r}): the data are gone, as the pool was closed or its "
+                "folder was removed; call get() before close()"
+            )
+        return self.ds[self.fname]
 
     def __reduce__(self) -> Any:
         """Pickles the place of the file; the data, if they come from no store."""
-        if self.entry.ds is None:
+        if self.ds is None:
             return MockLazy, (self.fname, Returned(self.get()))
         return super().__reduce__()
 
 
-class _State(Enum):
-    QUEUED = "is to be copied"
-    READING = "is being read"
-    IN_MEMORY = "was read, and is written as soon as there is room"
-    STORED = "is in a file"
-    NOT_THERE = "is to be read from the store"
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """A copy that values of one file share.
+class _Copy:
+    """A copy that values of one file share. With this object the file is removed.
 
     Attributes:
         cache: that has it.
         ds: the store of the value that was first; None for data from no store.
         fname: its key in the store, or a name.
-        key: of the entry in the cache.
-        num_values: values that were neither read nor dropped.
-        raw: the content, while it is in memory.
+        made: runs while the copy is made; what fails leaves a copy without content.
+        raw: content that is in no file.
         is_pickled: whether the content is a pickled value.
-        path: its file; "" for none.
+        path: of the file; empty for none.
     """
 
-    cache: _FileCache
-    ds: FileStore[Any] | None
-    fname: str
-    key: tuple[Any, ...]
-    num_values: int = 1
-    state: _State = _State.QUEUED
-    raw: bytes | None = None
-    is_pickled: bool = False
-    source: SourceInfo | None = None
-    path: str = ""
-    num_bytes: int = 0
+    def __init__(self, cache: _FileCache, ds: Any, fname: str) -> None:
+        self.cache = cache
+        self.ds = ds
+        self.fname = fname
+        self.made: Future[None] = Future()
+        self.raw: bytes | None = None
+        self.is_pickled = True  # this process wrote it
+        self.source: SourceInfo | None = None
+        self.path = ""
+        self.num_bytes = 0
+
+    def content(self) -> bytes | None:
+        """Returns the content, and waits for it if it is being copied; None if there is none."""
+        # In a fork no thread makes it.
+        if self.cache.process == os.getpid() and self.made.running():
+            self.made.result()
+        if self.path:
+            with suppress(OSError), open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
+                raw = file.read()
+                if len(raw) == self.num_bytes:
+                    return raw
+        return self.raw
+
+    def __del__(self) -> None:
+        """Removes the file."""
+        self.cache.free(self)
+
+
+class _FileCache:
+    """The copies of one process.
+
+    Args:
+        pool: has the settings.
+    """
+
+    def __init__(self, pool: FileStoreCachePool) -> None:
+        self.folder = OwnedFolder(pool.parent_cache_dir, _PREFIX)
+        self.process = os.getpid()
+        self.num_bytes = self.num_files = 0
+        self.num_begun = 0  # copies that are being made
+        self._num_workers = pool.num_workers
+        self._max_bytes = pool.max_cache_size
+        self._max_files = pool.max_cache_count
+        self._is_decoded = pool.method == "pickle"
+        self._is_closed = False
+        self._copies: weakref.WeakValueDictionary[Any, _Copy] = weakref.WeakValueDictionary()
+        self._queue: SimpleQueue[weakref.ref[_Copy] | None] = SimpleQueue()
+        self._num_threads = 0
+        self._numbers = itertools.count()
+        _caches.add(self)
+
+    def is_usable(self) -> bool:
+        """Returns whether this process may add copies."""
+        return not self._is_closed and self.process == os.getpid()
+
+    def add(self, ds: FileStore[Any], fname: str) -> _Copy:
+        """Returns the copy of a file for one more value; queues a new one."""
+        key = _key_of_copy(ds, fname, self._is_decoded)
+        with _changed:
+            copy = self._copies.get(key)
+            if copy is not None and (copy.path or not copy.made.done()):
+                return copy
+            copy = self._copies[key] = _Copy(self, ds, fname)
+            self._queue.put(weakref.ref(copy))
+            needs_thread = self._num_threads < self._num_workers and not self._is_closed
+            self._num_threads += needs_thread
+        if needs_thread:
+            threading.Thread(target=self._make_copies, name="cache", daemon=True).start()
+        return copy
+
+    def keep(self, raw: bytes, name: str) -> _Copy:
+        """Returns a copy of a pickled value from no store."""
+        copy = _Copy(self, None, name)
+        self._write(copy, raw)
+        if not copy.path:
+            copy.raw = raw
+        return copy
+
+    def free(self, copy: _Copy) -> None:
+        """Removes the file of a copy, if it has one in this process."""
+        if self.process != os.getpid():
+            return
+        path, copy.path = copy.path, ""
+        if path:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108  a hot path
+        with _changed:
+            self.num_files -= bool(path)
+            self.num_bytes -= copy.num_bytes if path else 0
+            _changed.notify_all()
+
+    def _make_copies(self) -> None:
+        """Makes the copies of the queue, in a thread, until the cache is closed."""
+        while (queued := self._queue.get()) is not None:
+            copy = self._begin(queued)
+            if copy is None:
+                continue
+            try:
+                self._make(copy)
+            except BaseException:  # a value waits for the copy
+                logger.debug("Not cached: %s of %s", copy.fname, copy.ds, exc_info=True)
+            with _changed:
+                self.num_begun -= 1
+                copy.made.set_result(None)
+                _changed.notify_all()
+            del copy
+
+    def _begin(self, queued: weakref.ref[_Copy]) -> _Copy | None:
+        """Waits for room, and returns the copy; None if no value needs it any more."""
+        with _changed:
+            _changed.wait_for(lambda: self._is_closed or queued() is None or not self._is_full())
+            copy = None if self._is_closed else queued()
+            if copy is not None:
+                self.num_begun += 1
+                copy.made.set_running_or_notify_cancel()
+            return copy
+
+    def _is_full(self) -> bool:
+        """Returns whether no other file fits in, if it is as large as the others on average."""
+        num_files = self.num_files + self.num_begun + 1
+        mean_bytes = self.num_bytes / max(1, self.num_files)
+        return num_files > self._max_files or max(1, num_files * mean_bytes) > self._max_bytes
+
+    def _make(self, copy: _Copy) -> None:
+        ds, fname = copy.ds, copy.fname
+        read = ds.__getitem__ if self._is_decoded else ds.get_raw
+        # A fault is not waited out here: the value reads the file itself then, and does that.
+        value, copy.source = files.retried(lambda: read(fname), Path(fname), lambda *_: 0.0)
+        # A store of the user may return anything.
+        copy.is_pickled = self._is_decoded or type(value) is not bytes
+        self._write(copy, pickle.dumps(value, -1) if copy.is_pickled else value)
+
+    def _write(self, copy: _Copy, raw: bytes) -> None:
+        """Writes a copy, if there is room; under its name there is only the whole of it."""
+        with _changed:
+            is_too_large = self.num_bytes + len(raw) > self._max_bytes
+            if self._is_closed or is_too_large or self.num_files >= self._max_files:
+                return
+            self.num_files += 1
+            self.num_bytes += len(raw)
+            copy.num_bytes = len(raw)
+            path = self.folder.path / str(next(self._numbers))
+            copy.path = str(path)
+        try:
+            files.write_atomically(path, raw)
+        except OSError as error:
+            self.free(copy)
+            if self.is_usable():
+                self._max_bytes = self.num_bytes
+                files.warn_once(
+                    f"The cache in {self.folder.path} cannot be written ("
+                    f"{error.strerror}), and does not grow any more. What is not in it is read "
+                    "directly. Make room, or choose another parent_cache_dir."
+                )
+
+    def close(self) -> None:
+        """Ends the threads, and removes the folder."""
+        with _changed:
+            if not self.is_usable():
+                return
+            self._is_closed = True
+            _changed.notify_all()
+        for _ in range(self._num_threads):
+            self._queue.put(None)
+        self.folder.remove()
 
 
 def _key_of_copy(ds: FileStore[Any], fname: str, is_decoded: bool) -> tuple[Any, ...]:
@@ -276,351 +411,19 @@ def _key_of_copy(ds: FileStore[Any], fname: str, is_decoded: bool) -> tuple[Any,
     return (*which, fname, *(decoders if is_decoded else ()))
 
 
-class _FileCache:
-    """The copies of one process.
-
-    Args:
-        folder: for the files.
-        num_workers: threads that copy.
-        max_bytes: of all copies.
-        max_files: number of copies.
-        method: "raw" or "pickle".
-    """
-
-    def __init__(
-        self, folder: OwnedFolder, num_workers: int, max_bytes: int, max_files: int, method: Method
-    ) -> None:
-        self.folder = folder
-        self.is_closed = False
-        self.num_bytes = 0
-        self.num_files = 0
-        self._num_workers = num_workers
-        self._max_bytes = max_bytes
-        self._max_files = max_files
-        self._is_decoded = method == "pickle"
-        self._entries: dict[tuple[Any, ...], _Entry] = {}
-        self._queue: OrderedDict[_Entry, None] = OrderedDict()
-        self._dropped: deque[_Entry] = deque()
-        self._threads: list[threading.Thread] = []
-        self._num_idle = 0
-        self._num_busy = 0
-        self._num_writing = 0
-        self._is_forking = False
-        self._numbers = itertools.count()
-        self._has_warned = False
-        self._make_locks()
-        _caches.add(self)
-
-    def _make_locks(self) -> None:
-        self._lock = threading.Lock()  # not reentrant: see drop()
-        self._has_work = threading.Condition(self._lock)
-        self._changed = threading.Condition(self._lock)
-
-    # ------------------------------------------------------------------------ values
-
-    def add(self, ds: FileStore[Any], fname: str) -> _Entry:
-        """Returns the copy of a file for one more value; queues a new one."""
-        key = _key_of_copy(ds, fname, self._is_decoded)
-        with self._changes():
-            entry = self._entries.get(key)
-            if entry is not None:
-                entry.num_values += 1
-                return entry
-            entry = self._entries[key] = _Entry(self, ds, fname, key)
-            self._queue[entry] = None
-            if len(self._queue) > self._num_idle and len(self._threads) < self._num_workers:
-                self._start_thread()
-            else:
-                self._has_work.notify()
-        return entry
-
-    def keep(self, raw: bytes, name: str) -> _Entry:
-        """Returns a copy of a pickled value from no store."""
-        entry = _Entry(
-            self, None, name, (), state=_State.IN_MEMORY, raw=raw, is_pickled=True,
-            num_bytes=len(raw),
-        )  # fmt: skip
-        with self._changes():
-            has_room = self._take_room(entry)
-        if has_room:
-            self._write(entry, raw)
-        return entry
-
-    def take(self, value: FileCacheLazy[Any], has_copy: bool) -> Found:
-        """Returns the content for a value, which then does not need the copy any more.
-
-        Args:
-            value: the value.
-            has_copy: whether it still counted for the copy.
-        """
-        entry = value.entry
-        with self._changes():
-            while entry.state is _State.READING and not self.is_closed:
-                self._changed.wait()
-            state, raw = entry.state, entry.raw
-            if state is _State.QUEUED and has_copy:
-                self._release(entry)
-        try:
-            if state is _State.STORED:
-                raw = _stored_bytes(entry)
-            if raw is not None:
-                return _content_of(value, raw), entry.source
-        finally:
-            if state is not _State.QUEUED and has_copy:
-                with self._changes():
-                    self._release(entry)
-        if value.ds is None:
-            raise RuntimeError(
-                f"to_cache(..., {value.fname!r}): the data are gone, as the pool was closed or its "
-                f"folder {self.folder.path} was removed; call get() before close()"
-            )
-        return value.ds[value.fname]
-
-    def drop(self, entry: _Entry) -> None:
-        """Releases a copy for one value that was not read; Python may call it at any moment."""
-        self._dropped.append(entry)
-        # This thread may have the lock already: then it releases the copy when it frees the lock.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._release_dropped()
-            finally:
-                self._lock.release()
-
-    @contextmanager
-    def _changes(self) -> Iterator[None]:
-        with self._lock:
-            yield
-            self._release_dropped()
-
-    def _release_dropped(self) -> None:
-        while self._dropped:
-            self._release(self._dropped.popleft())
-
-    def _release(self, entry: _Entry) -> None:
-        """Counts one value less; removes the copy with the last one."""
-        entry.num_values -= 1
-        if entry.num_values > 0:
-            return
-        if entry.state is not _State.READING:
-            entry.state, entry.raw = _State.NOT_THERE, None
-        self._queue.pop(entry, None)
-        if self._entries.get(entry.key) is entry:
-            del self._entries[entry.key]
-        if entry.path and not self.is_closed:
-            self._remove_file(entry)
-        self._room_may_be_there()
-
-    def _room_may_be_there(self) -> None:
-        self._changed.notify_all()
-        if self._queue:
-            self._has_work.notify_all()
-
-    def _remove_file(self, entry: _Entry) -> None:
-        with suppress(OSError):
-            os.unlink(entry.path)  # noqa: PTH108
-        self._free_room(entry)
-
-    # ----------------------------------------------------------------------- threads
-
-    def _start_thread(self) -> None:
-        name = f"cache-{len(self._threads)}"
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _run(self) -> None:
-        while (entry := self._next_entry()) is not None:
-            try:
-                self._read(entry)
-            finally:
-                with self._changes():
-                    self._num_busy -= 1
-                    self._changed.notify_all()
-            self._store(entry)
-
-    def _next_entry(self) -> _Entry | None:
-        """Waits for a file that is to be copied; returns None at the end."""
-        with self._changes():
-            self._num_idle += 1
-            self._wait(self._has_work, lambda: bool(self._queue) and self._has_room(0))
-            self._num_idle -= 1
-            if self.is_closed:
-                return None
-            entry, _ = self._queue.popitem(last=False)
-            entry.state = _State.READING
-            self._num_busy += 1
-            return entry
-
-    def _wait(self, condition: threading.Condition, is_ready: Callable[[], bool]) -> None:
-        """Waits until there is something to do, or the end."""
-        while not self.is_closed and (self._is_forking or not is_ready()):
-            condition.wait(_POLL_SEC if self.num_files else None)
-            self._release_dropped()
-
-    def _read(self, entry: _Entry) -> None:
-        ds, raw = entry.ds, None
-        assert ds is not None
-        try:
-            value, entry.source = ds[entry.fname] if self._is_decoded else ds.get_raw(entry.fname)
-            # A store of the user may return anything.
-            entry.is_pickled = self._is_decoded or type(value) is not bytes
-            raw = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if entry.is_pickled else value
-        except BaseException:  # a value waits for the copy
-            logger.debug("Not cached: %s of %s", entry.fname, ds, exc_info=True)
-        with self._changes():
-            if raw is None or len(raw) > self._max_bytes or entry.num_values <= 0 or self.is_closed:
-                self._forget(entry)
-            else:
-                entry.raw, entry.num_bytes = raw, len(raw)
-                entry.state = _State.IN_MEMORY
-            self._changed.notify_all()
-
-    def _forget(self, entry: _Entry) -> None:
-        """Leaves a copy's values to the store, and the next value of the file to another copy."""
-        entry.state, entry.raw = _State.NOT_THERE, None
-        if self._entries.get(entry.key) is entry:
-            del self._entries[entry.key]
-
-    def _store(self, entry: _Entry) -> None:
-        """Writes what was read as soon as there is room."""
-        with self._changes():
-            self._wait(
-                self._changed,
-                lambda: entry.state is not _State.IN_MEMORY or self._has_room(entry.num_bytes),
-            )
-            raw = entry.raw
-            if raw is None or not self._take_room(entry):
-                return
-        self._write(entry, raw)
-
-    def _has_room(self, num_bytes: int) -> bool:
-        """Returns whether a copy of a size fits in; 0 for one of any size."""
-        is_full = self.num_bytes + max(num_bytes, 1) > self._max_bytes
-        return self.num_files < self._max_files and not is_full
-
-    def _take_room(self, entry: _Entry) -> bool:
-        if self.is_closed or not self._has_room(entry.num_bytes):
-            return False
-        self.num_files += 1
-        self.num_bytes += entry.num_bytes
-        self._num_writing += 1
-        return True
-
-    def _free_room(self, entry: _Entry) -> None:
-        self.num_files -= 1
-        self.num_bytes -= entry.num_bytes
-        entry.path = ""
-
-    def _write(self, entry: _Entry, raw: bytes) -> None:
-        """Writes a copy; under its name there is only the whole of it."""
-        path = str(self.folder.path / str(next(self._numbers)))
-        error: OSError | None = None
-        try:
-            with open(path + _TEMPORARY, "xb", buffering=0) as file:  # noqa: PTH123  a hot path
-                view = memoryview(raw)
-                while view:
-                    view = view[file.write(view) :]
-            os.rename(path + _TEMPORARY, path)  # noqa: PTH104
-        except OSError as failure:
-            error = failure
-            with suppress(OSError):
-                os.unlink(path + _TEMPORARY)  # noqa: PTH108
-        with self._changes():
-            self._num_writing -= 1
-            entry.path = path
-            if error is None and entry.num_values > 0:
-                entry.state, entry.raw = _State.STORED, None
-            else:
-                self._remove_file(entry)
-                if entry.ds is not None:
-                    self._forget(entry)
-            self._room_may_be_there()
-        if error is not None and not self.is_closed and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "The cache in %s cannot be written (%s). What is not in it is read directly. Make "
-                "room, or choose another parent_cache_dir.",
-                self.folder.path,
-                error,
-            )
-
-    # --------------------------------------------------------------------------- end
-
-    def close(self) -> None:
-        """Ends the threads, and removes the folder."""
-        if self.is_closed:
-            return
-        with self._lock:
-            self.is_closed = True
-            self._queue.clear()
-            self._entries.clear()
-            self._has_work.notify_all()
-            self._changed.notify_all()
-            self._wait_while(lambda: self._num_writing > 0)
-        self.folder.remove()
-
-    def before_fork(self) -> None:
-        """Waits until no thread copies: a fork would have the locks that its store holds."""
-        with self._lock:
-            self._is_forking = True
-            self._wait_while(lambda: self._num_busy + self._num_writing > 0)
-
-    def _wait_while(self, is_busy: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _PAUSE_SEC
-        while is_busy() and time.monotonic() < deadline:
-            self._changed.wait(_POLL_SEC)
-
-    def after_fork(self) -> None:
-        """Continues."""
-        with self._lock:
-            self._is_forking = False
-            self._has_work.notify_all()
-            self._changed.notify_all()
-
-    def leave(self) -> None:
-        """Leaves all copies to the process that made them, in a fork of it."""
-        self._make_locks()
-        self.is_closed = True
-        self._threads.clear()
-        self._dropped.clear()
-        self.folder.leave()
-
-
-def _stored_bytes(entry: _Entry) -> bytes | None:
-    """Reads a copy; None if it is not there any more."""
-    with suppress(OSError), open(entry.path, "rb", buffering=0) as file:  # noqa: PTH123
-        raw = file.read()
-        if len(raw) == entry.num_bytes:
-            return raw
-    return None
-
-
-def _content_of(value: FileCacheLazy[Any], raw: bytes) -> Any:
-    if value.entry.is_pickled:
-        return pickle.loads(raw)  # this process wrote it
-    return value.ds.decode_raw(value.fname, raw)
-
-
+# Guards all caches of this process. It is notified when there may be room, or when no file is being
+# read. A fork holds it, so that it is free in the child. It is reentrant, as Python may drop a
+# value, and so free a copy, in the middle of anything; that only makes more room.
+_changed = threading.Condition()
 _caches: weakref.WeakSet[_FileCache] = weakref.WeakSet()
-_making = threading.Lock()
 
 
 def _before_fork() -> None:
-    for cache in list(_caches):
-        cache.before_fork()
+    """Waits until no thread reads: a fork would have the locks that its store holds."""
+    _changed.acquire()
+    _changed.wait_for(lambda: not any(cache.num_begun for cache in list(_caches)), _PAUSE_SEC)
 
 
-def _after_fork() -> None:
-    for cache in list(_caches):
-        cache.after_fork()
-
-
-def _in_child() -> None:
-    global _making
-    _making = threading.Lock()
-    for cache in list(_caches):
-        cache.leave()
-    _caches.clear()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_changed.release, after_in_child=_changed.release
+)

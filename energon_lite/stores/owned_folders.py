@@ -12,6 +12,7 @@ import random
 import shutil
 import socket
 import string
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,18 +39,23 @@ class OwnedFolder:
     def __init__(self, parent: Path, prefix: str) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         while True:
-            self.path = parent / (prefix + "".join(_names.choices(_LETTERS, k=_NUM_LETTERS)))
+            self.path = _new_path(parent, prefix)
             self.path.mkdir(mode=0o700)
             lock = _lock(self.path, os.O_CREAT)
             if lock is not None:
                 break  # else another process has just taken it for a folder without an owner
+        self._prefix = prefix
         self._lock = lock
         os.write(lock, socket.gethostname().encode())
+        _owned.add(self)
 
     def remove(self) -> None:
-        """Removes the folder with all files."""
+        """Removes the folder with all files, at once for those who would write to it."""
         if self._lock >= 0:
-            _remove_all(self.path)
+            gone = self.path
+            with suppress(OSError):
+                gone = self.path.rename(_new_path(self.path.parent, self._prefix))
+            _remove_all(gone)
             self.leave()
 
     def leave(self) -> None:
@@ -57,6 +63,21 @@ class OwnedFolder:
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)  # the lock is freed when all processes that have it closed it
+
+
+_owned: weakref.WeakSet[OwnedFolder] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for folder in list(_owned):
+        folder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
+def _new_path(parent: Path, prefix: str) -> Path:
+    return parent / (prefix + "".join(_names.choices(_LETTERS, k=_NUM_LETTERS)))
 
 
 def remove_dead_folders(parent: Path, prefix: str) -> None:

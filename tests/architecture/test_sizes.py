@@ -30,7 +30,7 @@ BUDGET = {
     "sources": 1786,
     "stages": 3440,
     "storage": 2807,
-    "stores": 947,
+    "stores": 799,
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,

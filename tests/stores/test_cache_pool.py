@@ -7,6 +7,8 @@ import gc
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -75,7 +77,7 @@ def sample() -> TextSample:
 def files_of(parent: Path) -> list[str]:
     """The copies in all folders below a parent folder."""
     paths = parent.glob("cache_*/[0-9]*")
-    return sorted(path.name for path in paths if path.suffix != ".part")
+    return sorted(path.name for path in paths if path.suffix != ".tmp")
 
 
 def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
@@ -331,17 +333,21 @@ def test_a_copy_that_was_removed_or_cut_is_read_from_the_store(
     assert store.reads == Counter(aa=2, bb=2)
 
 
-def test_a_folder_that_cannot_be_written_is_logged_once_and_changes_nothing(
+def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_it(
     make_pool: MakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, store = make_pool(), CountingStore()
+    first = pool.get_lazy(store, "first")
+    eventually(lambda: pool.current_cache_count == 1)
+    assert first.get() == b"first"
     shutil.rmtree(pool.cache_dir)
-    values = [pool.get_lazy(store, key) for key in "abc"]
     kept = pool.to_cache({"x": 1}, "x")
-    eventually(lambda: sum(store.reads.values()) == 3)
+    values = [pool.get_lazy(store, key) for key in "abc"]
+    time.sleep(0.1)
     assert [value.get() for value in values] == [b"a", b"b", b"c"]
     assert kept.get() == {"x": 1}
-    eventually(lambda: pool.current_cache_count == 0)
+    assert store.reads == Counter(["first", *"abc"])
+    assert pool.current_cache_count == 0
     assert [r.message.count("cannot be written") for r in caplog.records] == [1]
 
 
@@ -441,6 +447,41 @@ def test_a_fork_waits_for_files_that_are_being_copied(make_pool: MakePool) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert value.get() == b"a"
     assert type(value) is FileCacheLazy
+
+
+def test_a_close_while_files_are_written_leaves_no_folder(parent: Path) -> None:
+    for number in range(20):
+        pool, store = FileStoreCachePool(parent_cache_dir=parent), CountingStore()
+        values = [pool.get_lazy(store, f"{i}" * 50_000) for i in range(30)]
+        eventually(lambda: len(files_of(parent)) > number)  # noqa: B023
+        pool.close()
+        assert [value.get()[:2] for value in values[:3]] == [b"00", b"11", b"22"]
+    eventually(lambda: list(parent.iterdir()) == [])
+
+
+ENDS = """
+import sys, time
+from energon_lite import FileStore, FileStoreCachePool, SourceInfo
+
+class Slow(FileStore):
+    def __getitem__(self, key):
+        time.sleep(1)
+        return b"", SourceInfo("", key, "", ())
+
+    def get_path(self):
+        return ""
+
+pool = FileStoreCachePool(parent_cache_dir=sys.argv[1], num_workers=2)
+held = [pool.get_lazy(Slow(), str(i)) for i in range(1000)]
+print(time.time(), flush=True)
+"""
+
+
+def test_a_program_ends_at_once_though_files_are_queued(parent: Path) -> None:
+    """A pool of `concurrent.futures` would copy them all first."""
+    found = subprocess.run([sys.executable, "-c", ENDS, parent], stdout=subprocess.PIPE, check=True)
+    assert time.time() - float(found.stdout) < 10
+    assert list(parent.iterdir()) == []
 
 
 USES = st.lists(
