@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -18,13 +19,12 @@ from energon_lite.core.keys import leaves
 from energon_lite.core.stream_context import SkipRecord, StreamContext, context_of
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import stateless
-from energon_lite.decoding.media_metadata import MediaDatabase
 from energon_lite.metadataset.nodes import Leaf
 from energon_lite.metadataset.nodes import leaves as leaves_of
 from energon_lite.metadataset.open import LeafOpener, open_node
 from energon_lite.metadataset.read import is_metadataset, split_names
 from energon_lite.prepare.pool import ordered_results
-from energon_lite.sources.stored_metadata import metadata_source
+from energon_lite.sources import stored_metadata
 from energon_lite.stages.token_lengths import MeasureCursor, MeasureDataset
 from energon_lite.storage.files import errors_of
 from energon_lite.storage.jsonl import LINES, is_jsonl
@@ -37,6 +37,7 @@ from energon_lite.storage.length_files import (
 )
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import SplitFile, read_info
+from energon_lite.stores.file_stores import FileStore
 from energon_lite.task_encoder.base import AnyTaskEncoder, DefaultTaskEncoder
 from energon_lite.task_encoder.cooking import Cooker
 from energon_lite.task_encoder.hooks import Hooks, fingerprint
@@ -142,53 +143,51 @@ def measure_lengths(
         split_parts: of the folder, or splits of the metadataset; by default all that have shards.
         num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
         trust: whether code that the dataset names may be run.
-        media_metadata: whether `sample_length` gets a dict of the stored `ImageMetadata` and
-            `AVMetadata` by part; no sample is read, and no other hook is run.
+        media_metadata: whether hooks get `ImageMetadata` and `AVMetadata` in the place of images,
+            video and audio, which are not decoded, and not read where the metadata are stored.
         progress: called with what is measured, how many samples are done, of how many.
 
     Raises:
         ValueError: The encoder has no `sample_length`, or returns something else than lengths.
         FileNotFoundError: The folder is missing, or not prepared.
         PermissionError: The folder of the index cannot be written to.
-        RuntimeError: A worker process died, or there are no media metadata.
+        RuntimeError: A worker process died.
     """
-    hooks = Hooks(task_encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
     encoder = fingerprint(task_encoder)
-    cook = (lambda source, *_: metadata_source(source)) if media_metadata else hooks.cooked
+    if media_metadata:
+        encoder, task_encoder = f"media metadata, {encoder}", copy.copy(task_encoder)
+        task_encoder.decoder = stored_metadata.MetadataDecoder(inner=task_encoder.decoder)
+    hooks = Hooks(task_encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
     if meta_dir is not None:
         name = f"{Path(meta_dir).absolute()}/{name}"
     reports = []
     for leaf in _leaves_of(path, split_parts, trust):
-        opener = _opener(leaf, cook, hooks, trust)
+        opener = _opener(leaf, hooks, trust, media_metadata)
         try:
-            dataset = hooks.measured(opener(leaf, repeat=False), is_encoded=media_metadata)
+            dataset = hooks.measured(opener(leaf, repeat=False))
         except EmptyDatasetError as error:
             if split_parts is not None:
                 raise
             logger.info("%s", error)  # `test: []` is usual
             continue
         factory = opener.factories[0]
-        by = _of_metadata(encoder, factory.path) if media_metadata else encoder
-        reports.append(_measure_part(dataset, factory, name, by, num_workers, progress))
+        reports.append(_measure_part(dataset, factory, name, encoder, num_workers, progress))
     if not reports:
-        raise EmptyDatasetError(
-            f"{path}: no split part has a shard, there is nothing to measure; list "
-            "shards in split.yaml"
-        )
+        raise EmptyDatasetError(f"{path}: nothing to measure; list shards in split.yaml")
     return reports
 
 
-def _opener(leaf: Leaf, cook: Any, hooks: Hooks, trust: bool | None) -> LeafOpener:
+def _opener(leaf: Leaf, hooks: Hooks, trust: bool | None, media_metadata: bool) -> LeafOpener:
+    def cook(source: Any, factory: Any, aux: Mapping[str, FileStore[Any]]) -> Any:
+        if media_metadata:
+            source = stored_metadata.metadata_source(source)
+            aux = {name: stored_metadata.MetadataFileStore(store) for name, store in aux.items()}
+        return hooks.cooked(source, factory, aux)
+
     return LeafOpener(
         node=leaf, cook=cook, decoder=hooks.encoder.decoder, block=_SAMPLES_PER_TASK,
         settings={"trust": trust}, training=False, worker_config=hooks.config,
     )  # fmt: skip
-
-
-def _of_metadata(encoder: str, root: Path) -> str:
-    """Names the encoder together with the metadata that it gets: others make other lengths."""
-    with MediaDatabase(root) as database:
-        return f"{len(database)} media metadata, {encoder}"
 
 
 def _leaves_of(path: Any, split_parts: Sequence[str] | None, trust: bool | None) -> Iterator[Leaf]:

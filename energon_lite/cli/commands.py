@@ -311,7 +311,7 @@ def lengths(
     media_metadata: bool = Option(
         False,
         "--media-metadata",
-        help="Call it with what prepare-media stored of each sample; nothing is read or decoded.",
+        help="Pass sizes and durations in the place of images and videos, which are not decoded.",
     ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,

@@ -109,6 +109,11 @@ class ImageMetadata(MediaMetadataBase):
     format: str
     mode: str
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width, for functions that also get decoded images."""
+        return self.height, self.width
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class AVMetadata(MediaMetadataBase):
@@ -137,6 +142,10 @@ class AVMetadata(MediaMetadataBase):
     audio_channels: int | None = None
     audio_sample_rate: int | None = None
     audio_num_samples: int | None = None
+
+    def get_metadata(self, **_which: bool) -> AVMetadata:
+        """Returns itself, for functions that also get an `AVDecoder`."""
+        return self
 
 
 _CLASSES: dict[MediaMetadataType, type[MediaMetadataBase]] = {
@@ -224,10 +233,15 @@ class MediaDatabase(ReadOnlyDatabase):
                     raise self.error(f"entry {key!r}: {error}") from None
         return found
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether the index has the samples of a WebDataset, and their parts."""
+        return INDEX_TABLES.keys() <= self.tables
+
     def samples(
         self, tar_file_id: int, first: int, last: int
     ) -> dict[int, tuple[str, list[tuple[str, str, str]]]]:
-        """Returns the stored metadata of samples of a WebDataset.
+        """Returns the files of samples of a WebDataset with their stored metadata.
 
         Args:
             tar_file_id: number of the shard.
@@ -235,19 +249,13 @@ class MediaDatabase(ReadOnlyDatabase):
             last: of the last one.
 
         Returns:
-            Key and (part, type, JSON) of each file with metadata, by sample_index.
-
-        Raises:
-            DatasetFormatError: The index has no samples or no parts.
+            Key and (part, type, JSON) of each file, by sample_index; type and JSON are empty where
+            there are no metadata.
         """
-        if not INDEX_TABLES.keys() <= self.tables:
-            raise self.error("has no table of samples and parts, only of media metadata")
         found: dict[int, tuple[str, list[tuple[str, str, str]]]] = {}
         rows = self.rows(_MEDIA_OF_SAMPLES, (tar_file_id, first, last), int, str, str, str, str)
         for index, key, part, kind, text in rows:
-            entry = found.setdefault(index, (key, []))
-            if kind:
-                entry[1].append((part, kind, text))
+            found.setdefault(index, (key, []))[1].append((part, kind, text))
         return found
 
     def __len__(self) -> int:
@@ -268,7 +276,7 @@ def read_media_metadata(root: Path, entry_key: str) -> MediaMetadataBase:
         KeyError: There are none of this file.
         DatasetFormatError: The database is corrupt.
     """
-    return _database_of(root)[entry_key]
+    return media_database(root)[entry_key]
 
 
 # Databases that stay open: of one thread, and one process.
@@ -276,7 +284,7 @@ _open = threading.local()
 _MAX_OPEN = 16
 
 
-def _database_of(root: Path) -> MediaDatabase:
+def media_database(root: Path) -> MediaDatabase:
     """Opens the media metadata of a folder, unless this thread has them open."""
     here = getattr(_open, "databases", None)
     if here is None or _open.process != os.getpid():

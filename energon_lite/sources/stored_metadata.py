@@ -1,91 +1,156 @@
-"""Samples of stored media metadata, in place of the media: neither read nor decoded."""
+"""Samples with metadata in the place of images, video and audio, which are not decoded.
+
+Where the index of a dataset has the metadata, the media are not even read; their headers are read
+otherwise.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import io
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.core.samples import CrudeSample, SourceInfo
-from energon_lite.core.state import RestoreKey
-from energon_lite.decoding.media_metadata import MediaDatabase, deserialize_media_metadata
+from energon_lite.core.samples import SourceInfo
+from energon_lite.decoding.media_headers import MediaFilterConfig, read_metadata
+from energon_lite.decoding.media_metadata import (
+    deserialize_media_metadata,
+    media_database,
+    serialize_media_metadata,
+)
+from energon_lite.decoding.sample_decoder import PartDecoder, SampleDecoder
+from energon_lite.sources.joined import JoinReader
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.storage.shards import Block, ShardReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, ShardReader
+from energon_lite.stores.file_stores import FileStoreWrapper, WebdatasetFileStore
+
+# Begins what stands in the place of a file: type and JSON of its metadata. No file of media does.
+_STORED = b"\0energon_lite metadata\0"
+_MEDIA = MediaFilterConfig.parse(None, header=False, extension=True)
 
 
-class _MetadataReader:
-    """Reads the metadata of samples from the index, where a `ShardReader` reads their files."""
+def _in_place(kind: str, text: str) -> bytes:
+    return _STORED + f"{kind} {text}".encode()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetadataDecoder(SampleDecoder):
+    """Decodes the parts that are media to their metadata.
+
+    Attributes:
+        inner: decodes the other parts; without it they stay bytes.
+    """
+
+    inner: SampleDecoder | None
+
+    def decode(self, fname: str, raw: bytes) -> Any:
+        """Decodes a file, or what stands in its place.
+
+        Raises:
+            UnreadableMediaError: A file with the name of an image, video or recording is none.
+        """
+        if raw.startswith(_STORED):
+            kind, _, text = raw[len(_STORED) :].decode().partition(" ")
+            return deserialize_media_metadata(kind, text)
+        stem, _, extension = fname.rpartition(".")
+        name = stem if extension.isdecimal() else fname  # `jpg.0` is a JPEG
+        if (found := read_metadata(name, io.BytesIO(raw), _MEDIA)) is not None:
+            return found
+        return raw if self.inner is None else self.inner.decode(fname, raw)
+
+    def decoder_of(self, part: str) -> PartDecoder:
+        """Returns the function that decodes a part."""
+        return partial(self.decode, part)
+
+
+class MetadataFileStore(FileStoreWrapper[bytes]):
+    """A store for a `MetadataDecoder`: files with stored metadata are not read.
+
+    Args:
+        inner: the store of the files.
+    """
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Returns the metadata of a file, or reads it."""
+        return self.get_raw(key)
+
+    def get_raw(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Returns the metadata of a file, or reads it."""
+        with suppress(RuntimeError, KeyError):
+            kind, text = serialize_media_metadata(self.inner.get_media_metadata(key))
+            path = self.get_path()
+            return _in_place(kind.value, text), SourceInfo(path, key, path, (key,))
+        return self.inner.get_raw(key)
+
+
+class _MetadataReader(ShardReader):
+    """Reads the metadata of samples from the index, and their other files from the tars.
+
+    Args:
+        reader: of the same samples.
+    """
 
     def __init__(self, reader: ShardReader) -> None:
-        self._reader = reader
-        self.root, self.num_samples = reader.root, reader.num_samples
-        self._opened: tuple[int, MediaDatabase] | None = None
+        self.__dict__.update(reader.__dict__)
+        self._store = WebdatasetFileStore(reader.root)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the open database behind."""
-        return {**self.__dict__, "_opened": None}
-
-    def read(self, indices: Int64Array, max_bytes: int = 0) -> Block:
-        """Returns a block whose members are (sample key, [(part, type, JSON), ...])."""
-        del max_bytes
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), MediaDatabase(self.root)
-        shards, places = self._reader.locate(indices)
-        members: list[Any] = [None] * len(indices)
+    def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
+        """Reads samples as `ShardReader.read` does."""
+        shards, places = self.locate(indices)
+        found: dict[tuple[int, int], Any] = {}
         for shard in np.unique(shards).tolist():
-            rows = np.flatnonzero(shards == shard)
-            wanted = places[rows]
-            tar_file_id = self._reader.tar_file_ids[shard]
-            found = self._opened[1].samples(tar_file_id, int(wanted.min()), int(wanted.max()))
-            for row, place in zip(rows.tolist(), wanted.tolist(), strict=True):
-                members[row] = found.get(place)
-        names = [self._reader.shards[shard] for shard in shards.tolist()]
-        return Block(memoryview(b""), members, names, places.tolist())
+            own, tar_file_id = places[shards == shard], self.tar_file_ids[shard]
+            samples = media_database(self.root).samples(tar_file_id, int(own.min()), int(own.max()))
+            found |= {(shard, place): sample for place, sample in samples.items()}
+        data, members, names = bytearray(), list[Any](), list[str]()
+        for shard, place in zip(shards.tolist(), places.tolist(), strict=True):
+            if len(data) > max_bytes:
+                break
+            names.append(self.shards[shard])
+            try:
+                members.append(self._add_files(data, found.get((shard, place))))
+            except (OSError, ValueError, KeyError) as error:
+                members.append(error)
+        return Block(memoryview(data), members, names, places[: len(names)].tolist())
 
-
-@dataclasses.dataclass(eq=False)
-class _MetadataLoader:
-    """Makes crude samples of what a `_MetadataReader` read."""
-
-    root: str
-    subflavors: dict[str, Any]
-    loss_weight: float
-    may_draw: bool = False
-
-    def __call__(
-        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
-    ) -> CrudeSample:
-        del data
-        if members is None:
+    def _add_files(
+        self, data: bytearray, sample: tuple[str, list[tuple[str, str, str]]] | None
+    ) -> list[tuple[str, int, int]]:
+        """Adds the files of one sample to a block, and returns its members."""
+        if sample is None:
             raise DatasetFormatError(
-                f"{self.root}: index.sqlite has no sample {place} of {shard}; run `energon-lite "
-                f"prepare {self.root} --tar-index-only`"
+                f"{self.root}: index.sqlite lacks this sample; run `energon-lite prepare "
+                f"{self.root} --tar-index-only`"
             )
-        sample_key, parts = members
-        info = SourceInfo(self.root, key[2], shard, tuple(f"{sample_key}.{p[0]}" for p in parts))
-        return CrudeSample(
-            __key__=sample_key,
-            __restore_key__=key,
-            __subflavors__=self.subflavors.copy(),
-            __sources__=(info,),
-            **{part: deserialize_media_metadata(kind, text) for part, kind, text in parts},
-        )
+        members = []
+        for part, kind, text in sample[1]:
+            name, start = f"{sample[0]}.{part}", len(data)
+            data += _in_place(kind, text) if kind else self._store[name][0]
+            members.append((name, start, len(data)))
+        return members
 
 
-def metadata_source(source: WebdatasetSource[Any]) -> WebdatasetSource[CrudeSample]:
-    """Returns a source with the same samples, as dicts of the metadata of their media.
+def metadata_source(source: WebdatasetSource[Any]) -> WebdatasetSource[Any]:
+    """Returns a source with the same samples, of which stored metadata are read, not the media.
 
-    Parts without stored metadata are not in the dicts.
-
-    Raises:
-        RuntimeError: The dataset has no media metadata.
+    Args:
+        source: its samples are decoded by a `MetadataDecoder`.
     """
-    reader: Any = _MetadataReader(source.reader)
-    with MediaDatabase(reader.root):
-        pass
-    loader: Any = _MetadataLoader(str(reader.root), source.loader.subflavors, 1.0)
-    return dataclasses.replace(source, reader=reader, loader=loader)
+    reader: Any = source.reader
+    if isinstance(reader, JoinReader):
+        sides = [dataclasses.replace(s, reader=_with_metadata(s.reader)) for s in reader.sides]
+        return dataclasses.replace(source, reader=JoinReader(reader.index, sides))  # type: ignore[arg-type]
+    return dataclasses.replace(source, reader=_with_metadata(reader))
+
+
+def _with_metadata(reader: Any) -> Any:
+    """Returns a reader of stored metadata, or the reader itself where there are none."""
+    with suppress(RuntimeError):
+        if isinstance(reader, ShardReader) and media_database(reader.root).has_samples:
+            return _MetadataReader(reader)
+    return reader

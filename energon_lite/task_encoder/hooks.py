@@ -89,7 +89,8 @@ class Hooks:
 
         An index of another encoder counts as valid: several encoders may share a tokenizer.
         """
-        measured_by = str(source.stored_facts(index).get("encoder"))
+        # Of "media metadata, module:Encoder:hash" the last word.
+        measured_by = str(source.stored_facts(index).get("encoder")).rpartition(" ")[2]
         now = fingerprint(self.encoder)
         if measured_by.rpartition(":")[0] == now.rpartition(":")[0] and measured_by != now:
             logger.warning(
@@ -148,10 +149,8 @@ class Hooks:
         cook = self.hook("cook", CookFunction(self.encoder, cooker, stores))
         return MapDataset(source, cook, map_fn_config={"aux": config} if config else None)
 
-    def measured(
-        self, dataset: SavableDataset[Any], is_encoded: bool = False
-    ) -> MeasureDataset[Any]:
-        """Puts the hooks up to `sample_length` over cooked samples; this one alone if `is_encoded`.
+    def measured(self, dataset: SavableDataset[Any]) -> MeasureDataset[Any]:
+        """Puts the hooks up to `sample_length` over cooked samples.
 
         Raises:
             ValueError: The encoder has no `sample_length`.
@@ -159,8 +158,6 @@ class Hooks:
         encoder = self.encoder
         if not encoder.overrides("sample_length"):
             raise ValueError(f"{type(encoder).__name__} {_NO_LENGTH}")
-        if is_encoded:
-            return MeasureDataset(dataset, self.hook("sample_length"))
         dataset = encoder.build_encode_sample(dataset, worker_config=self.config)
         if encoder.overrides("postencode_sample") and encoder.packing is None:
             dataset = MapDataset(dataset, self.hook("postencode_sample"))

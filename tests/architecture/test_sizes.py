@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 3062,
     "cli": 701,
     "core": 2175,
-    "decoding": 1525,
+    "decoding": 1529,
     "inspect": 1639,
     "loader": 3122,
     "loss": 207,
@@ -27,14 +27,14 @@ BUDGET = {
     "order": 684,
     "prepare": 1481,
     "samplers": 1012,
-    "sources": 1786,
+    "sources": 1816,
     "stages": 3440,
     "storage": 2807,
     "stores": 799,
     "task_encoder": 742,
     "testing": 397,
     "transforms": 452,
-    "": 391,
+    "": 392,
 }
 
 MODULES = package_modules()

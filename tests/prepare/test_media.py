@@ -6,21 +6,18 @@ import dataclasses
 import io
 import json
 import multiprocessing
-import os
 import shutil
 import sqlite3
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.decoding import media_headers
 from energon_lite.decoding.media_metadata import MediaDatabase, read_media_metadata
-from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.media import (
     AVMetadata,
     ImageMetadata,
@@ -33,7 +30,6 @@ from energon_lite.media.filesystem_prepare import prepare_filesystem_dataset
 from energon_lite.prepare import media, prepare_dataset
 from energon_lite.prepare.media import prepare_media
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage.length_files import lengths_path
 from energon_lite.stores.file_stores import (
     PrimaryFileStore,
     SystemFileStore,
@@ -401,54 +397,6 @@ def test_corrupt_metadata_and_views_are_refused(root):
     for use in uses:
         with pytest.raises(DatasetFormatError, match="'media_metadata' is no plain table"):
             use()
-
-
-# --------------------------------------------------------------------------- lengths from them
-
-
-def tiles(sample) -> dict[str, int]:
-    picture = sample["jpg"]
-    return {"tokens": picture.width * picture.height, "tiles": picture.width // 8}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_length_index_is_made_of_metadata_alone(root, num_workers):
-    prepare_dataset(
-        root, split_ratio="1,0,0", sample_type="CaptioningSample",
-        field_map={"image": "jpg", "caption": "txt"}, media_filter=BY_EXTENSION,
-    )  # fmt: skip
-    split = root / ".nv-meta/split.yaml"
-    split.write_text(split.read_text().replace("exclude: []", "exclude: [1.tar/005]"))
-    for shard in range(3):  # the same size, but no tar any more
-        path = root / f"{shard}.tar"
-        times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-        path.write_bytes(bytes(path.stat().st_size))
-        os.utime(path, ns=times)
-    (report,) = measure_lengths(
-        root, LengthFunction(tiles), media_metadata=True, num_workers=num_workers
-    )
-    assert (report.samples, report.failed) == (11, 0)
-    expected = [size_of(i)[0] * size_of(i)[1] for i in range(12) if i != 5]
-    assert np.load(lengths_path(root, "train", "default")).tolist() == expected
-    tile_counts = np.load(lengths_path(root, "train", "default", "tiles")).tolist()
-    assert tile_counts == [size_of(i)[0] // 8 for i in range(12) if i != 5]
-
-
-def test_samples_without_metadata_are_listed_and_a_dataset_without_any_is_refused(root):
-    prepare_dataset(
-        root, split_ratio="1,0,0", sample_type="CaptioningSample",
-        field_map={"image": "jpg", "caption": "txt"},
-    )  # fmt: skip
-    with pytest.raises(RuntimeError, match="holds no media metadata"):
-        measure_lengths(root, LengthFunction(tiles), media_metadata=True, num_workers=0)
-    prepare_media(root, MediaFilterConfig.parse("*[!3].jpg", False, False))
-    (report,) = measure_lengths(root, LengthFunction(tiles), media_metadata=True, num_workers=0)
-    assert (report.samples, report.failed) == (12, 1)
-    assert report.problems[0][0] == "003"
-    assert "jpg" in report.problems[0][1]
-    prepare_media(root, BY_EXTENSION)  # other metadata: measured again
-    (again,) = measure_lengths(root, LengthFunction(tiles), media_metadata=True, num_workers=0)
-    assert (again.measured, again.failed) == (12, 0)
 
 
 def test_reports_are_json(root, folder):
