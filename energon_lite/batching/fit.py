@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,10 +18,10 @@ _LENGTHS_PER_SAMPLE = 4
 def _fill_packs(sizes: Sizes) -> Lists:
     """Fills one pack after the other with the longest sample that fits, over and over.
 
-    These are the packs of first-fit decreasing, of one resource. The same pack is repeated while
-    samples last. Samples are sorted into D classes, 1..D, of equal length, ascending; those of
-    a class by index. That takes O(N + longest), or O(N log N) if the samples are few and far longer
-    than there are samples: then the classes are the lengths that occur.
+    These are the packs of first-fit decreasing, of one resource. Samples are sorted into D classes,
+    1..D, of equal length, ascending; those of a class by index. That takes O(N + longest), or
+    O(N log N) if the samples are few and far longer than there are samples: then the classes are
+    the lengths that occur.
     """
     classes_N = np.ascontiguousarray(sizes.lengths[:, 0])
     num_samples, num_classes = len(classes_N), int(classes_N.max(initial=0))
@@ -33,23 +31,13 @@ def _fill_packs(sizes: Sizes) -> Lists:
         num_classes, classes_N = len(occurring), places_N.astype(np.int64) + 1
         lengths = np.concatenate([[0], occurring])
     samples_N, starts = _counting_sort(classes_N, num_classes + 1)
-    left = np.diff(starts)
-    below = np.maximum.accumulate(np.where(left > 0, np.arange(num_classes + 1), 0))
+    below = np.maximum.accumulate(np.where(np.diff(starts) > 0, np.arange(num_classes + 1), 0))
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
-    # One place for each length: as 1 + 2 + ... + n is at most the capacity, n is at most the root
-    # of twice the capacity.
-    most = min(sizes.max_samples, num_samples, math.isqrt(2 * sizes.capacity))
-    pattern, takes = np.empty((2, most + 1), np.int64)
     num_packs = _fill(
-        lengths, left, below, starts[:-1].copy(), samples_N, indices, offsets, pattern, takes,
-        sizes.capacity, sizes.max_samples,
+        lengths, starts, below, samples_N, indices, offsets, sizes.capacity,
+        min(sizes.max_samples, num_samples),
     )  # fmt: skip
     return Lists(indices, offsets[: num_packs + 1].copy())
-
-
-@kernel()
-def _length_of(lengths: Int64Array, c: int) -> int:
-    return lengths[c] if len(lengths) else c
 
 
 @kernel()
@@ -80,81 +68,46 @@ def _class_left(below: Int64Array, c: int) -> int:
     return c
 
 
-@kernel()
-def _longest_that_fit(
-    lengths: Int64Array,
-    left: Int64Array,
-    below: Int64Array,
-    pattern: Int64Array,
-    takes: Int64Array,
-    capacity: int,
-    max_samples: int,
-) -> int:
-    """Takes the longest sample that fits, over and over; returns how many lengths those are."""
-    num_classes = len(below) - 1
-    size = 0
-    room, places = capacity, max_samples
-    c = _class_left(below, num_classes)
-    while c > 0:
-        length = _length_of(lengths, c)
-        take = 1
-        if length * 2 <= room and left[c] > 1:
-            take = min(room // length, left[c])
-        take = min(take, places)
-        pattern[size], takes[size] = c, take
-        size += 1
-        room -= take * length
-        places -= take
-        if room == 0 or places == 0:
-            break
-        c = _class_left(below, min(c - 1, _class_within(lengths, num_classes, room)))
-    return size
-
-
-_ARRAYS = ", ".join(["int64[::1]"] * 9)
+_ARRAYS = ", ".join(["int64[::1]"] * 6)
 
 
 @kernel(f"({_ARRAYS}, int64, int64)")
 def _fill(
     lengths: Int64Array,
-    left: Int64Array,
+    starts: Int64Array,
     below: Int64Array,
-    free: Int64Array,
     samples_N: Int64Array,
     indices: Int64Array,
     offsets: Int64Array,
-    pattern: Int64Array,
-    takes: Int64Array,
     capacity: int,
     max_samples: int,
 ) -> int:
     """Writes `indices` and `offsets`, and returns the number of packs.
 
-    Of class c, `left[c]` samples are left, the first of them `samples_N[free[c]]`.
+    The samples of class c are `samples_N[starts[c] : starts[c + 1]]`.
     """
+    free = starts.copy()  # the first sample of each class that is left
+    num_classes = len(below) - 1
     num_packs = position = 0
     while position < len(samples_N):
-        size = _longest_that_fit(lengths, left, below, pattern, takes, capacity, max_samples)
-        # The same pack again, as often as every class in it lasts.
-        times = len(samples_N)
-        for j in range(size):
-            lasting = left[pattern[j]]
-            if lasting < times * takes[j]:  # so that few divisions are made: they are slow
-                times = lasting // takes[j]
-        for _ in range(times):
-            for j in range(size):
-                start = free[pattern[j]]
-                for index in range(start, start + takes[j]):
-                    indices[position] = samples_N[index]
-                    position += 1
-                free[pattern[j]] += takes[j]
-            num_packs += 1
-            offsets[num_packs] = position
-        for j in range(size):
-            c = pattern[j]
-            left[c] -= times * takes[j]
-            if left[c] == 0:
+        room, end, c = capacity, position + max_samples, _class_left(below, num_classes)
+        while c > 0:
+            length = lengths[c] if len(lengths) else c
+            num_left, take = starts[c + 1] - free[c], 1
+            if length * 2 <= room and num_left > 1:  # so that few divisions are made: they are slow
+                take = min(room // length, num_left, end - position)
+            for index in range(free[c], free[c] + take):
+                indices[position] = samples_N[index]
+                position += 1
+            free[c] += take
+            if take == num_left:
                 below[c] = c - 1
+            room -= take * length
+            if room == 0 or position == end:
+                break
+            c = _class_left(below, min(c - 1, _class_within(lengths, num_classes, room)))
+        num_packs += 1
+        offsets[num_packs] = position
     return num_packs
 
 
@@ -190,8 +143,8 @@ def first_fit_decreasing(
         [[0, 3], [1, 2]]
 
     Source: [1] G. Dósa, "The tight bound of first fit decreasing bin-packing algorithm is
-    FFD(I) ≤ 11/9 OPT(I) + 6/9", ESCAPE 2007. Building the packs one after the other, and repeating
-    one while samples last, leads to the same packs.
+    FFD(I) ≤ 11/9 OPT(I) + 6/9", ESCAPE 2007. Building the packs one after the other leads to the
+    same packs.
     """
     return fit_decreasing(check_sizes(lengths, capacity, max_samples=max_samples, align=align))
 

@@ -223,7 +223,6 @@ class StreamingPacker:
     def _make_room(self) -> int:
         """Frees slots of samples that have left, or makes the table larger."""
         search.take_in(self._table, self._tail)
-        search.compact(self._table)
         self._use(_with_room(self._table))
         return self._tail
 
@@ -357,7 +356,8 @@ def _new_table(
 
 
 def _with_room(table: Int64Array) -> Int64Array:
-    """The same table, or a copy with twice the places if it is more than half full."""
+    """Frees slots of samples that have left; a copy has twice the places if half are not enough."""
+    search.compact(table)
     num_places = table.shape[1]
     if 2 * table[search.HEADER, search.TAIL] <= num_places:
         return table

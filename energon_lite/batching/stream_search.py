@@ -362,10 +362,10 @@ def choose_all(
     offsets: Int64Array,
     progress: Int64Array,
 ) -> bool:
-    """Packs a whole stream; false where it stops because the table is too small.
+    """Packs a whole stream; false where it stops because the table is full.
 
     Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, and the
-    packs. It resumes from there with a larger copy of the table.
+    packs. It resumes from there with a table that has room.
     """
     num_samples, num = lengths_NR.shape
     num_read, num_packed, num_packs = progress
@@ -373,10 +373,8 @@ def choose_all(
     while num_packed < num_samples:
         while num_read < num_samples and not _is_full(table):
             if header[TAIL] == table.shape[1]:
-                compact(table)
-                if 2 * header[TAIL] > table.shape[1]:
-                    progress[0], progress[1], progress[2] = num_read, num_packed, num_packs
-                    return False
+                progress[0], progress[1], progress[2] = num_read, num_packed, num_packs
+                return False
             for r in range(num):
                 table[LENGTHS + r, header[TAIL]] = lengths_NR[num_read, r]
             num_read += 1

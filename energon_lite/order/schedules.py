@@ -69,20 +69,8 @@ class Schedule:
             >>> Schedule("linear", ((0, 1.0), (10, 3.0))).at(np.array([0, 5, 99])).tolist()
             [1.0, 2.0, 3.0]
         """
-        x, y = np.array(self.points, dtype=np.float64).T
-        right = np.searchsorted(x, draws, side="right")
-        left = np.maximum(right - 1, 0)
-        if self.kind == "step" or len(x) == 1:
-            inside: Float64Array = y[left]
-            return inside
-        right = np.minimum(right, len(x) - 1)
-        width = x[right] - x[left]
-        # Before the first point and after the last one both neighbours are the same.
-        fraction = np.divide(draws - x[left], width, out=np.zeros(len(left)), where=width > 0)
-        if self.kind == "cosine":
-            fraction = _half_wave(fraction)
-        mixed: Float64Array = y[left] * (1.0 - fraction) + y[right] * fraction
-        return mixed
+        values: Float64Array = _ScheduleTable([self]).at(draws)[0]
+        return values
 
     def scaled(self, factor: float) -> Schedule:
         """Returns the schedule with the x of all points multiplied, e.g. from steps to draws."""
@@ -140,9 +128,10 @@ class Weights:
             )
         nested = [inner for inner in self._inner if inner is not None]
         schedules = [weight for weight in self._weights if isinstance(weight, Schedule)]
+        self._is_scheduled = [isinstance(weight, Schedule) for weight in self._weights]
         self.num_leaves: int = len(entries) + sum(inner.num_leaves - 1 for inner in nested)
         self.is_constant: bool = not schedules and all(inner.is_constant for inner in nested)
-        self._table = _ScheduleTable(self._weights) if schedules else None
+        self._table = _ScheduleTable(schedules) if schedules else None
         self.breaks: Float64Array = np.unique(
             [x for schedule in schedules for x, _ in schedule.points]
             + [x for inner in nested for x in inner.breaks.tolist()]
@@ -213,7 +202,7 @@ class Weights:
         own = np.empty((len(draws), len(self._weights)))
         own[:] = [0.0 if isinstance(weight, Schedule) else weight for weight in self._weights]
         if self._table is not None:
-            own[:, self._table.columns] = self._table.at(draws).T
+            own[:, self._is_scheduled] = self._table.at(draws).T
         inner_shares: dict[int, Float64Array] = {}
         for number, inner in enumerate(self._inner):
             if inner is not None:
@@ -232,49 +221,49 @@ class Weights:
 
 
 class _ScheduleTable:
-    """The schedules among the weights of a blend, worked out side by side.
+    """M schedules, worked out side by side.
 
     Most blocks of draws lie between two points of each schedule, where a thousand of them cost as
-    little as one; values are bit by bit those of `Schedule.at`.
-
-    Attributes:
-        columns: shape (M,); which of the weights are schedules.
+    little as one.
     """
 
-    def __init__(self, weights: Sequence[Weight]) -> None:
-        found = [(n, weight) for n, weight in enumerate(weights) if isinstance(weight, Schedule)]
-        self.columns = np.array([number for number, _ in found], dtype=np.int64)
-        self._schedules = [schedule for _, schedule in found]
-        self._is_cosine = np.array([schedule.kind == "cosine" for schedule in self._schedules])
-        self._is_step = np.array([schedule.kind == "step" for schedule in self._schedules])
-        self._last = np.array([len(schedule.points) - 1 for schedule in self._schedules])
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        kinds = np.array([[schedule.kind] for schedule in schedules])
+        self._is_cosine, self._is_step = kinds[:, 0] == "cosine", kinds == "step"
+        self._last = np.array([[len(schedule.points) - 1] for schedule in schedules])
         # Shape (M, P), P points each; rows with fewer end in points never reached.
-        self._x = np.full((len(found), int(self._last.max()) + 1), np.inf)
+        self._x = np.full((len(schedules), int(self._last.max()) + 1), np.inf)
         self._y = np.zeros_like(self._x)
-        for row, schedule in enumerate(self._schedules):
+        for row, schedule in enumerate(schedules):
             points = np.array(schedule.points, dtype=np.float64)
             self._x[row, : len(points)], self._y[row, : len(points)] = points.T
 
     def at(self, draws: Int64Array | Float64Array) -> Float64Array:
         """Returns the values at `draws`, shape (N,); shape (M, N)."""
-        rows = np.arange(len(self._schedules))
         if not len(draws):
-            return np.empty((len(rows), 0))
-        passed = np.count_nonzero(self._x <= draws.min(), axis=1)
-        passed_at_end = np.count_nonzero(self._x <= draws.max(), axis=1)
-        left, right = np.maximum(passed - 1, 0), np.minimum(passed, self._last)
+            return np.empty((len(self._x), 0))
+        first, last = (np.count_nonzero(self._x <= x, axis=1) for x in (draws.min(), draws.max()))
+        values = self._between(np.arange(len(first)), first[:, None], draws)
+        rows = np.flatnonzero(first != last)
+        if len(rows):
+            passed = [np.searchsorted(self._x[row], draws, side="right") for row in rows]
+            values[rows] = self._between(rows, np.array(passed), draws)
+        return values
+
+    def _between(
+        self, rows: Int64Array, passed: Int64Array, draws: Int64Array | Float64Array
+    ) -> Float64Array:
+        """Returns the values of some schedules, by how many of their points draws have passed."""
+        rows, last = rows[:, None], self._last[rows]
+        left, right = np.maximum(passed - 1, 0), np.minimum(passed, last)
         start, y_left, y_right = self._x[rows, left], self._y[rows, left], self._y[rows, right]
+        # Before the first point and after the last one both neighbours are the same.
         width = self._x[rows, right] - start
-        is_flat = self._is_step | (width == 0)
-        fraction = draws - start[:, None]
-        fraction /= np.where(is_flat, 1.0, width)[:, None]
-        fraction[is_flat] = 0.0
-        if self._is_cosine.any():
-            fraction[self._is_cosine] = _half_wave(fraction[self._is_cosine])
-        values: Float64Array = y_left[:, None] * (1.0 - fraction) + y_right[:, None] * fraction
-        # A draw beyond the next point: that schedule by itself.
-        for row in np.flatnonzero(passed != passed_at_end).tolist():
-            values[row] = self._schedules[row].at(draws)
+        is_flat, is_cosine = self._is_step[rows[:, 0]] | (width == 0), self._is_cosine[rows[:, 0]]
+        fraction = (draws - start) / np.where(is_flat, np.inf, width)
+        if is_cosine.any():
+            fraction[is_cosine] = _half_wave(fraction[is_cosine])
+        values: Float64Array = y_left * (1.0 - fraction) + y_right * fraction
         return values
 
 

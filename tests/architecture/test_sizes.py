@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3062,
+    "batching": 3022,
     "cli": 701,
     "core": 2175,
     "decoding": 1529,
@@ -24,7 +24,7 @@ BUDGET = {
     "loss": 207,
     "metadataset": 1616,
     "names": 159,
-    "order": 684,
+    "order": 675,
     "prepare": 1481,
     "samplers": 1012,
     "sources": 1816,
