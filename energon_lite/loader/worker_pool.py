@@ -411,7 +411,7 @@ class WorkerPool(Iterator[Delivery]):
             "Worker process %s of rank %d died%s. Another one computes its streams %s from where "
             "they stood; no batch changes. %d more may die within %.0f minutes "
             "(restart_workers=%d).%s",
-            death,
+            str(death),  # a record that is kept would keep the pool, by the frames of the error
             self._config.rank,
             ", often for lack of memory" if "signal 9" in str(death) else "",
             self._own(worker),

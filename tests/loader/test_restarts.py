@@ -132,6 +132,17 @@ def test_replacing_is_logged_and_limited(texts, method, caplog, monkeypatch) -> 
         assert_same({slot: batch}, {slot: expected[slot]})
 
 
+def test_log_records_that_are_kept_keep_no_workers_of_a_dropped_loader(texts, caplog) -> None:
+    run = Ranks(train(texts), 1, 2, restart_workers=1)
+    run.slots(4)
+    kill(run, {0})
+    run.slots(8)
+    workers = workers_of(run)
+    del run
+    assert len(caplog.records) == 1
+    assert {worker.exitcode for worker in workers} == {0}
+
+
 # That of the files.
 ORDER: dict[str, Any] = {
     "shuffle_buffer_size": None,
