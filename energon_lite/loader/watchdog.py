@@ -104,7 +104,7 @@ def _doing(frame: FrameType) -> str:
     if code in (UserFunction.call.__code__, UserFunction.expand.__code__):
         names = frame.f_locals
         return f"It runs {names['self'].doing(names['key'], names['argument'])}."
-    if code is SampleLoader.__call__.__code__:
+    if code in (SampleLoader.__call__.__code__, SampleLoader.fields.__code__):
         names = frame.f_locals
         place = names["self"].place_of(names["members"], names["shard"], names["place"])
         return f"It decodes {place}."

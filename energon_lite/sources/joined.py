@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,9 +21,8 @@ from energon_lite.core.errors import (
     FatalSampleError,
     add_note,
 )
-from energon_lite.core.samples import Sample
+from energon_lite.core.samples import Sample, SourceInfo
 from energon_lite.core.seeds import key_of
-from energon_lite.core.stacking import SERVICE_FIELDS, layout_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import WorkerConfig
@@ -35,18 +34,20 @@ from energon_lite.prepare.join_keys import (
     find_index,
 )
 from energon_lite.sources.excluded import excluded_positions
-from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage import nvmeta
 from energon_lite.storage.join_index import JoinIndexReader, JoinSide
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, MAX_OPEN, Block, ShardReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, MAX_OPEN, Block, BlockReader, ShardReader
 from energon_lite.storage.tar import key_of_members
 
 logger = logging.getLogger(__name__)
 T_sample = TypeVar("T_sample")
 AnyPath = str | PathLike[str]
+_new_source = tuple.__new__
+_NOTHING = Block(memoryview(b""), [], [], [])
 
 
 def open_side(
@@ -126,17 +127,60 @@ def _own_folder() -> Path:
     return folder
 
 
-class _Column(NamedTuple):
+class _Column:
+    """The samples of one dataset in some rows; its blocks may be longer than those of the others.
+
+    Args:
+        side: the dataset.
+        rows: their places, shape (N, 3).
+
+    Attributes:
+        stop: how many of the rows were read.
+    """
+
+    def __init__(self, side: JoinSide, rows: Int64Array) -> None:
+        self._side = side
+        self._positions, self._lost = side.positions_of(rows)
+        self._start = self.stop = 0
+        self._lists: tuple[list[Any], ...] = ()
+        self._data = _NOTHING.data
+
+    def read_on(self, max_bytes: int) -> None:
+        """Reads the next rows."""
+        start = self._start = self.stop
+        side, positions = self._side, self._positions[start:]
+        present = np.flatnonzero(positions >= 0)
+        block = side.reader.read(positions[present], max_bytes) if len(present) else _NOTHING
+        number = len(block.members)
+        lists: Sequence[list[Any]] = block[1:]
+        if len(present) < len(positions):
+            number = int(np.append(present, len(positions))[number])  # up to the next to be read
+            members = [self._lost.get(row) for row in range(start, start + number)]
+            lists = (members, [side.root.name] * number, [-1] * number)
+            for row, *values in zip(present.tolist(), *block[1:], strict=False):
+                for column, value in zip(lists, values, strict=True):
+                    column[row] = value
+        self.stop += number
+        self._data = block.data
+        self._lists = (*lists, positions[:number].tolist())
+
+    def part(self, start: int, stop: int) -> JoinColumn:
+        """Returns rows that were read last."""
+        own = slice(start - self._start, stop - self._start)
+        return JoinColumn(self._data, *(values[own] for values in self._lists))
+
+
+class JoinColumn(NamedTuple):
     """The samples of one dataset in a block; a missing match is None in `members`."""
 
-    data: memoryview | None
+    data: memoryview
     members: list[Any]
     shards: list[str]
     places: list[int]
     positions: list[int]
 
 
-class JoinReader:
+class JoinReader(BlockReader):
     """Reads rows of a join: the samples of all datasets of a block of rows.
 
     Its blocks have a column for each dataset in `data`. The other lists are those of the primary,
@@ -160,39 +204,25 @@ class JoinReader:
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the rows at `indices`, shape (N,), or the first up to `max_bytes` a side."""
+        return next(self.blocks(indices, max_bytes))
+
+    def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
+        """Reads rows; each side is read `max_bytes` ahead, so that small samples cost few reads."""
         rows = self.index.rows(indices)
-        sizes = np.cumsum(np.maximum(rows[:, :, 2], 0), axis=0).max(axis=1)
-        rows = rows[: max(1, int(np.searchsorted(sizes, max_bytes)))]
-        data = [
-            _read_side(side, rows[:, number], max_bytes) for number, side in enumerate(self.sides)
-        ]
-        taken = min(len(column.members) for column in data)
-        places = list(range(taken))
-        for row, members in enumerate(data[0].members[:taken]):
-            if isinstance(members, Exception):
-                places[row] = data[0].places[row]
-        return Block(data, data[0].members[:taken], data[0].shards[:taken], places)  # type: ignore[arg-type]
-
-
-def _read_side(side: JoinSide, rows: Int64Array, max_bytes: int) -> _Column:
-    """Reads the samples of one dataset, or the first of them."""
-    positions, lost = side.positions_of(rows)
-    present = np.flatnonzero(positions >= 0)
-    if len(present) == len(rows):
-        return _Column(*side.reader.read(positions, max_bytes), positions.tolist())
-    number, name = len(rows), side.root.name
-    members: list[Any] = [None] * number
-    found = _Column(None, members, [name] * number, [-1] * number, positions.tolist())
-    for row, error in lost.items():
-        members[row] = error
-    if len(present):
-        block = side.reader.read(positions[present], max_bytes)
-        for row, own, shard, place in zip(present.tolist(), *block[1:], strict=False):
-            members[row], found.shards[row], found.places[row] = own, shard, place
-        if len(block.members) < len(present):
-            del members[present[len(block.members)] :]
-        found = found._replace(data=block.data)
-    return found
+        columns = [_Column(side, rows[:, number]) for number, side in enumerate(self.sides)]
+        start = 0
+        while start < len(rows):
+            for column in columns:
+                if column.stop == start:
+                    column.read_on(max_bytes)
+            stop = min(column.stop for column in columns)
+            data = [column.part(start, stop) for column in columns]
+            primary, places = data[0], list(range(stop - start))
+            for row, members in enumerate(primary.members):
+                if isinstance(members, Exception):
+                    places[row] = primary.places[row]
+            yield Block(data, primary.members, primary.shards, places)  # type: ignore[arg-type]
+            start = stop
 
 
 class JoinLoader:
@@ -224,10 +254,13 @@ class JoinLoader:
         self.function = UserFunction(method, name="joiner", seed=seed)
         own = getattr(method, "__func__", method)
         self._is_ours = own is Sample.from_joined.__func__  # type: ignore[attr-defined]
-        self._join = self._join_fields if self._is_ours else self._join_by_function
         self._sample_type: Any = joiner
-        # By the types of the samples, which fields are taken of which.
-        self._plans: dict[tuple[type, ...], list[tuple[int, str]]] = {}
+        # Of each side the fields that no part fills, if joining takes fields only.
+        makers = [load.maker for load in loaders]
+        are_plain = all(isinstance(maker, FieldMapMaker) for maker in makers)
+        defaults = [maker.defaults() for maker in makers] if are_plain else []  # type: ignore[attr-defined]
+        self._is_direct = self._is_ours and are_plain and None not in defaults
+        self._defaults: Any = defaults
 
     @property
     def may_draw(self) -> bool:
@@ -244,6 +277,8 @@ class JoinLoader:
         """
         if isinstance(members, Exception):
             self.loaders[0](memoryview(b""), members, shard, place, key)  # raises
+        if self._is_direct:
+            return self._join_fields(data, place, key)
         name, epoch, _, number = key
         samples = [
             None
@@ -258,74 +293,63 @@ class JoinLoader:
             for load, side in zip(self.loaders, data, strict=True)
         ]
         try:
-            return self._join(samples, data, place, key)
+            return self._join_samples(samples, data, place, key)
         except Exception as error:
             add_note(error, f"joiner of {self.root / shard}, sample {key_of_members(members)!r}")
             raise
 
-    def _join_fields(self, samples: list[Any], data: Any, place: int, key: RestoreKey) -> Any:
-        """Joins as `Sample.from_joined`, in half the time."""
-        kinds = tuple(map(type, samples))
-        plan = self._plans.get(kinds) or self._plan(kinds)
-        primary = samples[0]
-        sample_key, sources = primary.__key__, primary.__sources__
-        for sample in samples[1:]:
-            if sample is not None:
-                sources += sample.__sources__
-                if sample.__key__ != sample_key:
-                    _check_keys(data, place)
-        values = {field: getattr(samples[number], field) for number, field in plan}
+    def _join_fields(self, data: Any, place: int, key: RestoreKey) -> Any:
+        """Joins as `Sample.from_joined`, without making the samples of the sides."""
+        first, values, sources = "", {}, []
+        for load, defaults, side in zip(self.loaders, self._defaults, data, strict=True):
+            own = side[1][place]
+            if own is None:
+                continue
+            shard = side[2][place]
+            sample_key, fields, files = load.fields(side[0], own, shard, side[3][place])
+            if sample_key != (first or sample_key):
+                _check_keys(data, place)
+            first = sample_key
+            values.update(defaults)
+            values.update(fields)
+            info = (str(load.root), side[4][place], shard, files)
+            sources.append(_new_source(SourceInfo, info))
         return self._sample_type(
-            __key__=sample_key,
+            __key__=first,
             __restore_key__=key,
-            __subflavors__=primary.__subflavors__,
-            __sources__=sources,
+            __subflavors__=self.loaders[0].subflavors.copy(),
+            __sources__=tuple(sources),
             __loss_weight__=self.loss_weight,
             **values,
         )
 
-    def _join_by_function(self, samples: list[Any], data: Any, place: int, key: RestoreKey) -> Any:
-        """Joins by the function of the user, and sets the service fields that it does not."""
-        primary, sources = samples[0], ()
-        for sample in samples:
-            if sample is not None:
-                sources += _service(sample, "__sources__") or ()
-                if _service(sample, "__key__") != _service(primary, "__key__"):
-                    _check_keys(data, place)
+    def _join_samples(self, samples: list[Any], data: Any, place: int, key: RestoreKey) -> Any:
+        """Joins by the joiner, and sets the service fields that it does not."""
+        found = [_facts_of(sample) for sample in samples if sample is not None]
+        sample_key, own_sources, tags = found[0]
+        sources = own_sources or ()
+        for other_key, others, _ in found[1:]:
+            sources += others or ()
+            if other_key != sample_key:
+                _check_keys(data, place)
         self.function.enter(current_context(), key)
         make, names = self.function.function, self.names
         joined = make(**dict(zip(names, samples, strict=True))) if names else make(*samples)
         if not isinstance(joined, Sample):
             kind = type(joined).__name__
             raise FatalSampleError.from_sample_key(
-                _service(primary, "__key__"), f"the joiner returned a {kind}; return a Sample"
+                sample_key, f"the joiner returned a {kind}; return a Sample"
             )
         joined.__restore_key__ = key
         joined.__loss_weight__ = self.loss_weight
         if joined.__subflavors__ is None:
-            joined.__subflavors__ = _service(primary, "__subflavors__")
-        if joined.__sources__ in (None, _service(primary, "__sources__")):
+            joined.__subflavors__ = tags
+        if joined.__sources__ is None or joined.__sources__ == own_sources:
             joined.__sources__ = sources
         return joined
 
-    def _plan(self, kinds: tuple[type, ...]) -> list[tuple[int, str]]:
-        """Returns which fields `Sample.from_joined` takes of which sample, by the types of all."""
-        owners: dict[str, int] = {}
-        for number, kind in enumerate(kinds):
-            if kind is not type(None):
-                owners.update(dict.fromkeys(_own_fields(kind), number))
-        unknown = sorted(owners.keys() - _own_fields(self._sample_type))
-        if unknown:
-            raise FatalSampleError(
-                f"{self._sample_type.__qualname__} has no field for {', '.join(unknown)} of the "
-                "joined samples. Add the fields, or override from_joined"
-            )
-        plan = [(number, field) for field, number in owners.items()]
-        self._plans[kinds] = plan
-        return plan
 
-
-def _check_keys(data: Sequence[_Column], place: int) -> None:
+def _check_keys(data: Sequence[JoinColumn], place: int) -> None:
     """Checks that all samples of a row have the same key in their files.
 
     Raises:
@@ -341,14 +365,11 @@ def _check_keys(data: Sequence[_Column], place: int) -> None:
             )
 
 
-def _service(sample: Any, name: str) -> Any:
-    """Returns a service field of a sample, also of a crude one."""
-    return sample[name] if isinstance(sample, dict) else getattr(sample, name)
-
-
-def _own_fields(kind: type[Any]) -> frozenset[str]:
-    """Returns the names of the fields of a type of samples, without the service fields."""
-    return frozenset(layout_of(kind)[1]) - SERVICE_FIELDS
+def _facts_of(sample: Any) -> tuple[Any, Any, Any]:
+    """Returns key, sources and tags of a sample, also of a crude one."""
+    if isinstance(sample, dict):
+        return sample["__key__"], sample["__sources__"], sample["__subflavors__"]
+    return sample.__key__, sample.__sources__, sample.__subflavors__
 
 
 class JoinedWebdatasetFactory(SourceFactory[T_sample]):

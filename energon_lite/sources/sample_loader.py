@@ -6,6 +6,7 @@ Everything is picklable, for any kind of worker process.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from energon_lite.core.errors import (
     add_note,
 )
 from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
-from energon_lite.core.stacking import LOSS_WEIGHT
+from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
@@ -61,20 +62,39 @@ class FieldMapMaker:
     def __init__(self, sample_type: type[Sample], field_map: FieldMap) -> None:
         self.sample_type = sample_type
         self.direct = field_map.direct
-        self._access = field_map.access
+        self._field_map = field_map
 
     def __call__(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
         """Makes one sample."""
-        if self.direct is None:
-            return self.of_parts(parts, service)
-        if len(parts) < len(self.direct):
-            # Some part is missing; this raises the error that names it.
-            self._access({p: parts[field] for p, field in self.direct.items() if field in parts})
-        return self.sample_type(**{**service, **parts})  # a field map may name __key__ too
+        # A field map may name __key__ too.
+        return self.sample_type(**{**service, **self.fields(parts)})
 
     def of_parts(self, parts: dict[str, Any], service: dict[str, Any]) -> Sample:
         """Makes one sample of parts under their own names, whatever the map."""
-        return self.sample_type(**{**service, **self._access(parts)})
+        return self.sample_type(**{**service, **self._field_map.access(parts)})
+
+    def fields(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields of one sample."""
+        if self.direct is None:
+            return self._field_map.access(parts)
+        if len(parts) < len(self.direct):
+            # Some part is missing; this raises the error that names it.
+            names = self.direct.items()
+            self._field_map.access({p: parts[field] for p, field in names if field in parts})
+        return parts
+
+    def defaults(self) -> dict[str, Any] | None:
+        """Returns the values of the fields that the map does not name.
+
+        None where a sample is more than its fields: its class has a `__post_init__` or a default
+        factory, or the map names the key.
+        """
+        named, kind = self._field_map.mapping, self.sample_type
+        fields: dict[str, dataclasses.Field[Any]] = kind.__dataclass_fields__
+        names = set(layout_of(kind)[1]) - SERVICE_FIELDS - named.keys()
+        found = {name: fields[name].default for name in names}
+        is_more = hasattr(kind, "__post_init__") or SERVICE_FIELDS & named.keys()
+        return None if is_more or dataclasses.MISSING in found.values() else found
 
 
 class LoaderMaker:
@@ -230,10 +250,10 @@ class SampleLoader:
     loss_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Looks whether every sample is one part as it is."""
+        """Looks whether the parts of every sample are its fields, and how many there are."""
         self._path = str(self.root)
         fields = list((getattr(self.maker, "direct", None) or {}).values())
-        self._is_single = len(fields) == 1 and fields != ["__key__"]
+        self._num_fields = -1 if "__key__" in fields else len(fields) or -1
         self._sample_type: Any = getattr(self.maker, "sample_type", None)
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
 
@@ -257,23 +277,42 @@ class SampleLoader:
                 named in its notes.
         """
         try:
-            if self._is_single and type(members) is list and len(members) == 1:
-                ((name, first, last),) = members
-                sample_key, _, part = name.partition(".")
-                field, decode = self._plans.get(part, (None, None))
-                if field is not None and sample_key and "/" not in name:
-                    # One file that fills the one field, as in most texts: no detours.
-                    raw = data[first:last].tobytes()
-                    source = _new_source(SourceInfo, (self._path, key[2], shard, (name,)))
-                    return self._sample_type(
-                        __key__=sample_key,
-                        __restore_key__=key,
-                        __subflavors__=self.subflavors.copy(),
-                        __sources__=(source,),
-                        __loss_weight__=self.loss_weight,
-                        **{field: raw if decode is None else decode(raw)},
-                    )
-            return self._make(data, members, shard, key)
+            sample_key, values, files = self._parts(data, members)
+            source = _new_source(SourceInfo, (self._path, key[2], shard, files))
+            if len(values) == self._num_fields:
+                # Every part fills a field as it is, and all are there: no detours.
+                return self._sample_type(
+                    __key__=sample_key,
+                    __restore_key__=key,
+                    __subflavors__=self.subflavors.copy(),
+                    __sources__=(source,),
+                    __loss_weight__=self.loss_weight,
+                    **values,
+                )
+            service: dict[str, Any] = {
+                "__key__": sample_key,
+                "__restore_key__": key,
+                "__subflavors__": self.subflavors.copy(),
+                "__sources__": (source,),
+            }
+            if self.loss_weight != 1:
+                service[LOSS_WEIGHT] = self.loss_weight
+            return self.maker(values, service)
+        except Exception as error:
+            add_note(error, self.place_of(members, shard, place))
+            raise
+
+    def fields(
+        self, data: memoryview, members: Any, shard: str, place: int
+    ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+        """Returns key, fields and file names of a sample, where the maker is a `FieldMapMaker`.
+
+        Raises:
+            Exception: As for a sample.
+        """
+        try:
+            sample_key, parts, files = self._parts(data, members)
+            return sample_key, self.maker.fields(parts), files  # type: ignore[attr-defined]
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
@@ -285,7 +324,16 @@ class SampleLoader:
             f"{self.root / shard}, sample {repr(sample_key) if sample_key else f'number {place}'}"
         )
 
-    def _make(self, data: memoryview, members: Any, shard: str, key: RestoreKey) -> Any:
+    def _parts(self, data: memoryview, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+        """Returns the key of a sample, its decoded parts, and the names of their files."""
+        if self._num_fields == 1 and type(members) is list and len(members) == 1:
+            ((name, first, last),) = members
+            sample_key, _, part = name.partition(".")
+            field, decode = self._plans.get(part, (None, None))
+            if field is not None and sample_key and "/" not in name:
+                # One file that fills the one field, as in most texts.
+                raw = data[first:last].tobytes()
+                return sample_key, {field: raw if decode is None else decode(raw)}, (name,)
         if isinstance(members, Exception):
             raise copy.copy(members)  # one error may stand for all samples of a shard
         sample_key = lead = ""
@@ -312,15 +360,7 @@ class SampleLoader:
                 files += (name,)
         if not sample_key:
             raise TarError("holds no part of a sample")
-        service: dict[str, Any] = {
-            "__key__": sample_key,
-            "__restore_key__": key,
-            "__subflavors__": self.subflavors.copy(),
-            "__sources__": (SourceInfo(self._path, key[2], shard, files),),
-        }
-        if self.loss_weight != 1:
-            service[LOSS_WEIGHT] = self.loss_weight
-        return self.maker(values, service)
+        return sample_key, values, files
 
     def _plan(self, part: str) -> tuple[str | None, Callable[[bytes], Any] | None]:
         """Returns under which name a part's value goes (None: it is not read), and its decoder."""

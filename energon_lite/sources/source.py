@@ -22,7 +22,7 @@ from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, ShardReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, BlockReader
 from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class WebdatasetSource(SavableDataset[T]):
 
     Args:
         order: how the samples are ordered; carries the source's id.
-        reader: the shards.
+        reader: reads samples by their numbers.
         loader: makes samples.
         data: hash of what the data is, to notice that it changed.
         settings: what the user set, by its public names, for messages about checkpoints.
@@ -64,7 +64,7 @@ class WebdatasetSource(SavableDataset[T]):
     """
 
     order: SourceOrder
-    reader: ShardReader
+    reader: BlockReader
     loader: SampleLoader
     data: str
     settings: dict[str, JSON]
@@ -246,7 +246,7 @@ class SourceCursor(Cursor[T]):
         name, context = self._name, context_or(self._stream)
         self._context, self._cost = context, context.cost(name)
         num_streams = self._stream.num_streams
-        load, read = self.spec.loader, self.spec.reader.read
+        load, read = self.spec.loader, self.spec.reader.blocks
         share = self._stream.share
         largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
         max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
@@ -258,9 +258,7 @@ class SourceCursor(Cursor[T]):
                 return
             size = min(2 * size, largest)
             pairs = self._pairs(epochs, indices)
-            at = 0
-            while at < len(indices):
-                data, block, shards, places = read(indices[at:], max_bytes)
+            for data, block, shards, places in read(indices, max_bytes):
                 self._block_sec += perf_counter() - since
                 own = islice(pairs, len(places))
                 for members, shard, place, (epoch, index) in zip(
@@ -278,7 +276,6 @@ class SourceCursor(Cursor[T]):
                         if sample is None:
                             continue
                     yield sample
-                at += len(places)
                 since = perf_counter()
 
     def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:

@@ -144,7 +144,7 @@ def metadata_source(source: WebdatasetSource[Any]) -> WebdatasetSource[Any]:
     reader: Any = source.reader
     if isinstance(reader, JoinReader):
         sides = [dataclasses.replace(s, reader=_with_metadata(s.reader)) for s in reader.sides]
-        return dataclasses.replace(source, reader=JoinReader(reader.index, sides))  # type: ignore[arg-type]
+        return dataclasses.replace(source, reader=JoinReader(reader.index, sides))
     return dataclasses.replace(source, reader=_with_metadata(reader))
 
 

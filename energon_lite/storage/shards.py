@@ -16,8 +16,9 @@ import errno
 import logging
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
@@ -467,7 +468,35 @@ class Block(NamedTuple):
     places: list[int]
 
 
-class ShardReader:
+class BlockReader(ABC):
+    """Random access to the samples of a dataset, in blocks.
+
+    Attributes:
+        root: folder or file of the dataset.
+        num_samples: samples that count; they are numbered 0..num_samples-1.
+    """
+
+    root: Path
+    num_samples: int
+
+    @abstractmethod
+    def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
+        """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
+
+        Returns:
+            A block of at least one sample, if N > 0.
+        """
+
+    def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
+        """Reads the samples at `indices`, shape (N,), in blocks of up to `max_bytes`."""
+        at = 0
+        while at < len(indices):
+            block = self.read(indices[at:], max_bytes)
+            at += len(block.members)
+            yield block
+
+
+class ShardReader(BlockReader):
     """Random access to the samples of a list of shards.
 
     Args:
@@ -477,9 +506,6 @@ class ShardReader:
         tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
         max_open: files that stay open; 0 opens each file again for every block.
-
-    Attributes:
-        num_samples: samples that count; they are numbered 0..num_samples-1.
     """
 
     def __init__(
@@ -509,13 +535,7 @@ class ShardReader:
         return shards, positions - self._starts[shards]
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
-        """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
-
-        The smaller the block may be, the fewer bytes between two samples are read as well.
-
-        Returns:
-            A block of at least one sample, if N > 0.
-        """
+        """Reads samples; the smaller `max_bytes`, the fewer bytes between two samples are read."""
         positions = indices
         if len(self._excluded):
             positions = indices + np.searchsorted(self._excluded, indices, side="right")

@@ -35,7 +35,7 @@ from energon_lite.metadataset.open import LeafOpener
 from energon_lite.metadataset.read import read_metadataset
 from energon_lite.prepare.join_keys import build_index, digest_of, energon_digest_of, index_file
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.joined import open_side
+from energon_lite.sources.joined import JoinReader, open_side
 from energon_lite.storage.join_index import JoinIndexReader, JoinIndexWriter
 from energon_lite.storage.yaml import dump_yaml
 from energon_lite.testing import check_dataset
@@ -52,6 +52,23 @@ class Pair(Sample):
     """A row, with the key and the text of each side."""
 
     texts: tuple[str | None, ...]
+
+
+@edataclass
+class Plain(TextSample):
+    """A text, and a field with a default."""
+
+    number: int = 3
+
+
+@edataclass
+class Numbered(Plain):
+    """Sets a field itself, unless it was set."""
+
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.number = self.number or 9
 
 
 def pair(*samples: TextSample | None, **named: TextSample | None) -> Pair:
@@ -340,6 +357,46 @@ def test_broken_sample_of_one_side_is_skipped_and_counted(root: Path) -> None:
     loader = get_loader(dataset, max_skip_rate=1)
     assert [row.__key__ for row in loader] == [k for k in KEYS[:20] if k != key]
     assert loader.stats()["a/train+b/train"].skipped == 1
+
+
+@pytest.mark.parametrize("nonmatch", ["skip", "none"])
+@pytest.mark.parametrize("max_bytes", [1, 1024, 5000, 1 << 20])
+def test_sides_are_read_in_blocks_of_their_own(root: Path, nonmatch: str, max_bytes: int) -> None:
+    path = file_of(root, joined(root, nonmatch))
+    sides = sides_of(path)
+    ((file, _),) = prepare_metadataset(path)
+    reader = JoinReader(JoinIndexReader(file), sides)
+    order = np.random.default_rng(1).permutation(reader.num_samples)
+    found = []
+    for block in reader.blocks(order, max_bytes):
+        left, right = block.data
+        for row, members in enumerate(block.members):
+            (name, first, last), other = members[0], right.members[row]
+            own = left.data[first:last].tobytes()
+            missing = b"" if other is None else right.data[slice(*other[0][1:])].tobytes()
+            found.append((name, own, missing, right.positions[row]))
+    assert [name for name, *_ in found] == [f"{KEYS[row]}.txt" for row in order]
+    for name, own, other, position in found:
+        key = name.removesuffix(".txt")
+        assert own == f"a:{key}".encode()
+        assert other == (f"b:{key}".encode() if key in KEYS[:20] else b"")
+        assert (position >= 0) == bool(other)
+
+
+def test_types_of_samples_that_are_more_than_their_fields_are_made(root: Path) -> None:
+    """The default joiner makes no samples of the sides, unless their class does something."""
+    content = joined(root, "none")
+    content["splits"]["train"]["joiner"] = {"__module__": __name__, "__class__": "Numbered"}
+    config = root / "b" / ".nv-meta" / "dataset.yaml"
+    for kind in ("Numbered", "Plain"):
+        sample_type = f"{{__module__: {__name__}, __class__: {kind}}}"
+        config.write_text(f"sample_type: {sample_type}\nfield_map: {{text: txt}}\n")
+        rows = rows_of(file_of(root, content))
+        assert [row.text for row in rows] == [
+            f"b:{key}" if key in KEYS[:20] else f"a:{key}" for key in KEYS
+        ]
+        assert {row.number for row in rows[:20]} == {9 if kind == "Numbered" else 3}
+        assert {row.number for row in rows[20:]} == {9}  # of the joined class itself
 
 
 def test_missing_index_where_nothing_can_be_written_names_the_remedy(
