@@ -229,7 +229,11 @@ def find_shards(
             rf"files with --exclude '{_EXCLUDING}'"
         )
     if not names:
-        what = "there is no .tar file in this folder or below it"
+        what = (
+            "there is no .tar file in this folder or below it. A folder of other files needs no "
+            f"preparation: cookers read them by `aux: {{name: filesystem://{root}}}`, and "
+            "`energon-lite prepare-media` stores the sizes of images, videos and recordings"
+        )
         if paths is not None:
             what = "no tar was named; give paths below this folder, or None for all"
         raise FileNotFoundError(f"{root}: {what}")

@@ -23,7 +23,7 @@ from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.nvmeta import META, is_prepared, read_dataset_config
+from energon_lite.storage.nvmeta import META, is_prepared, not_prepared, read_dataset_config
 from energon_lite.storage.yaml import YamlMap, check_keys
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,9 @@ def load_factory(
         return _line_factory(root, dataset_config, subflavors, **kwargs)
     if root.suffix in (".yaml", ".yml") and not root.is_dir():
         raise DatasetFormatError(f"{root} is a metadataset; give the path of one of its datasets")
-    config = read_dataset_config(root, dataset_config) if is_prepared(root) else None
-    if config is None:
-        hint = f"run `energon-lite prepare {root}`" if root.is_dir() else "check the path"
-        raise FileNotFoundError(f"{root} is not a prepared dataset; {hint}")
+    if not is_prepared(root):
+        raise not_prepared(root)
+    config = read_dataset_config(root, dataset_config)
     where = config.file
     cls = _dataset_class(config, where, trust)
     if cls.__module__.startswith("energon_lite."):

@@ -27,6 +27,7 @@ META = ".nv-meta"
 INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"
 INDEX_UUID = "index.uuid"
+INDEX_SQLITE = "index.sqlite"
 DEFAULT_SPLIT = "split.yaml"
 DEFAULT_DATASET = "dataset.yaml"
 # 2 ** 40 samples take 512 TiB of tar headers; sums of them must not overflow.
@@ -159,6 +160,21 @@ def is_prepared(root: Path) -> bool:
     return is_there(root / META / INFO_JSON) or is_there(root / META / INFO_YAML)
 
 
+def not_prepared(root: Path) -> FileNotFoundError | DatasetFormatError:
+    """Returns the error of a path that is no prepared dataset."""
+    text, prepare = f"{root} is not a prepared dataset", f"run `energon-lite prepare {root}`"
+    if not is_there(root):
+        return FileNotFoundError(f"{text}: it does not exist; check the path")
+    if not root.is_dir():
+        return FileNotFoundError(f"{root} is a file; a dataset is a folder of .tar files")
+    if is_there(root / META / INDEX_SQLITE):
+        return DatasetFormatError(
+            f"{root} is a filesystem dataset: files without samples. Let a cooker read them, by "
+            f"`aux: {{name: filesystem://{root}}}`; if it has tars, {prepare}"
+        )
+    return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}); {prepare}")
+
+
 def mapping(value: Any, place: str) -> YamlMap:
     """Returns a value that must be a mapping; a DatasetFormatError shows what it is instead."""
     if not isinstance(value, YamlMap):
@@ -206,16 +222,7 @@ def load_config(
     except (FileNotFoundError, NotADirectoryError):
         if is_prepared(root):
             raise FileNotFoundError(f"{path} is missing; {remedy}") from None
-        if not is_there(root):
-            text = f"{root} does not exist"
-        elif not root.is_dir():
-            text = f"{root} is a file; a dataset is a folder of .tar files"
-        else:
-            text = (
-                f"{root} is not a prepared dataset (no {META}/{INFO_JSON}); "
-                f"run `energon-lite prepare {root}`"
-            )
-        raise FileNotFoundError(text) from None
+        raise not_prepared(root) from None
     config = mapping(value, str(path))
     if main_key:
         check_keys(config, (main_key, other_key), "")

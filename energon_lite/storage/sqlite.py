@@ -21,9 +21,9 @@ from typing_extensions import Self
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.files import errors_of, explained, open_regular
+from energon_lite.storage.nvmeta import INDEX_SQLITE as INDEX_SQLITE
 from energon_lite.storage.nvmeta import META, is_utf8
 
-INDEX_SQLITE = "index.sqlite"
 T = TypeVar("T")
 
 # Columns of the tables of the index, in the words of Energon's.
