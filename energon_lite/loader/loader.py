@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import Self
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import StateError
+from energon_lite.core.errors import StateError, log_exception
 from energon_lite.core.samples import PADDING
 from energon_lite.core.state import JSON, STATE_KEY, RestoreKey, as_key
 from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, replaying
@@ -41,7 +41,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or isinstance(value, CachePool),
         "be a cache pool, such as FileStoreCachePool(), or None",
     ),
-    "max_skip_rate": (lambda value: 0 <= value <= 1, "lie in 0..1"),
+    "max_skip_rate": (lambda value: value is None or 0 <= value <= 1, "lie in 0..1, or be None"),
     "prefetch_factor": (lambda value: value >= 1, "be at least 1"),
     "restart_workers": (lambda value: value >= 0, "be at least 0"),
     "state_timeout_sec": (lambda value: value > 0, "be above 0"),
@@ -73,7 +73,8 @@ class SavableDataLoader(DataLoader[T]):
         watchdog_initial_timeout_seconds: the same for the first batch.
         fail_on_timeout: whether such a wait is an error (with worker processes).
         max_skip_rate: failures per sample that a stream may have over a longer time; 1 for any
-            number.
+            number. None is 0.01; the limit of a validation pass is then left to a
+            `global_error_handler` of the user's.
         skip_log: a JSONL file of all skipped samples; `{rank}` in its name is replaced.
         state_timeout_sec: how long a rank waits for the others where all save or restore
             together, before that is an error.
@@ -106,7 +107,7 @@ class SavableDataLoader(DataLoader[T]):
         watchdog_timeout_seconds: float | None = 60,
         watchdog_initial_timeout_seconds: float | None = None,
         fail_on_timeout: bool = False,
-        max_skip_rate: float = DEFAULT_MAX_SKIP_RATE,
+        max_skip_rate: float | None = None,
         skip_log: str | PathLike[str] | None = None,
         state_timeout_sec: float = TIMEOUT_SEC,
         end: End | None = None,
@@ -121,6 +122,9 @@ class SavableDataLoader(DataLoader[T]):
             is_right, must = _CHECKS[name]
             if not is_right(value):
                 raise ValueError(f"{name}={value} must {must}")
+        handler = (dataset.worker_config or config).global_error_handler
+        is_own_limit = max_skip_rate is None and handler is not log_exception
+        max_skip_rate = DEFAULT_MAX_SKIP_RATE if max_skip_rate is None else max_skip_rate
         watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
         settings = RunSettings(
@@ -129,6 +133,7 @@ class SavableDataLoader(DataLoader[T]):
             first_report_sec=max(waits),
             restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
+            max_pass_rate=1.0 if is_own_limit else max_skip_rate,
             skip_log=Path(str(skip_log).format(rank=config.rank)) if skip_log else None,
             cache_pool=cache_pool,
         )

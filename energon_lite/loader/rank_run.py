@@ -70,7 +70,7 @@ class RankRun(Generic[T]):
         self._settings = settings
         self._watchdog = watchdog
         self._ends = ends
-        self._limit = FailureLimit(dataset, settings.max_skip_rate)
+        self._limit = FailureLimit(dataset, settings.max_pass_rate)
         self.seek = Seek()
         self.looks_ahead = False
         self.is_last = False

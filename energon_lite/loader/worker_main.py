@@ -89,6 +89,7 @@ class RunSettings(NamedTuple):
         first_report_sec: `report_sec` of the first batch.
         restart_workers: how many worker processes may be replaced within ten minutes.
         max_skip_rate: failures per sample that a stream may have.
+        max_pass_rate: failures per sample that a validation pass may have.
         skip_log: file of the samples that were skipped.
         cache_pool: for cookers; None for a `NoCachePool`.
     """
@@ -98,6 +99,7 @@ class RunSettings(NamedTuple):
     first_report_sec: float
     restart_workers: int
     max_skip_rate: float
+    max_pass_rate: float
     skip_log: Path | None
     cache_pool: CachePool | None
 

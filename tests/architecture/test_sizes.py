@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2175,
     "decoding": 1529,
     "inspect": 1639,
-    "loader": 3122,
+    "loader": 3128,
     "loss": 207,
     "metadataset": 1616,
     "names": 159,

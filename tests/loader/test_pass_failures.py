@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,18 @@ def test_limit_is_judged_by_the_samples_of_the_pass(texts) -> None:
     make = partial(validation, texts, Failing(first(2)), limit=4)
     with pytest.raises(FatalSampleError, match="Of 10 samples of this validation pass 2 failed"):
         Ranks(make, 1, max_skip_rate=0.01).rest()
+
+
+def test_a_handler_of_the_users_decides_unless_there_is_a_rate(texts) -> None:
+    half = Failing(first(30))
+    for is_own, rate, is_stopped in ((True, None, False), (True, 0.01, True), (False, None, True)):
+        handler = {"global_error_handler": ignore} if is_own else {}
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0, **handler)
+        loader = get_savable_loader(
+            get_val_dataset(
+                texts, split_part="train", worker_config=config, task_encoder=half, batch_size=2
+            ),
+            max_skip_rate=rate,
+        )
+        with pytest.raises(FatalSampleError) if is_stopped else nullcontext():
+            assert len(list(loader)) == 15

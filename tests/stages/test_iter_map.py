@@ -14,6 +14,7 @@ from energon_lite import (
     MapDataset,
     SkipSample,
     WorkerConfig,
+    get_savable_loader,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
@@ -187,3 +188,14 @@ def test_state_of_a_regular_run_stays_short(texts) -> None:
     for _ in run:
         sizes.append(len(json.dumps(run.snapshot().to_json())))
     assert max(sizes) < 200
+
+
+def test_a_loader_resumes_a_function_over_a_pass(texts) -> None:
+    def loader() -> Any:
+        return get_savable_loader(IterMapDataset(in_file_order(texts), running_sum))
+
+    first = loader()
+    head = list(itertools.islice(first, 5))
+    resumed = loader()
+    resumed.restore_state_rank(json.loads(json.dumps(first.save_state_rank())))
+    assert head + list(resumed) == list(loader())
