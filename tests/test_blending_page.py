@@ -88,7 +88,7 @@ def training(path: Path, encoder: Any, batch_size: int = 8) -> Any:
     )
 
 
-def test_blend_gives_whole_batches_of_each_dataset_by_weight(sets) -> None:
+def test_blend_yields_whole_batches_of_each_dataset_by_weight(sets) -> None:
     train_loader = get_loader(
         BlendDataset(
             (training(sets["image"], ImageTask()), 0.6),
@@ -100,7 +100,7 @@ def test_blend_gives_whole_batches_of_each_dataset_by_weight(sets) -> None:
     assert abs(kinds[ImageBatch] - 60) <= 5  # four streams: 2 * 4 + 5 at the very most
 
 
-def test_concat_gives_each_validation_sample_once(sets) -> None:
+def test_concat_yields_each_validation_sample_once(sets) -> None:
     val_loader = get_loader(
         ConcatDataset(
             get_val_dataset(

@@ -155,7 +155,7 @@ def test_a_bad_tar_exits_with_one_and_names_it(root):
     assert result.stdout == ""
 
 
-def test_a_prepared_folder_is_not_prepared_again_unless_asked(root):
+def test_a_prepared_folder_is_prepared_again_only_by_option(root):
     assert run("prepare", root, *TYPED).exit_code == 0
     for given in (TYPED, []):
         again = run("prepare", root, *given)
@@ -165,7 +165,7 @@ def test_a_prepared_folder_is_not_prepared_again_unless_asked(root):
     assert run("prepare", root, "--tar-index-only").exit_code == 0
 
 
-def test_a_dry_run_says_what_it_would_write(root):
+def test_a_dry_run_prints_what_it_would_write(root):
     result = run("prepare", root, *TYPED, "--dry-run")
     assert result.exit_code == 0
     assert "Would prepare" in result.stdout
@@ -252,7 +252,7 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
         (["--steps", "1", "--no-repeat"], 1, "`until: first` or `until: all_once`"),
     ],
 )
-def test_a_plan_that_cannot_be_made_says_why(blend, args, code, message):
+def test_an_impossible_plan_names_the_reason(blend, args, code, message):
     result = run("plan", blend, *args)
     assert result.exit_code == code
     assert message in result.stderr
@@ -326,7 +326,7 @@ def test_optional_fields_are_passed_over_by_an_empty_answer(tmp_path):
     }
 
 
-def test_what_an_option_says_is_not_asked(tmp_path):
+def test_nothing_is_asked_that_an_option_answers(tmp_path):
     write_captions(tmp_path, num_shards=4, samples_per_shard=2)
     result = run(
         "prepare", tmp_path, "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample",
@@ -408,7 +408,7 @@ def test_every_option_of_energon_is_known(root):
 
 
 @pytest.mark.parametrize("command", ["preview", "analyze-debug"])
-def test_commands_of_energon_that_are_not_here_say_what_to_use(command):
+def test_commands_of_energon_that_are_missing_name_their_replacement(command):
     result = run(command, "info", "some/path", "--new-world-size", 4)
     assert result.exit_code == 2
     assert f"energon-lite {command}: not in this version; " in result.stderr

@@ -249,7 +249,7 @@ measure_lengths(Path(sys.argv[1]), Slow(), num_workers=0)
 """
 
 
-def test_killed_run_goes_on_where_it_was(root, monkeypatch) -> None:
+def test_killed_run_resumes_where_it_was(root, monkeypatch) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(root)],
         env={**os.environ, "PYTHONPATH": str(REPO)},
@@ -343,7 +343,7 @@ def test_command_measures_with_a_class_or_a_function(root) -> None:
         (f"{__name__}:NUM_SAMPLES", "is a int, neither"),
     ],
 )
-def test_command_says_what_is_wrong_with_the_encoder(root, target, text) -> None:
+def test_command_names_what_is_wrong_with_the_encoder(root, target, text) -> None:
     done = command(str(root), "--with", target)
     assert done.exit_code == 2
     assert text in " ".join(done.output.replace("│", " ").split())

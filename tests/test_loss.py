@@ -449,7 +449,7 @@ def test_loss_that_counts_shows_its_nan() -> None:
 
 
 @pytest.mark.parametrize("denominator", [None, 0, torch.tensor(0.0)])
-def test_denominator_of_zero_gives_zero_and_no_gradient(denominator: Any) -> None:
+def test_denominator_of_zero_makes_zero_and_no_gradient(denominator: Any) -> None:
     losses = torch.tensor([1.0, float("nan")], requires_grad=True)
     mean = weighted_mean(losses, torch.zeros(2), denominator=denominator)
     mean.backward()
@@ -458,7 +458,7 @@ def test_denominator_of_zero_gives_zero_and_no_gradient(denominator: Any) -> Non
     assert losses.grad.tolist() == [0, 0]
 
 
-def test_deferred_mean_over_weights_of_zero_gives_zero_and_no_gradient() -> None:
+def test_deferred_mean_over_weights_of_zero_is_zero_and_has_no_gradient() -> None:
     weight = torch.ones(2, requires_grad=True)
     step = DeferredMean()
     step.add(weight * 3, torch.zeros(2)).backward()
@@ -521,7 +521,7 @@ def test_weights_and_masks_get_no_gradient() -> None:
     assert weights.grad is None
 
 
-def test_deferred_mean_starts_anew_after_each_step() -> None:
+def test_deferred_mean_starts_from_scratch_after_each_step() -> None:
     weight = torch.zeros(1, requires_grad=True)
     unused = torch.zeros(1, requires_grad=True)
     step = DeferredMean()
@@ -652,7 +652,7 @@ def errors() -> Iterator[tuple[str, Callable[[], object], str]]:
 
 
 @pytest.mark.parametrize(("call", "text"), [e[1:] for e in errors()], ids=[e[0] for e in errors()])
-def test_errors_say_what_does_not_fit(call: Callable[[], object], text: str) -> None:
+def test_errors_name_what_does_not_fit(call: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is compared below
         call()
     assert text in str(caught.value)

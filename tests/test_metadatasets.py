@@ -93,7 +93,7 @@ def test_there_are_examples_and_the_readme_lists_them() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_names_the_schema_and_says_what_it_shows(name: str) -> None:
+def test_example_names_the_schema_and_what_it_shows(name: str) -> None:
     first, second = (FOLDER / name).read_text().splitlines()[:2]
     assert first == "# yaml-language-server: $schema=../docs/metadataset.schema.json"
     assert second.startswith("# ")

@@ -29,7 +29,7 @@ def test_pairs_come_in_order_of_what_they_waste() -> None:
     assert min(limits)[0] == 5
 
 
-def test_every_pair_says_what_it_does() -> None:
+def test_every_pair_is_described() -> None:
     tiles, tokens = image_samples(2000)
     for pair in search_capacities(tiles, tokens, tiles=[6, 18], tokens=[3000, 6016], **SETTINGS):
         assert pair.tiles_filled == pytest.approx(tiles.sum() / pair.num_packs / pair.max_tiles)

@@ -103,6 +103,6 @@ def test_a_coefficient_that_would_be_negative_is_0() -> None:
         ([((1, 1), 1.0)], "Point 0 has 2 terms; give tokens, sum of squares, tiles"),
     ],
 )
-def test_points_that_tell_too_little_are_refused(points: Any, message: str) -> None:
+def test_points_that_determine_too_little_are_refused(points: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit_cost_model(points)

@@ -52,7 +52,7 @@ SETTINGS: Any = {"max_tiles": 18, "max_tokens": 6016, "num_ranks": 8}
         (30, 8192, 1.001, 0.0026, 0.0003),
     ],
 )
-def test_few_packs_and_all_ranks_alike(
+def test_few_packs_and_equal_ranks(
     omnibal: Any,
     seed: int,
     max_tiles: int,
@@ -158,7 +158,7 @@ def test_texts_without_tiles_and_nothing_at_all() -> None:
     assert (len(empty.packs), len(empty.plan), len(empty.oversize)) == (0, 0, 0)
 
 
-def test_a_model_says_what_makes_packs_alike() -> None:
+def test_a_model_determines_which_packs_are_similar() -> None:
     tiles, tokens = image_samples(8000)
     limits: Any = {"max_tiles": 9, "max_tokens": 4096, "num_ranks": 8}
     by_tokens = balance_epoch(tiles, tokens, **limits, model=CostModel(token=1))

@@ -23,7 +23,7 @@ def test_an_order_never_changes() -> None:
     assert plan.steps.tolist() == [[0, 2], [1, 3], [4, 6], [5, 0]]
 
 
-def test_seeds_and_epochs_draw_anew() -> None:
+def test_seeds_and_epochs_draw_from_scratch() -> None:
     costs = drawn_costs(200)
     plans = {global_window(costs, 4, 10, seed).steps.tobytes() for seed in range(3)}
     plans |= {global_window(costs, 4, 10, 0, epoch=epoch).steps.tobytes() for epoch in range(3)}

@@ -33,7 +33,7 @@ def test_every_prefix_is_within_five_of_the_shares(
     assert all(count == 0 for count, share in zip(counts, shares, strict=True) if share == 0)
 
 
-def test_group_of_a_cycle_does_not_depend_on_what_was_asked_before() -> None:
+def test_group_of_a_cycle_does_not_depend_on_earlier_queries() -> None:
     forth = GroupSchedule([3, 1, 1], seed=7)
     in_order = [forth.group(cycle) for cycle in range(1_000)]
     again = GroupSchedule([3, 1, 1], seed=7)
@@ -41,7 +41,7 @@ def test_group_of_a_cycle_does_not_depend_on_what_was_asked_before() -> None:
     assert GroupSchedule([3, 1, 1], seed=7).group(10**12) in (0, 1, 2)
 
 
-def test_seed_and_pass_give_other_orders() -> None:
+def test_seed_and_pass_determine_the_order() -> None:
     def order(**place: int) -> list[int]:
         schedule = GroupSchedule([1, 1], **{"seed": 0, **place})
         return [schedule.group(cycle) for cycle in range(100)]
@@ -72,7 +72,7 @@ def test_limits_leave_room_for_what_reading_ahead_brings() -> None:
     assert split.surplus_limits([999, 1], batch_size=1)[0] > 999
 
 
-def test_config_is_plain_json_and_says_what_decides_the_content() -> None:
+def test_config_is_json_and_has_what_decides_the_content() -> None:
     mapping = ModalitySplit({"b": ("x", 1), "a": None})
     for split in (mapping, ModalitySplit("source"), ModalitySplit(len, shares={1: 1})):
         assert json.loads(json.dumps(split.config())) == split.config()

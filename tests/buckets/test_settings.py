@@ -58,7 +58,7 @@ def test_limits_follow_the_longest_sample(settings, batch_size, expected) -> Non
     assert buckets.too_long(lengths[:, None]).tolist() == [n < 1 for n in expected]
 
 
-def test_nothing_says_how_large_a_batch_is() -> None:
+def test_settings_without_a_size_of_batches_are_refused() -> None:
     assert not Buckets().has_budget
     with pytest.raises(TypeError, match="nothing limits the size of a batch"):
         Buckets().list_sizes(np.array([1]))

@@ -506,7 +506,7 @@ def test_parallel_ranks_share_an_epoch(tmp_path):
     assert sorted(found) == [f"{i:06d}" for i in range(24)]
 
 
-def test_reproducible_scaling_gives_equal_global_batches(tmp_path):
+def test_reproducible_scaling_yields_equal_global_batches(tmp_path):
     texts(tmp_path / "a", 50)
 
     def global_batches(world_size, workers):

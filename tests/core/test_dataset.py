@@ -26,7 +26,7 @@ def config_of(**more: object) -> WorkerConfig:
     return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, **more})  # type: ignore[arg-type]
 
 
-def test_skip_is_as_many_next_and_keeps_what_was_left_out_uncounted(texts) -> None:
+def test_skip_is_as_many_next_and_leaves_skipped_samples_uncounted(texts) -> None:
     dataset = train(texts, "skipping")(config_of())
     expected = list(islice(StreamRun(dataset, Stream(0, 2)), 12))
     run = StreamRun(dataset, Stream(0, 2), max_skip_rate=1)
@@ -53,7 +53,7 @@ def test_skips_met_again_while_a_place_is_restored_are_not_counted_again(texts) 
     assert num_inside > 0
 
 
-def test_direct_iteration_ends_with_a_virtual_epoch_and_starts_afresh(texts) -> None:
+def test_direct_iteration_ends_with_a_virtual_epoch_and_starts_again(texts) -> None:
     dataset = train(texts, virtual_epoch_length=4)(config_of())
     first = list(dataset)
     assert len(first) == 4

@@ -156,7 +156,7 @@ def test_super_without_arguments_works_in_edataclasses() -> None:
     assert type(sample) is Derived
 
 
-def test_derive_from_copies_service_fields_and_lets_given_ones_win() -> None:
+def test_derive_from_copies_service_fields_unless_they_are_passed() -> None:
     image = torch.zeros(3, 1, 1)
     base = text_sample()
     sample = CaptioningSample.derive_from(base, image=image, caption="c", __key__="new")
@@ -288,7 +288,7 @@ def test_batch_lists_stay_aligned_with_the_samples_when_subflavors_are_empty() -
     assert batch.__loss_weight__ == [1.0, 2.0, 1.0]
 
 
-def test_batch_from_samples_takes_given_fields_instead() -> None:
+def test_batch_from_samples_takes_passed_fields_instead() -> None:
     batch = ImageBatch.from_samples(images(1), caption=["x"], __key__=["y"], note="n")
     assert (batch.caption, batch.__key__, batch.note) == (["x"], ["y"], "n")
 

@@ -22,7 +22,7 @@ def test_different_names_have_different_keys(left, right) -> None:
 @pytest.mark.parametrize(
     ("left", "right"), [(("a", "b"), ("ab",)), ((1, 2), (12,)), (("1",), (1,)), (((1,),), (1,))]
 )
-def test_names_that_look_alike_have_different_keys(left, right) -> None:
+def test_similar_names_have_different_keys(left, right) -> None:
     assert key_of(*left) != key_of(*right)
 
 
@@ -36,7 +36,7 @@ def test_keys_and_words_are_the_same_in_every_process_and_version() -> None:
     ]
 
 
-def test_counters_give_other_words_and_longer_runs_begin_alike() -> None:
+def test_counters_make_other_words_and_longer_runs_begin_equally() -> None:
     words = random_words(key_of("a"), 3, size=8)
     assert words.dtype == np.uint64
     assert random_words(key_of("a"), 3, size=100)[:8].tolist() == words.tolist()

@@ -86,7 +86,7 @@ def test_environment_that_is_no_place_is_refused(monkeypatch, environment) -> No
         WorkerConfig.default_worker_config(1)
 
 
-def test_process_group_that_says_otherwise_later_is_an_error(tmp_path) -> None:
+def test_process_group_that_contradicts_later_is_an_error(tmp_path) -> None:
     assumed = WorkerConfig.default_worker_config(1)
     explicit = WorkerConfig(rank=0, world_size=2, num_workers=1)
     both = (assumed, explicit)

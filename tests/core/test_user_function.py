@@ -50,7 +50,7 @@ def test_result_gets_the_restore_key_where_it_has_a_place_for_it() -> None:
             assert run.call(KEY, 1) == plain
 
 
-def test_what_is_left_out_is_recorded_with_key_stage_and_error() -> None:
+def test_skipped_samples_are_recorded_with_key_stage_and_error() -> None:
     def fail(value: Any) -> Any:
         raise SkipSample if value == 1 else ValueError("bad value")
 

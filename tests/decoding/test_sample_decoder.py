@@ -106,7 +106,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("part", ["pkl", "pickle", "pyd", "pth", "a.pkl", "pkl.gz"])
-def test_nothing_is_unpickled_unless_asked_for(part: str) -> None:
+def test_nothing_is_unpickled_unless_named(part: str) -> None:
     raw = pickle.dumps(Trap())
     packed = gzip.compress(raw) if part.endswith("gz") else raw
     assert SampleDecoder().decode(part, packed) == raw
@@ -233,7 +233,7 @@ def test_images_are_recognised_by_content_and_by_guessing_in_unknown_parts() -> 
         ("json.gz", gzip.compress(b"x", mtime=0), "part 'json' is not JSON"),
     ],
 )
-def test_decoding_error_says_what_the_bytes_look_like(part: str, raw: bytes, message: str) -> None:
+def test_decoding_error_shows_the_first_bytes(part: str, raw: bytes, message: str) -> None:
     with pytest.raises(DecodingError, match=message) as caught:
         SampleDecoder()({"__key__": "k", part: raw})
     assert caught.value.__cause__ is not None
@@ -250,7 +250,7 @@ def test_truncated_image_is_called_broken(kept: float) -> None:
 
 
 @pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
-def test_missing_package_is_an_import_error_that_says_what_to_install(
+def test_missing_package_is_an_import_error_that_names_what_to_install(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "cbor" if part == "cbor" else "msgpack"

@@ -124,7 +124,7 @@ def test_a_part_that_would_be_too_large_is_a_broken_part_and_allocates_nothing(n
     assert peak < 8 * MEBIBYTE + 10 * len(raw)
 
 
-def test_the_error_says_how_large_what_allows_it_and_what_to_do() -> None:
+def test_the_error_names_the_size_the_setting_and_the_remedy() -> None:
     with pytest.raises(DecodingError) as caught:
         SampleDecoder().decode("png", png(12_000, 12_000))
     assert "would take 1,728,000,000 bytes" in str(caught.value)
@@ -180,7 +180,7 @@ def test_gzip_is_unpacked_as_python_unpacks_it(members: list[bytes], cut: int, z
     st.sampled_from(["json", "npy", "npz", "ten", "gz", "txt", "cls", "png", "jpg", "tif", "gif"]),
     st.binary(max_size=60), st.integers(0, 400), st.binary(min_size=1, max_size=4),
 )  # fmt: skip
-def test_damaged_parts_give_a_decoding_error_or_a_value(
+def test_corrupt_parts_are_a_decoding_error_or_a_value(
     part: str, head: bytes, at: int, change: bytes
 ) -> None:
     whole = {"npz": npz(64), "npy": npy_header("(2,)") + bytes(8), "png": png(3, 3),

@@ -229,7 +229,7 @@ WEIRD = st.sampled_from(
 
 
 @given(st.sampled_from(list(PLACES)), TEXTS | st.binary(max_size=40))
-def test_random_text_gives_our_error_or_a_value(
+def test_random_text_is_our_error_or_a_value(
     tmp_path_factory: pytest.TempPathFactory, place: str, text: str | bytes
 ) -> None:
     path = tmp_path_factory.mktemp("random") / Path(place).name
@@ -284,7 +284,7 @@ DOCUMENTS: dict[str, Any] = {
 
 @examples(60)
 @given(st.sampled_from(list(DOCUMENTS)), st.data())
-def test_a_document_with_one_odd_value_gives_samples_or_our_error(
+def test_a_document_with_one_odd_value_yields_samples_or_our_error(
     small_data: Path, tmp_path_factory: pytest.TempPathFactory, place: str, data: st.DataObject
 ) -> None:
     root = shutil.copytree(small_data / "text", tmp_path_factory.mktemp("odd") / "text")

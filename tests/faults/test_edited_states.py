@@ -104,7 +104,7 @@ def datasets(texts: Path) -> Callable[[int], SavableDataset[Any]]:
 
 @examples(40)
 @given(st.integers(0, len(ALL_CASES) - 1), st.integers(0, 6), st.data())
-def test_an_edited_stream_is_refused_or_goes_on(
+def test_an_edited_stream_is_refused_or_resumes(
     datasets: Callable[[int], SavableDataset[Any]], case: int, given: int, data: st.DataObject
 ) -> None:
     dataset, stream = datasets(case), Stream(1, 2)
@@ -140,7 +140,7 @@ def saved(texts: Path) -> dict[str, list[dict[str, Any]]]:
 
 @examples(80)
 @given(st.sampled_from(list(RUNS)), st.sampled_from([1, 2, 3]), st.data())
-def test_an_edited_state_of_the_loader_is_refused_or_goes_on(
+def test_an_edited_state_of_the_loader_is_refused_or_resumes(
     texts: Path, saved: dict[str, list[dict[str, Any]]], kind: str, world: int, data: st.DataObject
 ) -> None:
     states = saved[kind]

@@ -23,7 +23,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_lite.storage.files.sleep", lambda seconds: None)
 
 
-def test_damaged_files_are_told_or_change_nothing(tmp_path: Path, no_pause: Any) -> None:
+def test_corrupt_files_are_reported_or_change_nothing(tmp_path: Path, no_pause: Any) -> None:
     scenes = Scenes(tmp_path / "made")
     found = [
         scenes.try_one(number, f"{number}/{repetition}", tmp_path / "work")
@@ -46,7 +46,7 @@ def try_many(folder: Path, number: int, seeds: list[str]) -> list[tuple[str, str
 
 @pytest.mark.soak
 @pytest.mark.processes
-def test_ten_thousand_damaged_files(tmp_path: Path) -> None:
+def test_ten_thousand_corrupt_files(tmp_path: Path) -> None:
     each = -(-10_000 // len(SCENES))
     tasks = {}
     bad: list[str] = []

@@ -137,7 +137,7 @@ def test_index_is_not_needed_for_reading(copied: Path, case: Any, caplog: Any) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="lists open files by /proc")
-def test_index_is_open_only_while_it_is_asked(copied: Path) -> None:
+def test_index_is_open_only_while_it_is_queried(copied: Path) -> None:
     dataset = get_train_dataset(
         copied, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=1
     )
@@ -167,7 +167,7 @@ def test_first_members_that_are_no_part_of_a_sample_are_passed_over(tmp_path: Pa
     assert "sample 0 has the key '0', where index.sqlite has '1'" in errors[0]
 
 
-def test_index_that_gives_a_part_to_another_sample_is_an_error(tmp_path: Path) -> None:
+def test_index_that_assigns_a_part_to_another_sample_is_an_error(tmp_path: Path) -> None:
     """Sample 1 would have the first part of sample 2, which would lack it without a word."""
     members = [(f"{i}.{part}", b"text") for i in range(4) for part in ("a.txt", "b.txt")]
     write_tar(tmp_path / "set/a.tar", members)

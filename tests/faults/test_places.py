@@ -84,7 +84,7 @@ def test_preparing_writes_through_no_planted_link(root: Path, outside: Path, nam
 
 
 @pytest.mark.parametrize("name", [".nv-meta", ".nv-meta/prepare.partial", "linked"])
-def test_a_folder_that_leads_out_is_written_to_only_if_asked(
+def test_a_folder_that_leads_out_is_written_to_only_with_follow_links(
     root: Path, outside: Path, name: str
 ) -> None:
     place = root / name
@@ -154,7 +154,7 @@ def test_a_split_part_is_no_way_out_for_a_length_index(
     assert content(outside) == {str(outside / "file"): b"kept"}
 
 
-def test_lengths_are_written_outside_only_where_the_user_says(root: Path, outside: Path) -> None:
+def test_lengths_are_written_outside_only_with_meta_dir(root: Path, outside: Path) -> None:
     (root / META / "energon_lite").symlink_to(outside)
     with pytest.raises(DatasetFormatError, match="--meta-dir"):
         measure(root)

@@ -53,7 +53,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_corrupt_file_gives_a_result_or_an_error_with_place_and_remedy(
+def test_a_corrupt_file_yields_a_result_or_an_error_with_place_and_remedy(
     base: Path, tmp_path: Path, name: str
 ) -> None:
     rng = random.Random(name)

@@ -66,7 +66,7 @@ def test_without_damage_all_is_read(root: Path) -> None:
 
 @examples(60)
 @given(data=st.data())
-def test_any_damage_gives_values_or_an_error_with_file_and_remedy(
+def test_any_corruption_returns_values_or_an_error_with_file_and_remedy(
     prepared: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     root = tmp_path_factory.mktemp("damaged")
@@ -181,7 +181,7 @@ DAMAGES: dict[str, Callable[[sqlite3.Connection], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_rows_of_an_earlier_run_are_made_again(
+def test_corrupt_rows_of_an_earlier_run_are_written_again(
     root: Path, tmp_path: Path, damage: Callable[[sqlite3.Connection], object]
 ) -> None:
     shard, rows = kept_rows(root, tmp_path)
@@ -217,9 +217,7 @@ def test_a_full_disk_is_one_error_and_a_second_run_works(
     assert not (root / META / "prepare.partial").exists()
 
 
-def test_rows_that_are_damaged_when_they_are_taken_over_are_named(
-    root: Path, tmp_path: Path
-) -> None:
+def test_rows_that_are_corrupt_when_they_are_copied_are_named(root: Path, tmp_path: Path) -> None:
     _, rows = kept_rows(root, tmp_path)
     raw = bytearray(rows.read_bytes())
     raw[4096:] = b"\xff" * (len(raw) - 4096)

@@ -134,7 +134,7 @@ def test_an_error_that_passes_costs_nothing(sound, storage, name, number, caplog
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_that_stays_costs_the_shard_and_says_how_often_it_was_tried(
+def test_an_error_that_stays_costs_the_shard_and_reports_the_number_of_tries(
     sound, storage, name, caplog
 ) -> None:
     expected = keys_in(loader_of(sound))
@@ -226,7 +226,7 @@ def test_an_outage_that_ends_costs_nothing(sound, storage, caplog) -> None:
     assert "could be read at try" in ended
 
 
-def test_an_outage_may_end_while_it_is_asked_for(sound, storage, monkeypatch) -> None:
+def test_an_outage_may_end_while_it_is_probed(sound, storage, monkeypatch) -> None:
     """The last try fails, then the other shards can be read: the shard is tried as long as ever."""
     expected = keys_in(loader_of(sound))
 

@@ -333,7 +333,7 @@ def test_a_long_pass_is_extrapolated_up_to_its_end(root, monkeypatch):
     assert "the pass ends after" in found.warnings[0]
 
 
-def test_a_finite_pass_counts_as_long_as_it_is_not_as_was_asked(root):
+def test_a_finite_pass_counts_as_long_as_it_is(root):
     found = plan(root / "a", steps=10**9, repeat=False)
     assert (found.drawn_steps, found.steps, found.samples) == (23, 23, 23)
 
@@ -359,7 +359,7 @@ def test_tokens_are_counted_with_an_index(root):
     assert "tokens" in plan_text(found).splitlines()[1]
 
 
-def test_tokens_without_an_index_have_only_the_shares_asked_for(root):
+def test_tokens_without_an_index_have_only_target_shares(root):
     split = {"blend": [entry("a", weight=1), entry("b", weight=3)], "unit": "tokens"}
     path = written(root, split)
     found = plan(path, steps=100)

@@ -43,7 +43,7 @@ def store(folder: Path, name: str, lengths: Any) -> None:
     write_lengths(folder, "train", name, np.asarray(lengths).astype(np.int64), data)
 
 
-def test_report_says_what_packs_and_their_order_are_worth(root) -> None:
+def test_report_has_what_packs_and_their_order_are_worth(root) -> None:
     report = balance_report(root, lengths="documents", capacity=32_768, ranks=8, steps=128)
     padded, packs, synced, planned = report.rows
     assert packs.full == pytest.approx(synced.full, abs=1e-4)

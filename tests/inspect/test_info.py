@@ -59,7 +59,7 @@ def test_a_part_that_cannot_be_read_is_reported_and_the_others_described(root):
     assert "'none.tar' is not in" in splits["val"]["error"]
 
 
-def test_a_config_that_was_asked_for_must_be_there(root):
+def test_a_config_that_was_named_must_be_there(root):
     prepare_dataset(root, split_ratio="1,0,0")
     with pytest.raises(FileNotFoundError, match=r"other\.yaml is missing"):
         dataset_info(root, split_config="other.yaml")

@@ -172,7 +172,7 @@ def test_what_does_not_fit_the_index_is_an_input_output_error(root):
     assert error.value.errno == errno.EIO
 
 
-def test_the_file_system_is_read_only_and_tells_sizes(root):
+def test_the_file_system_is_read_only_and_reports_sizes(root):
     mounted = MountedFiles(DatasetFiles(root))
     attributes = mounted.getattr("/deep/er/x1.seg.json")
     assert attributes["st_size"] == len(content("deep/er/x1", "seg.json"))

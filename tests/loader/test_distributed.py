@@ -33,7 +33,7 @@ def run_rank(rank: int, folder: Path, states: Path, phase: str) -> list[list[str
 
 
 @pytest.mark.processes
-def test_global_states_are_gathered_on_one_rank_and_given_out_to_more(tmp_path: Path) -> None:
+def test_global_states_are_gathered_on_one_rank_and_distributed_to_more(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 40)
 
     def run_ranks(world_size: int, phase: str) -> list[list[str]]:

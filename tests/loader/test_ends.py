@@ -258,7 +258,9 @@ def test_eight_ranks_make_equally_many_steps_and_every_sample_is_valid_once(
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
 @pytest.mark.parametrize("kind", ["packs", "buckets", "dicts"])
-def test_ranks_that_cannot_talk_count_and_give_the_same(roots, monkeypatch, kind, end) -> None:
+def test_ranks_without_communication_count_and_yield_the_same(
+    roots, monkeypatch, kind, end
+) -> None:
     make = partial(validation, roots[61], encoder_of(kind, 5))
     agreed = Together(monkeypatch, make, 3, end=end, num_streams=4)
     alone = Together(monkeypatch, make, 3, end=end, num_streams=4, has_store=False)

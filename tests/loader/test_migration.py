@@ -349,7 +349,7 @@ def ids(letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sources_that_stay_go_on_and_new_ones_start(sets, case) -> None:
+def test_sources_that_stay_resume_and_new_ones_start(sets, case) -> None:
     before, after, stay, start, report = CASES[case]
     old = blend_of(sets, before, Measuring)
     new = blend_of(sets, after, Measuring)
@@ -407,7 +407,7 @@ ALL_AT_ONCE = CASES["all at once"]
         pytest.param((4, 2), (1, 0), marks=pytest.mark.processes),
     ],
 )
-def test_edited_blend_goes_on_on_another_topology(sets, before, after) -> None:
+def test_edited_blend_resumes_on_another_topology(sets, before, after) -> None:
     old, new = blend_of(sets, ALL_AT_ONCE[0]), blend_of(sets, ALL_AT_ONCE[1])
     streams = 8 if before[1] else 4
     run = Ranks(old, before[0], before[1], num_streams=streams)
@@ -479,7 +479,7 @@ def buffered_keys(snapshot: Any) -> list[Any]:
         (Chosen, {"batch_size": 2, "packing_buffer_size": 9}),
     ],
 )
-def test_samples_held_back_go_on_but_for_those_of_removed_sources(sets, encoder, settings) -> None:
+def test_buffered_samples_resume_but_for_those_of_removed_sources(sets, encoder, settings) -> None:
     old = blend_of(sets, ALL_AT_ONCE[0], encoder, **settings)
     new = blend_of(sets, ALL_AT_ONCE[1], encoder, **settings)
     run = Ranks(old, 1, num_streams=2)
@@ -563,7 +563,7 @@ def items_of(batches: Any, place: tuple[str, int]) -> list[tuple[int, int, int]]
 
 @pytest.mark.parametrize("steps", range(3, 9))
 @pytest.mark.parametrize("encoder", [Expanding, Unmarked])
-def test_sample_that_was_being_expanded_goes_on_with_its_next_item(sets, steps, encoder) -> None:
+def test_sample_that_was_being_expanded_resumes_with_its_next_item(sets, steps, encoder) -> None:
     old = blend_of(sets, ALL_AT_ONCE[0], encoder)
     new = blend_of(sets, ALL_AT_ONCE[1], encoder)
     run = Ranks(old, 1, num_streams=2)
@@ -626,7 +626,7 @@ EPOCHIZED = "blend_epochized: [{path: a}, {path: b, repetitions: 2}, {path: c}]"
     ],
 )
 @pytest.mark.parametrize("steps", [1, 4, 9, 13])
-def test_edited_epochized_blend_gives_each_round_of_what_stays(sets, after, stay, steps) -> None:
+def test_edited_epochized_blend_yields_each_round_of_what_stays(sets, after, stay, steps) -> None:
     settings: dict[str, Any] = {"batch_size": 2}
     run = Ranks(blend_of(sets, EPOCHIZED, **settings), 1, num_streams=2)
     first = run.slots(steps * 2)
@@ -763,7 +763,7 @@ def test_swapped_ids_of_two_folders_are_refused_as_other_data(sets) -> None:
         lambda state: state["streams"]["0"].update({"inner": []}),
     ],
 )
-def test_damaged_state_is_refused_while_it_is_migrated(sets, states, damage) -> None:
+def test_corrupt_state_is_refused_while_it_is_migrated(sets, states, damage) -> None:
     states[0] = opened(states[0])
     damage(states[0])
     states[0] = signed(states[0])

@@ -69,7 +69,7 @@ def test_resume_anywhere_in_a_later_pass(texts, num_workers, world_size) -> None
 
 
 @pytest.mark.parametrize("encoder", ["plain", "expanding", "grouping"])
-def test_training_goes_on_after_a_break_and_loses_nothing(texts, encoder) -> None:
+def test_training_continues_after_a_break_and_loses_nothing(texts, encoder) -> None:
     make = train(texts, encoder)
     expected = list(islice(iter(loader_of(make)), 20))
     loader = loader_of(make)
@@ -263,7 +263,7 @@ def test_passes_of_no_data_stay_empty(texts) -> None:
 
 
 @pytest.mark.parametrize("ended", [[0], [1, 2]])
-def test_on_an_unchanged_topology_each_rank_goes_on_where_it_stood(texts, ended) -> None:
+def test_on_an_unchanged_topology_each_rank_resumes_where_it_stood(texts, ended) -> None:
     make = train(texts, "skipping", repeat=False, batch_size=2)
     run = Ranks(make, 3, num_streams=6)
     for rank in (0, 0, 1, 2, 2, 2):
@@ -291,7 +291,7 @@ def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -
         assert_same(list(resumed.rest().values()), passes[1])
 
 
-def test_ranks_have_begun_the_next_pass_and_only_one_has_given_of_it(texts) -> None:
+def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts) -> None:
     make = train(texts, "skipping", repeat=False)
     one = loader_of(make, num_streams=2)
     passes = [list(one), list(one)]
@@ -331,7 +331,7 @@ def test_more_ranks_than_batches_end_without_a_batch(texts) -> None:
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_validation_gives_every_sample_once_in_file_order_each_time(texts, num_workers) -> None:
+def test_validation_yields_every_sample_once_in_file_order_each_time(texts, num_workers) -> None:
     loader = loader_of(validation(texts), num_workers, num_streams=3)
     for _ in range(3):
         assert [key for batch in loader for key in keys_of(batch)] == EVERY_KEY
@@ -347,7 +347,7 @@ def test_validation_starts_again_after_a_break(texts, num_workers) -> None:
     assert_same(list(loader), expected)
 
 
-def test_validation_goes_on_in_the_middle_only_after_a_restore(texts) -> None:
+def test_validation_resumes_in_the_middle_only_after_a_restore(texts) -> None:
     make = validation(texts)
     loader = loader_of(make, num_streams=3)
     expected = list(loader)

@@ -99,7 +99,7 @@ def test_global_seeds_of_the_user_are_left_alone_by_worker_processes(texts) -> N
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_loader_without_a_batch_asked_for_starts_no_process(texts) -> None:
+def test_loader_of_which_no_batch_is_read_starts_no_process(texts) -> None:
     before = set(multiprocessing.active_children())
     run = Ranks(train(texts), 2, 3)
     run.save()

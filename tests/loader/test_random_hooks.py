@@ -199,7 +199,7 @@ def test_sample_loader_draws_the_same_after_a_resume(texts: Path) -> None:
 
 
 @pytest.mark.parametrize("encoder", ENCODERS[:3])
-def test_finite_passes_draw_anew_and_resume_inside(texts: Path, encoder: Any) -> None:
+def test_finite_passes_draw_from_scratch_and_resume_inside(texts: Path, encoder: Any) -> None:
     make = Making(texts, encoder, repeat=False)
     unbroken = Ranks(make, 1, num_streams=2)
     passes = [unbroken.rest()]
@@ -269,7 +269,7 @@ def test_python_whose_generator_cannot_be_copied_draws_the_same(
     assert random.random() == first
 
 
-def test_seeding_gives_each_generator_other_numbers() -> None:
+def test_seeding_makes_other_numbers_for_each_generator() -> None:
     """All three are Mersenne twisters: of one seed, they would give the same words."""
     with seeded(12345):
         words = [int(torch.randint(1 << 32, ())) for _ in range(50)]

@@ -209,7 +209,7 @@ def test_stuck_worker_is_reported_and_replaced(texts, tmp_path, caplog, kind, re
     assert re.search(report, message), message
 
 
-def test_slow_worker_says_what_it_does_and_fails_if_asked(texts, tmp_path, caplog) -> None:
+def test_slow_worker_reports_what_it_does_and_fails_by_setting(texts, tmp_path, caplog) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=1)
     for fails in (False, True):
         flag = tmp_path / f"flag{fails}"

@@ -305,7 +305,7 @@ def test_changed_bytes_of_the_same_number_of_samples_are_noticed(tmp_path) -> No
     assert "data=" in refused(make, state)
 
 
-def test_moved_dataset_goes_on(tmp_path) -> None:
+def test_moved_dataset_resumes(tmp_path) -> None:
     folder = text_set(tmp_path / "here" / "texts", 20)
     loader = loader_of(train(folder))
     expected = list(islice(iter(loader_of(train(folder))), 5))
@@ -420,7 +420,7 @@ def test_state_is_the_same_after_json_and_torch_save(texts, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) -> None:
+def test_corrupt_state_is_refused_or_resumes_exactly(texts, states, world_size) -> None:
     """No damage gives another exception than StateError, or other batches than the right ones."""
     make = train(texts, "skipping")
     loader = loader_of(make, world_size=world_size)
@@ -457,7 +457,7 @@ def test_damaged_state_is_refused_or_goes_on_exactly(texts, states, world_size) 
     assert num_refused > 60
 
 
-def test_stream_state_of_another_stage_is_refused_when_given(texts, states) -> None:
+def test_stream_state_of_another_stage_is_refused_when_restored(texts, states) -> None:
     changed = copy.deepcopy(states)
     changed[0]["streams"]["0"]["inner"][0]["stage"] = "no such stage"
     changed[0] = signed(changed[0])

@@ -187,7 +187,7 @@ def test_batch_dropped_by_drop_last_leaves_statistics_right(
     assert sum(s.samples for s in stats.values()) == num_samples
 
 
-def test_samples_held_by_group_count_when_they_are_drawn(sets) -> None:
+def test_samples_buffered_by_group_count_when_they_are_drawn(sets) -> None:
     run = Ranks(blend_of(sets, encoder=Grouping), 1, num_streams=2)
     found = recount(run.slots(31).values())
     held: Counter[str] = Counter()
@@ -289,7 +289,7 @@ def test_failing_samples_are_counted_with_their_source(tmp_path) -> None:
     assert stats["b/train"].skipped == stats["b/train"].draws - stats["b/train"].samples > 10
 
 
-def test_batches_left_out_count_for_none_of_their_sources(sets) -> None:
+def test_skipped_batches_count_for_none_of_their_sources(sets) -> None:
     run = Ranks(blend_of(sets, encoder=SkippingBatches), 1)
     found = recount(run.slots(40).values())
     stats = run.loaders[0].stats()
@@ -307,7 +307,7 @@ def counts_of(loader: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("encoder", [Measuring, Skipping, Expanding])
-def test_counts_go_on_after_chained_restores(sets, encoder) -> None:
+def test_counts_continue_after_chained_restores(sets, encoder) -> None:
     make = blend_of(sets, encoder=encoder)
     whole = Ranks(make, 2, num_streams=4)
     whole.slots(48)
@@ -386,7 +386,7 @@ def test_state_with_counts_is_plain_small_and_does_not_grow(sets) -> None:
         lambda stats: stats["a/train"].update({"target": None}),
     ],
 )
-def test_damaged_counts_are_refused(sets, damage) -> None:
+def test_corrupt_counts_are_refused(sets, damage) -> None:
     run = Ranks(blend_of(sets), 1)
     run.steps(3)
     states = run.save()
@@ -402,7 +402,7 @@ def test_damaged_counts_are_refused(sets, damage) -> None:
 # ----------------------------------------------------------------------------------- targets
 
 
-def test_asked_share_of_a_schedule_is_its_integral(sets) -> None:
+def test_target_share_of_a_schedule_is_its_integral(sets) -> None:
     make = blend_of(
         sets,
         """

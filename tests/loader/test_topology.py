@@ -123,7 +123,7 @@ def test_rank_slots_cover_every_slot_once() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 4), (2, 1), (3, 2)])
-def test_worker_processes_give_the_same_slots(texts, world_size: int, num_workers: int) -> None:
+def test_worker_processes_yield_the_same_slots(texts, world_size: int, num_workers: int) -> None:
     make = train(texts[65], "skipping")
     whole = from_start(make, 6, 60)
     run = Ranks(make, world_size, num_workers, num_streams=6)
@@ -133,7 +133,7 @@ def test_worker_processes_give_the_same_slots(texts, world_size: int, num_worker
 
 
 @pytest.mark.processes
-def test_4x2_with_processes_goes_on_equally_on_2x3_and_back(texts) -> None:
+def test_4x2_with_processes_resumes_equally_on_2x3_and_back(texts) -> None:
     make = train(texts[65], "expanding batches", batch_size=4)
     whole = from_start(make, 8, 140)
     run = Ranks(make, 4, 2)
@@ -157,7 +157,7 @@ def test_start_method_changes_nothing(texts, start_method: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 5])
-def test_finite_passes_with_processes_give_the_same_slots_each_time(texts, num_workers) -> None:
+def test_finite_passes_with_processes_yield_the_same_slots_each_time(texts, num_workers) -> None:
     make = train(texts[40], "skipping", repeat=False)
     one = Ranks(make, 1, num_streams=4)
     passes = [one.rest()]

@@ -118,7 +118,7 @@ def test_half_a_message_is_the_end_of_the_worker() -> None:
             messages.receive(here, lambda: None)
 
 
-def test_too_many_open_files_are_an_error_that_says_so() -> None:
+def test_too_many_open_files_are_an_error_that_names_the_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

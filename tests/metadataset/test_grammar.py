@@ -518,7 +518,7 @@ def test_every_misspelled_key_is_named_with_the_right_one(whole: Any, folder: Pa
     assert whole is FULL_V1 or every_key <= tried
 
 
-def test_every_key_that_has_one_home_says_so() -> None:
+def test_every_key_that_has_one_home_names_it() -> None:
     for main, kind in KINDS.items():
         others = [KEYS[other] for other in KINDS.values() if other is not kind]
         for name in KEYS[kind]:

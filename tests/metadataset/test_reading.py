@@ -433,7 +433,7 @@ def test_missing_metadatasets_are_named_with_who_names_them(folder: Path) -> Non
     assert caught.value.__notes__ == ["sub/inner.yaml is named at outer.yaml:5, splits.train.path"]
 
 
-def test_mistake_in_a_nested_file_says_who_names_it() -> None:
+def test_mistake_in_a_nested_file_reports_what_names_it() -> None:
     write("sub/inner.yaml", train={"paht": "a"})
     with pytest.raises(DatasetFormatError, match=r"^sub/inner\.yaml:5, splits\.train: ") as caught:
         read_metadataset(write("outer.yaml", train={"path": "sub/inner.yaml"}), "train")

@@ -123,7 +123,7 @@ def test_shares_follow_a_schedule(lag) -> None:
     assert given.min() > 0
 
 
-def test_source_whose_samples_are_left_out_gets_more_draws() -> None:
+def test_source_whose_samples_are_skipped_gets_more_draws() -> None:
     of = [lengths(400, "a"), lengths(400, "b")]
     run = Run([1, 1], of, lag=LAG, omitted=lambda child, number: child == 0 and number % 3 > 0)
     given, draws = [0, 0], [0, 0]
@@ -152,7 +152,7 @@ def test_child_that_has_ended_is_chosen_no_more() -> None:
 
 @pytest.mark.parametrize("lag", [0, LAG])
 @pytest.mark.parametrize("at", [0, 1, 2, 17, 101])
-def test_state_goes_through_json_and_goes_on_bit_by_bit(lag, at) -> None:
+def test_state_goes_through_json_and_resumes_bit_by_bit(lag, at) -> None:
     of = [lengths(400, "a"), lengths(4000, "b"), lengths(1300, "c")]
     weights = [1.0, 2.5, Schedule("cosine", ((0, 1.0), (500, 3.0)))]
     run = Run(weights, of, lag=lag)

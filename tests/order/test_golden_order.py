@@ -41,7 +41,7 @@ def order_of(name: str) -> list[list[int]]:
     return [list(pair) for pair in zip(epochs.tolist(), indices.tolist(), strict=True)]
 
 
-def test_update_is_asked_for_by_name() -> None:
+def test_update_is_requested_by_name() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         rows = {name: json.dumps(order_of(name)) for name in CONFIGURATIONS}
         body = ",\n".join(f"{json.dumps(name)}: {row}" for name, row in rows.items())

@@ -77,7 +77,7 @@ def test_second_process_compiles_nothing(first_run: tuple[Path, str], cache: Pat
     assert "Compiling" not in second.stderr
 
 
-def test_without_a_place_for_the_code_it_works_and_says_so_once() -> None:
+def test_without_a_place_for_the_code_it_works_and_logs_once() -> None:
     done = run(NO_CACHE)
     assert done.stdout == "[[0, 3], [1, 2]]\n"
     assert done.stderr.count("NUMBA_CACHE_DIR") == 1

@@ -97,7 +97,7 @@ def test_alignment_may_differ_by_resource() -> None:
 
 @pytest.mark.parametrize("pack", PACKERS)
 @pytest.mark.parametrize("lengths", [[], np.empty(0), np.empty(0, np.int32)])
-def test_no_samples_give_no_packs(pack: Callable[..., Any], lengths: Any) -> None:
+def test_no_samples_make_no_packs(pack: Callable[..., Any], lengths: Any) -> None:
     packs = pack(lengths, 8, max_samples=2)
     assert len(packs) == 0
     assert packs.tolist() == []
@@ -106,14 +106,14 @@ def test_no_samples_give_no_packs(pack: Callable[..., Any], lengths: Any) -> Non
 
 @pytest.mark.parametrize("pack", [first_fit_decreasing, first_fit, sequential, pack_best])
 @pytest.mark.parametrize("lengths", [[], np.empty((0, 2), np.int64)])
-def test_no_samples_of_several_resources_give_no_packs(
+def test_no_samples_of_several_resources_make_no_packs(
     pack: Callable[..., Any], lengths: Any
 ) -> None:
     assert len(pack(lengths, [8, 2])) == 0
 
 
 @pytest.mark.parametrize("pack", PACKERS)
-def test_any_integer_type_gives_the_same(pack: Callable[..., Any]) -> None:
+def test_any_integer_type_makes_equal_packs(pack: Callable[..., Any]) -> None:
     lengths = [100, 3, 70, 30, 97, 50, 50]
     for dtype in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4"):
         assert pack(np.array(lengths, dtype), 120) == pack(lengths, 120), dtype

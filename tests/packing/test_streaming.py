@@ -164,7 +164,7 @@ def test_pack_stream_is_the_packer_driven_by_hand_with_restores_anywhere(
 
 
 @given(cases())
-def test_the_oldest_sample_held_is_in_every_pack(case: Case) -> None:
+def test_the_oldest_buffered_sample_is_in_every_pack(case: Case) -> None:
     packer = case.packer()
     fill(packer, case.rows)
     while packer.num_buffered:
@@ -179,7 +179,7 @@ def test_the_oldest_sample_held_is_in_every_pack(case: Case) -> None:
 
 
 @given(cases())
-def test_a_sample_leaves_within_as_many_packs_as_samples_are_held(case: Case) -> None:
+def test_a_sample_leaves_within_as_many_packs_as_samples_are_buffered(case: Case) -> None:
     packer = case.packer()
     entered: dict[int, tuple[int, int]] = {}
     num_packs = 0
@@ -194,7 +194,7 @@ def test_a_sample_leaves_within_as_many_packs_as_samples_are_held(case: Case) ->
 
 
 @given(cases())
-def test_full_is_when_the_target_size_is_held(case: Case) -> None:
+def test_full_is_when_the_target_size_is_buffered(case: Case) -> None:
     packer = case.packer()
     for row in case.rows:
         assert packer.target_size == wanted_size(case, packer.num_added)
@@ -304,7 +304,7 @@ def test_the_scarcest_resource_may_change() -> None:
     assert (packs.sizes(half) <= 10).all()
 
 
-def test_nothing_held_gives_no_pack() -> None:
+def test_an_empty_buffer_makes_no_pack() -> None:
     packer = StreamingPacker(10)
     with pytest.raises(IndexError, match="No sample is buffered"):
         packer.next_pack()
@@ -434,7 +434,7 @@ GOOD = {"numbers": [3, 5], "lengths": [[4], [7]], "added": 6, "totals": [21]}
         {"totals": []},
     ],
 )
-def test_damaged_states_are_refused_and_leave_it_as_it_was(damage: dict[str, Any]) -> None:
+def test_corrupt_states_are_refused_and_leave_it_as_it_was(damage: dict[str, Any]) -> None:
     packer = StreamingPacker(10)
     packer.restore(GOOD)
     with pytest.raises(ValueError, match="The state of a packer"):

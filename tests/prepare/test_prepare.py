@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(root, monkeypatch):
         prepare_dataset(root, **ALL_TRAIN)
 
 
-def test_what_is_prepared_or_edited_is_not_overwritten_unless_asked(root):
+def test_prepared_and_edited_files_are_overwritten_only_by_option(root):
     (root / ".nv-meta").mkdir()
     (root / ".nv-meta/dataset.yaml").write_text("__class__: Mine\n")
     with pytest.raises(FileExistsError, match=r"dataset\.yaml exists and would be changed"):
@@ -372,7 +372,7 @@ def test_a_field_map_that_no_single_sample_can_fill_is_refused_with_counts(tmp_p
     assert prepare_dataset(tmp_path, **ALL_TRAIN, **options).samples == 6
 
 
-def test_a_missing_end_mark_and_shards_in_no_split_part_give_a_warning(root):
+def test_a_missing_end_mark_and_shards_in_no_split_part_are_a_warning(root):
     break_tar(root, data=lambda data: data[: 10 * 1024])
     cut, unused = prepare_dataset(root, split_parts={"train": ".*0[01]"}, num_workers=1).warnings
     assert "data-02.tar: has no end-of-archive mark" in cut

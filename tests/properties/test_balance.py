@@ -107,7 +107,7 @@ def test_no_other_model_explains_the_times_better(points: Any, shift: Any) -> No
 
 
 @given(cost_lists, st.integers(0, 20), seeds, st.integers(0, 1000))
-def test_quantile_sync_gives_every_pack_of_the_window_once(
+def test_quantile_sync_yields_every_pack_of_the_window_once(
     costs: list[float], room: int, seed: int, window_number: int
 ) -> None:
     window = max(len(costs) + room, 1)
@@ -129,7 +129,7 @@ def test_ranks_meet_with_packs_of_the_same_rank_in_cost(
 
 
 @given(cost_lists, st.integers(1, 9), seeds, st.integers(0, 60), st.integers(0, 30), st.data())
-def test_stream_gives_what_windows_give_and_resumes_anywhere(
+def test_stream_yields_what_windows_yield_and_resumes_anywhere(
     costs: list[float], window: int, seed: int, stop: int, ahead: int, data: st.DataObject
 ) -> None:
     wanted = [

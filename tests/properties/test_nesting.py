@@ -26,7 +26,7 @@ def test_any_tree_keeps_all_laws(tree: Tree) -> None:
 
 @examples(8)
 @given(trees(depth=2), st.integers(0, 6), st.integers(0, 3))
-def test_any_tree_goes_on_equally_on_other_ranks(tree: Tree, steps: int, ahead: int) -> None:
+def test_any_tree_resumes_equally_on_other_ranks(tree: Tree, steps: int, ahead: int) -> None:
     dataset = build(tree)
     assume(dataset.pass_length is None and is_worth_it(tree, (4,)))
     make = partial(build, tree)

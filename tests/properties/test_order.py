@@ -157,7 +157,7 @@ def test_share_of_a_stream_follows_the_floor_formula(n, num_streams, epoch, shif
 
 
 @given(orders(multiplier=None, window=0), stream_counts, st.integers(0, 2))
-def test_unshuffled_slots_read_in_order_give_the_file_order(order, num_streams, pass_index) -> None:
+def test_unshuffled_slots_read_in_order_are_the_file_order(order, num_streams, pass_index) -> None:
     count = (2 * order.num_samples // num_streams // order.block + 2) * order.block
     streams = [first(order, Stream(s, num_streams, pass_index), count) for s in range(num_streams)]
     indices: list[int] = []
@@ -314,7 +314,7 @@ def test_small_sources_do_not_all_start_in_the_same_stream() -> None:
     st.integers(1, 1 << 40), st.integers(1, 64), st.integers(0, 5), st.integers(1, 1000),
     st.integers(1, 16),
 )  # fmt: skip
-def test_source_of_any_size_gives_valid_indices_anywhere(
+def test_source_of_any_size_has_valid_indices_anywhere(
     num_samples, num_streams, stream, max_slice, interleave
 ) -> None:
     order = SourceOrder(

@@ -33,7 +33,7 @@ def ordered(seed: int = 1) -> Any:
 # Axolotl's.
 
 
-def test_every_way_to_give_axolotls_arguments_makes_the_same_sampler() -> None:
+def test_every_way_to_pass_axolotls_arguments_makes_the_same_sampler() -> None:
     made = [
         MultipackBatchSampler(ordered(), 4, 2048, LENGTHS, 1.0, True),
         MultipackBatchSampler(ordered(), 4, 2048, lengths=LENGTHS, drop_last=True),
@@ -131,7 +131,7 @@ def test_generated_batches_are_those_of_the_epoch_and_are_not_counted() -> None:
 # Prismatic's.
 
 
-def test_every_way_to_give_prismatics_arguments_makes_the_same_batches() -> None:
+def test_every_way_to_pass_prismatics_arguments_makes_the_same_batches() -> None:
     dataset = range(300)
     made = [
         SplitModalityBatchSampler(PAIRS, 12, num_replicas=2, rank=1, seed=3),

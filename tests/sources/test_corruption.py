@@ -259,7 +259,7 @@ def in_file_order(damaged: Path) -> Any:
 
 
 @pytest.mark.parametrize("damage", ["deleted", "truncated", "index deleted"])
-def test_shard_damaged_in_mid_run_costs_its_samples_only(damaged, damage) -> None:
+def test_shard_corrupted_in_mid_run_costs_its_samples_only(damaged, damage) -> None:
     """In file order, while shard 0 is being given; what is open or read already may still come."""
     loader = in_file_order(damaged)
     iterator = iter(loader)
@@ -286,7 +286,7 @@ def test_shard_damaged_in_mid_run_costs_its_samples_only(damaged, damage) -> Non
 
 
 @pytest.mark.parametrize("damage", ["deleted", "truncated"])
-def test_shard_damaged_before_it_is_opened_is_named(damaged, damage) -> None:
+def test_shard_corrupted_before_it_is_opened_is_named(damaged, damage) -> None:
     errors: list[str] = []
     config = config_of(global_error_handler=lambda error, *rest: errors.append(describe(error)))
     dataset = get_train_dataset(damaged, worker_config=config, batch_size=None, repeat=False)

@@ -366,7 +366,7 @@ def test_lint_lists_broken_lines_and_a_wrong_index(tmp_path, num_workers) -> Non
     assert "no index of lines" in lint_dataset(path, num_workers=0).errors[0].message
 
 
-def test_what_needs_a_folder_says_that_this_is_a_file(tmp_path) -> None:
+def test_a_file_is_named_as_one_where_a_folder_is_needed(tmp_path) -> None:
     """The system's text was a remedy that deletes the file."""
     with pytest.raises(FileNotFoundError, match=r"a\.jsonl is a file; a dataset is a folder of"):
         read_info(lines(tmp_path / "a.jsonl"))

@@ -155,7 +155,7 @@ def test_split_without_any_sample_left_is_empty(tmp_path) -> None:
         samples_of(folder)
 
 
-def test_name_is_folder_and_split_part_or_the_given_one(texts, monkeypatch) -> None:
+def test_name_is_folder_and_split_part_or_the_argument(texts, monkeypatch) -> None:
     assert load_factory(texts, split_part="train").build().name == "texts/train"
     assert load_factory(texts, split_part="train", name="mine").build().name == "mine"
     monkeypatch.chdir(texts)
@@ -249,7 +249,7 @@ def test_modules_are_imported_only_for_trusted_datasets(texts, tmp_path, monkeyp
         samples_of(texts, trust=True)
 
 
-def test_folder_that_is_not_prepared_says_what_to_do(tmp_path) -> None:
+def test_folder_that_is_not_prepared_is_an_error_with_a_remedy(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match="check the path"):
         samples_of(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):

@@ -49,7 +49,7 @@ def test_batch_knows_its_slot_and_the_keys_of_its_samples(texts) -> None:
     assert run.key == ("batch", 3, ("texts/train", 0, 6, 5), ("texts/train", 0, 7, 7))
 
 
-def test_groups_are_given_when_full_and_at_the_end_in_the_order_they_began(texts) -> None:
+def test_groups_are_emitted_when_full_and_at_the_end_in_the_order_they_began(texts) -> None:
     dataset = GroupBatchDataset(source(texts), 3, parity, numbers)
     assert list(dataset) == [[0, 2, 4], [1, 3, 5], [6, 8], [7, 9]]
     dropped = GroupBatchDataset(source(texts), 3, parity, numbers, drop_last=True)

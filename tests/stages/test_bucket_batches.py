@@ -107,7 +107,7 @@ def test_batch_that_needs_several_windows_is_full(root) -> None:
     assert [len(batch["numbers"]) for batch in batches] == [20, 20, 20]
 
 
-def test_rest_at_the_end_is_left_out_and_counted_if_asked(root) -> None:
+def test_rest_at_the_end_is_dropped_and_counted_with_drop_last(root) -> None:
     for drop_last, sizes in ((False, {7: 8, 4: 1}), (True, {7: 8})):
         batches, loader = one_pass(root, Fixed(), batch_size=7, batch_drop_last=drop_last)
         assert Counter(len(batch["numbers"]) for batch in batches) == sizes
@@ -194,7 +194,7 @@ def test_order_of_batches_does_not_go_by_length(root) -> None:
     assert abs(np.mean(means[1:] * means[:-1]) / means.var()) < 0.25
 
 
-def test_streams_give_batches_of_like_lengths_at_the_same_step(root) -> None:
+def test_streams_yield_batches_of_similar_lengths_at_the_same_step(root) -> None:
     lengths = [1 + (37 * i) % 101 for i in range(NUM_SAMPLES)]
 
     def make(config: WorkerConfig) -> SavableDataset[Any]:
@@ -216,7 +216,7 @@ def test_order_is_another_in_each_window(root) -> None:
         assert len({tuple(order) for order in areas.argsort(1).tolist()}) > 15
 
 
-def test_longest_batch_comes_first_if_asked(root) -> None:
+def test_longest_batch_comes_first_by_setting(root) -> None:
     batches, _ = one_pass(root, Fixed(window=99, longest_first=True), batch_size=6)
     assert max(batches[0]["lengths"]) == 13
     assert area(batches[0]) == max(map(area, batches))

@@ -73,7 +73,7 @@ ORDERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("order", ORDERS, ids=["permuted", "windows", "file order"])
 @pytest.mark.parametrize("num_streams", STREAMS)
-def test_concatenation_gives_each_sample_once_in_each_pass(roots, num_streams, order) -> None:
+def test_concatenation_yields_each_sample_once_in_each_pass(roots, num_streams, order) -> None:
     names = dict(zip("abc", SIZES, strict=True))
     dataset = ConcatDataset(*(source(roots[n], name, **order) for name, n in names.items()))
     before: set[Any] = set()
@@ -106,7 +106,7 @@ def test_each_stream_reads_the_parts_in_their_order(roots) -> None:
     ("size", "num_streams", "repeats"),
     pairwise(SIZES, [1, 2, 3, 5, 9], [0.1, 0.5, 1, 1.3, 2.75, Fraction(7, 3)]),
 )
-def test_repetition_gives_exactly_that_share_in_each_pass(
+def test_repetition_yields_exactly_its_share_in_each_pass(
     roots, size, num_streams, repeats
 ) -> None:
     dataset = RepeatDataset(source(roots[size]), repeats=repeats)
@@ -255,7 +255,7 @@ def test_one_source_used_again_has_an_id_and_an_order_of_its_own(roots) -> None:
     assert [facts.name for facts in same.sources()] == ["a"]
 
 
-def test_expected_counts_give_the_parts_in_their_order(roots) -> None:
+def test_expected_counts_have_the_parts_in_their_order(roots) -> None:
     dataset = ConcatDataset(source(roots[3]), source(roots[11], "b"))
     assert dataset.expected(2) == {"a": 2, "b": 0}
     assert dataset.expected(8) == {"a": 3, "b": 5}
@@ -263,7 +263,7 @@ def test_expected_counts_give_the_parts_in_their_order(roots) -> None:
     assert again.expected(14 + 5) == {"a": 3 + 3, "b": 11 + 2}
 
 
-def test_copies_and_children_keep_what_a_dataset_gives(roots) -> None:
+def test_copies_and_children_keep_what_a_dataset_yields(roots) -> None:
     dataset = RepeatDataset(
         ConcatDataset(source(roots[3]), RepeatDataset(source(roots[3], "b"), repeats=2)), repeats=2
     )

@@ -34,7 +34,7 @@ def test_none_and_all_that_is_false_is_no(texts, answer) -> None:
     assert list(FilterDataset(in_file_order(texts), filter_fn=lambda sample: answer)) == []
 
 
-def test_what_is_filtered_out_counts_as_left_out_on_purpose(texts) -> None:
+def test_filtered_items_count_as_skipped_on_purpose(texts) -> None:
     run = StreamRun(FilterDataset(in_file_order(texts), filter_fn=is_odd), Stream(0, 1))
     assert len(list(run)) == 5
     records = run.context.take_records()

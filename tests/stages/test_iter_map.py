@@ -89,7 +89,7 @@ def test_stateless_function_is_run_again_on_one_input(texts) -> None:
     assert not IterMapDataset(below, numbers, stateless_iter_fn=True).can_restore_sample()
 
 
-def test_length_is_what_the_function_for_it_says(texts) -> None:
+def test_length_is_what_its_function_returns(texts) -> None:
     dataset = IterMapDataset(in_file_order(texts), expanding, len_map_fn=lambda length: 3 * length)
     assert len(dataset) == 60
     assert dataset.num_items(Stream(0, 3)) == 21
@@ -97,7 +97,7 @@ def test_length_is_what_the_function_for_it_says(texts) -> None:
 
 
 @pytest.mark.parametrize("is_stateless", [True, False])
-def test_input_at_which_it_skips_or_fails_is_left_out_and_counted(texts, is_stateless) -> None:
+def test_input_at_which_it_skips_or_fails_is_dropped_and_counted(texts, is_stateless) -> None:
     def picky(samples: Iterator[Any]) -> Iterator[int]:
         for sample in samples:
             if number_of(sample) == 3:
@@ -154,7 +154,7 @@ def without_last(sample: Any) -> Any:
     return sample
 
 
-def test_function_that_gives_less_than_before_is_refused(texts) -> None:
+def test_function_that_yields_less_than_before_is_refused(texts) -> None:
     run = StreamRun(IterMapDataset(in_file_order(texts), numbers), Stream(0, 1))
     for _ in range(9):
         next(run)

@@ -109,7 +109,7 @@ def stream_of(stage: str, root: Path, twice: bool = False) -> StreamRun[Any]:
 
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_input_is_expanded_once_for_all_items_that_are_held(
+def test_each_input_is_expanded_once_for_all_buffered_items(
     chunks: Path, stage: str, twice: bool
 ) -> None:
     run = stream_of(stage, chunks, twice)

@@ -30,7 +30,7 @@ def test_function_is_called_on_each_item_in_order(texts) -> None:
     assert list(MapDataset(in_file_order(texts), key)) == [f"{i:05d}" for i in range(10)]
 
 
-def test_generator_gives_any_number_of_items_with_keys_of_their_own(texts) -> None:
+def test_generator_yields_any_number_of_items_with_keys_of_their_own(texts) -> None:
     dataset = MapDataset(in_file_order(texts), letters)
     run = StreamRun(dataset, Stream(0, 1))
     found = [(item, run.key) for item in run]
@@ -42,7 +42,7 @@ def test_generator_gives_any_number_of_items_with_keys_of_their_own(texts) -> No
 @pytest.mark.parametrize(
     "restore_key", [("map", 9, ("texts/train", 0, 1, 1)), ("other", 0, ()), ()]
 )
-def test_item_that_a_generator_does_not_give_is_refused(texts, restore_key) -> None:
+def test_item_that_a_generator_does_not_yield_is_refused(texts, restore_key) -> None:
     with pytest.raises(ValueError, match=r"makes no item 9|is not a restore key"):
         MapDataset(in_file_order(texts), letters).restore_sample(restore_key)
 
@@ -57,14 +57,14 @@ def test_replayability_needs_every_stage(texts) -> None:
     assert not MapDataset(below, key).can_restore_sample()
 
 
-def test_function_says_where_it_was_written(texts) -> None:
+def test_function_reports_where_it_was_written(texts) -> None:
     function = UserFunction(key, name="key")
     assert function.where.startswith("key (test_map.py:")
     assert UserFunction(len, name="len").where == "len"
     assert pickle.loads(pickle.dumps(function)).where == function.where
 
 
-def test_config_tells_generators_and_seeded_functions_apart(texts) -> None:
+def test_config_distinguishes_generators_and_seeded_functions(texts) -> None:
     config = MapDataset(in_file_order(texts), letters).config()
     assert (config["stage"], config["expands"], config["seeded"]) == ("map", True, False)
     assert config["of"]["name"] == "texts/train"
@@ -74,7 +74,7 @@ def plain(sample: Any) -> Any:
     return sample
 
 
-def test_argument_says_whether_it_is_stateless_and_else_the_mark(texts) -> None:
+def test_argument_decides_whether_it_is_stateless_before_the_mark(texts) -> None:
     assert not MapDataset(in_file_order(texts), plain).can_restore_sample()
     assert MapDataset(in_file_order(texts), plain, stateless_map_fn=True).can_restore_sample()
     assert MapDataset(in_file_order(texts), key).can_restore_sample()

@@ -201,7 +201,7 @@ def test_failing_samples_and_batches_leave_ranks_in_step() -> None:
     assert num_failed > 10
 
 
-def test_group_that_fails_to_be_told_is_left_out_and_counted() -> None:
+def test_sample_whose_group_function_fails_is_skipped_and_counted() -> None:
     rows = mixed(110)
     (batches,), num_left_out = passes(batches_of(rows, group_by=group_or_none))
     given = [sample[2] for batch in batches for sample in batch]
@@ -330,7 +330,7 @@ def test_buffered_samples_stay_near_the_window() -> None:
 # ------------------------------------------------------------- shares that the data do not have
 
 
-def test_shares_far_from_those_of_the_data_stop_the_run_and_say_what_they_are() -> None:
+def test_shares_far_from_those_of_the_data_stop_the_run_and_are_named() -> None:
     dataset = batches_of(mixed(997), endless=True, shares={"images": 1, "text": 1})
     run = StreamRun(dataset, Stream(0, 1))
     with pytest.raises(FatalSampleError) as caught:
@@ -367,7 +367,7 @@ def test_state_before_that_resumes_with_a_higher_max_surplus() -> None:
     assert "more of its group than the share of the group takes" in records[0].error
 
 
-def test_group_of_share_0_is_held_until_it_is_too_many() -> None:
+def test_group_of_share_0_is_buffered_until_it_is_too_large() -> None:
     dataset = batches_of(mixed(997, every=2), endless=True, shares={"images": 1, "text": 0})
     with pytest.raises(FatalSampleError, match="group 'text' that its share does not take"):
         StreamRun(dataset, Stream(0, 1)).skip(1_000)
@@ -503,7 +503,7 @@ def test_loader_refuses_a_world_size_that_does_not_divide_the_streams(root: Path
             Ranks(make, world_size, states=states)
 
 
-def test_loader_refuses_to_go_on_inside_a_step(root: Path) -> None:
+def test_loader_refuses_to_resume_inside_a_step(root: Path) -> None:
     make = pipeline(root)
     run = Ranks(make, 2, num_streams=4)
     run.steps(3)
@@ -587,7 +587,7 @@ def test_settings_that_do_not_fit_are_refused(root: Path) -> None:
         split_of(pair, ModalitySplit("source", {"pictures/train": 1}))
 
 
-def test_weights_that_say_no_share_of_batches_are_refused(root: Path) -> None:
+def test_weights_that_are_no_share_of_batches_are_refused(root: Path) -> None:
     pictures, stories = source(root), source(root, "stories")
     by_source = ModalitySplit("source")
     rising = BlendDataset((pictures, Schedule("linear", ((0, 0.5), (9, 1.0)))), (stories, 1))

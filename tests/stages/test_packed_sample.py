@@ -124,7 +124,7 @@ def test_loss_mask_takes_tokens_out_of_loss_and_count() -> None:
     assert pack.loss_weights.tolist() == [0, 0, 0]
 
 
-def test_loss_function_that_gives_no_weight_is_an_error() -> None:
+def test_loss_function_that_returns_no_weight_is_an_error() -> None:
     for loss in (lambda n: -1.0, lambda n: float("nan")):
         with pytest.raises(ValueError, match=r"the loss function returned .* for 2 tokens"):
             pack_samples(three(), Packing(capacity=8, loss=loss))

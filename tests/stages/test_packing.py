@@ -184,7 +184,7 @@ def test_sample_with_images_is_not_cut_without_the_users_word(root) -> None:
 # -------------------------------------------------------------------------------------- groups
 
 
-def test_sources_do_not_share_packs_if_asked(root, tmp_path) -> None:
+def test_sources_share_no_packs_with_group_by_source(root, tmp_path) -> None:
     other = text_set(tmp_path / "other", 20)
     blend = metadataset({"blend": [{"path": str(root)}, {"path": str(other), "weight": 2}]})
     for group_by, mixed in ((None, True), ("source", False)):
@@ -230,7 +230,7 @@ def members_of(batch: PackedBatch) -> list[Any]:
     return [key for pack in batch.__restore_key__[2:] for key in pack[2:]]
 
 
-def test_modalities_do_not_share_packs_if_asked(root) -> None:
+def test_modalities_share_no_packs_with_group_by_modality(root) -> None:
     class Some(Packs):
         @stateless
         def encode_sample(self, sample: TextSample) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def test_modalities_do_not_share_packs_if_asked(root) -> None:
 # ------------------------------------------------------------------------------ end of the data
 
 
-def test_last_pack_is_left_out_and_counted_with_drop_last(root) -> None:
+def test_last_pack_is_dropped_and_counted_with_drop_last(root) -> None:
     batches, _ = one_pass(root, Packs([9]))
     dropped, loader = one_pass(root, Packs([9], drop_last=True))
     assert len(dropped) == len(batches) - 1 == NUM_SAMPLES - 1
@@ -256,7 +256,7 @@ def test_last_pack_is_left_out_and_counted_with_drop_last(root) -> None:
     assert (stats.samples, stats.skipped, stats.draws) == (NUM_SAMPLES - 1, 1, NUM_SAMPLES)
 
 
-def test_what_is_held_at_the_end_is_dropped_and_counted_if_asked(root) -> None:
+def test_buffered_samples_are_dropped_and_counted_at_the_end_with_drop_last(root) -> None:
     batches, loader = one_pass(root, Packs(end_of_data="drop"))
     stats = loader.stats()["texts/train"]
     assert len(tokens_of(batches)) == stats.samples == NUM_SAMPLES - stats.skipped
@@ -413,7 +413,7 @@ def test_function_may_get_samples_without_a_place_for_keys(root) -> None:
     assert sorted(key for pack in batches for key in pack["keys"]) == list(range(NUM_SAMPLES))
 
 
-def test_end_of_data_with_a_half_full_buffer_gives_all_samples(root) -> None:
+def test_end_of_data_with_a_half_full_buffer_yields_all_samples(root) -> None:
     for size in (1, 7, 32, 1000):
         batches, _ = one_pass(root, Pairs(), batch_size=None, packing_buffer_size=size)
         assert sorted(key for pack in batches for key in pack["keys"]) == list(range(NUM_SAMPLES))
@@ -608,7 +608,9 @@ def test_single_packs_come_without_a_batch_size(root) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_asked_share_of_a_schedule_is_that_of_the_samples_drawn(root, tmp_path, world_size) -> None:
+def test_target_share_of_a_schedule_is_that_of_the_samples_drawn(
+    root, tmp_path, world_size
+) -> None:
     other = text_set(tmp_path / "other", 20)
     schedule = {"schedule": "linear", "points": {0: 0, 2000: 9}}
     blend = metadataset({"blend": [{"path": str(root), "weight": schedule}, {"path": str(other)}]})
@@ -649,7 +651,7 @@ def imbalance_of(root: Path, world_size: int, **packing: Any) -> float:
     return imbalance(np.array(costs).reshape(-1, world_size))
 
 
-def test_balanced_packs_of_all_ranks_cost_alike_at_each_step(root) -> None:
+def test_balanced_packs_of_all_ranks_have_similar_costs_at_each_step(root) -> None:
     balance = {"balance": "quantile_sync", "balance_window": 32, "cost": COST}
     assert imbalance_of(root, 4) > 0.15
     assert imbalance_of(root, 4, **balance) < 0.06

@@ -158,7 +158,7 @@ def test_window_loses_nothing_and_keeps_its_multiple(
         assert not len(found.carried)
 
 
-def test_streams_of_a_shared_plan_have_alike_packs(root: Path) -> None:
+def test_streams_of_a_shared_plan_have_similar_packs(root: Path) -> None:
     def idle(**more: Any) -> float:
         steps = steps_of(packed(root, Encoder(plan_window=150, **more)))
         costs = [[sum(COST.combine(n, n * n) for n in map(length_of, p)) for p in s] for s in steps]
@@ -226,7 +226,7 @@ def test_skipping_reads_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ahead.key[2:] == expected[-1][2:]
 
 
-def test_state_is_small_however_much_was_given(root: Path) -> None:
+def test_state_is_small_however_much_was_emitted(root: Path) -> None:
     run = StreamRun(packed(root, Encoder(plan_window=100), repeat=True), Stream(0, 4))
     sizes = [len(json.dumps(run.snapshot().to_json())) for _ in range(200) if next(run)]
     assert max(sizes) < 1500
@@ -306,7 +306,7 @@ def test_each_sample_counts_with_its_own_pack(root: Path, more: dict[str, Any]) 
     assert counted(has_resumes=True) == whole
 
 
-def test_samples_without_length_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_samples_without_length_are_skipped_and_counted(tmp_path: Path) -> None:
     root = text_set(tmp_path / "texts", 60)
     measure_lengths(root, Failing(), name="index", num_workers=0)
     dataset = packed(root, Encoder())

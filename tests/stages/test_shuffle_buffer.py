@@ -22,7 +22,7 @@ def order(dataset: Any) -> list[int]:
     return [number_of(sample) for sample in dataset]
 
 
-def test_buffer_gives_a_permutation_in_which_samples_move_by_about_its_size(texts) -> None:
+def test_buffer_yields_a_permutation_in_which_samples_move_by_about_its_size(texts) -> None:
     found = order(ShuffleBufferDataset(in_file_order(texts), 50))
     assert sorted(found) == list(range(300))
     moved = [abs(place - number) for place, number in enumerate(found)]
@@ -75,7 +75,7 @@ def test_no_size_is_no_buffer(texts, size) -> None:
     assert ShuffleBufferDataset(below, size).config() == below.config()
 
 
-def test_state_has_the_keys_of_what_is_held(texts) -> None:
+def test_state_has_the_keys_of_the_buffered_items(texts) -> None:
     run = StreamRun(ShuffleBufferDataset(in_file_order(texts), 3), Stream(0, 1))
     given = number_of(next(run))
     state = run.snapshot().to_json()["inner"][0]

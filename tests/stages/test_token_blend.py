@@ -349,7 +349,7 @@ def test_index_of_other_data_is_refused(tmp_path) -> None:
         blend_of(tmp_path, INDEXED)(ONE)
 
 
-def test_checkpoint_does_not_go_on_with_another_index(tmp_path) -> None:
+def test_checkpoint_does_not_resume_with_another_index(tmp_path) -> None:
     for name in ("short", "long"):
         text_set(tmp_path / name, 9)
         index(tmp_path / name, range(1, 10))
@@ -452,7 +452,7 @@ def test_senseless_length_stops_the_run_with_what_it_was(sets, length) -> None:
         next(iter(loader))
 
 
-def test_sample_without_a_length_is_left_out_and_counted(sets) -> None:
+def test_sample_without_a_length_is_skipped_and_counted(sets) -> None:
     class Failing(Lengths):
         def sample_length(self, sample: TextSample) -> Any:
             if number_of(sample) % 5 == 0:

@@ -100,7 +100,7 @@ def test_a_wrong_info_file_is_refused_by_file_and_key(root, text, message):
     assert ".info.json" in str(caught.value)
 
 
-def test_an_unprepared_folder_says_how_to_prepare_it(tmp_path):
+def test_an_unprepared_folder_is_an_error_that_names_the_command(tmp_path):
     with pytest.raises(FileNotFoundError, match="run `energon-lite prepare"):
         read_info(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
@@ -142,7 +142,7 @@ def test_an_exclude_that_fits_nothing_is_only_warned_about(root, caplog):
     assert "'part/data-00.tar' fits no shard" in caplog.text
 
 
-def test_split_json_is_used_without_split_yaml_and_any_name_can_be_given(root):
+def test_split_json_is_used_without_split_yaml_and_any_name_is_possible(root):
     text = json.dumps({"split_parts": {"train": ["parts/data-03.tar"]}})
     assert split(root, text, config="split.json").shards == ("parts/data-03.tar",)
     assert SplitFile(root, INFO).part("train").shards == ("parts/data-03.tar",)
@@ -202,7 +202,7 @@ def test_a_written_split_is_read_back(root, config):
 # dataset.yaml
 
 
-def test_dataset_yaml_keeps_lines_and_a_missing_one_says_how_to_make_it(root):
+def test_dataset_yaml_keeps_lines_and_a_missing_one_names_how_to_make_it(root):
     with pytest.raises(FileNotFoundError, match=r"dataset\.yaml is missing.*--sample-type"):
         nvmeta.read_dataset_config(root)
     write_meta(root, "dataset.yaml", "__module__: a\n__class__: B\n")

@@ -260,7 +260,7 @@ def test_stores_that_cannot_be_opened_are_reported_when_the_pipeline_is_built(
         train(write(root, x=written))
 
 
-def test_primary_needs_an_index_and_says_so_when_the_pipeline_is_built(root: Path) -> None:
+def test_primary_without_an_index_is_refused_when_the_pipeline_is_built(root: Path) -> None:
     (root / "texts/.nv-meta/index.sqlite").unlink()
     with pytest.raises(FileNotFoundError, match=r"texts has no \.nv-meta/index\.sqlite"):
         train(write(root, **AUX))

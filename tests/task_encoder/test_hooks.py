@@ -578,14 +578,14 @@ def test_seeded_cooker_is_replayed_with_its_noise(tmp_path) -> None:
 # ---------------------------------------------------------------------------------- replay, indices
 
 
-def test_hook_that_is_not_stateless_runs_but_says_that_it_cannot_be_replayed(texts) -> None:
+def test_hook_that_is_not_stateless_runs_but_warns_that_it_cannot_be_replayed(texts) -> None:
     loader = loader_of(texts, encoder_with(encode_sample=lambda self, sample: sample))
     assert len(first(loader, 3)) == 3
     assert not loader.can_restore_sample()
     assert loader_of(texts, Seeded()).can_restore_sample()
 
 
-def test_replay_of_a_sample_that_is_skipped_now_says_so(texts) -> None:
+def test_replay_of_a_sample_that_is_skipped_now_is_an_error(texts) -> None:
     skips = []
 
     @stateless

@@ -105,7 +105,7 @@ def test_four_passes_are_sixty_steps_and_resume_in_mid_epoch(
     assert steps == 60
 
 
-def test_two_processes_resume_and_go_on_as_one(tmp_path: Path) -> None:
+def test_two_processes_resume_as_one(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 60)
     found = run_ranks(2, fit, folder, tmp_path)
     assert [steps for _, _, steps in found] == [60, 60]
@@ -238,7 +238,7 @@ def predicted(folder: Path) -> list[list[str]]:
     return trainer.predict(module, iter(val_loader(folder)))
 
 
-def test_prediction_gives_each_sample_once(tmp_path: Path) -> None:
+def test_prediction_yields_each_sample_once(tmp_path: Path) -> None:
     folder = text_set(tmp_path / "texts", 30)
     found = run_ranks(1, predicted, folder)[0]
     assert sorted(keys_in(found)) == [f"{n:05d}" for n in range(30)]

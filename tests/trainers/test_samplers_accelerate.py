@@ -65,7 +65,7 @@ def accelerated() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_accelerate_gives_every_sample_once_an_epoch(name: str, accelerated: Any) -> None:
+def test_accelerate_yields_every_sample_once_an_epoch(name: str, accelerated: Any) -> None:
     ranks = accelerated[name]
     assert not any("error" in rank for rank in ranks), ranks
     for epoch in range(2):
@@ -99,7 +99,7 @@ def test_each_process_gets_what_its_rank_gets_without_accelerate(accelerated: An
 @pytest.mark.parametrize(
     "name", ["multipack", "modality", "modality_indices", "tokens", "axolotl_random"]
 )
-def test_trainer_gives_every_sample_once_an_epoch_and_resumes(name: str, tmp_path: Path) -> None:
+def test_trainer_yields_every_sample_once_an_epoch_and_resumes(name: str, tmp_path: Path) -> None:
     case = {"kind": "trainer", "name": name, "out": str(tmp_path / "run")}
     whole, resumed = run_two([case, case | {"resume": True}])
     assert not any("error" in rank for rank in (*whole, *resumed)), (whole, resumed)

@@ -57,7 +57,7 @@ def fit(name: str, *, in_hook: bool, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("in_hook", [False, True])
 @pytest.mark.parametrize("name", ["multipack", "modality", "tokens"])
-def test_lightning_gives_every_sample_once_an_epoch(name: str, in_hook: bool) -> None:
+def test_lightning_yields_every_sample_once_an_epoch(name: str, in_hook: bool) -> None:
     ranks = run_ranks(2, fit, name, in_hook=in_hook, use_distributed_sampler=False)
     for epoch in range(EPOCHS):
         assert len(ranks[0][epoch]) == len(ranks[1][epoch]) > 5
