@@ -235,8 +235,28 @@ class DatasetLoaderInterface(ABC):
         ]
 
 
+class _AuxReference:
+    """A file store of a metadataset; its one field is the path."""
+
+    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
+        """Resolves a relative path.
+
+        Args:
+            mds_path: the metadataset that a relative path is relative to.
+        """
+        if mds_path is not None:
+            ((name, path),) = vars(self).items()
+            setattr(self, name, Path(mds_path).parent / path)
+
+    def get_file_store(self) -> FileStore[bytes]:
+        """Opens the store."""
+        ((name, path),) = vars(self).items()
+        place = Place(str(path))
+        return opened_store(Aux(str(path), name == "fs_path", place, local_path(path).absolute()))
+
+
 @dataclass(kw_only=True)
-class AuxDatasetReference:
+class AuxDatasetReference(_AuxReference):
     """A prepared dataset as a file store.
 
     Attributes:
@@ -245,22 +265,9 @@ class AuxDatasetReference:
 
     path: str | PathLike[str]
 
-    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
-        """Resolves a relative path.
-
-        Args:
-            mds_path: the metadataset that a relative path is relative to.
-        """
-        if mds_path is not None:
-            self.path = Path(mds_path).parent / self.path
-
-    def get_file_store(self) -> FileStore[bytes]:
-        """Opens the store."""
-        return _store_of(self.path, is_plain=False)
-
 
 @dataclass(kw_only=True)
-class AuxFilesystemReference:
+class AuxFilesystemReference(_AuxReference):
     """A plain folder as a file store.
 
     Attributes:
@@ -268,24 +275,6 @@ class AuxFilesystemReference:
     """
 
     fs_path: str | PathLike[str]
-
-    def post_initialize(self, mds_path: str | PathLike[str] | None = None) -> None:
-        """Resolves a relative path.
-
-        Args:
-            mds_path: the metadataset that a relative path is relative to.
-        """
-        if mds_path is not None:
-            self.fs_path = Path(mds_path).parent / self.fs_path
-
-    def get_file_store(self) -> FileStore[bytes]:
-        """Opens the store."""
-        return _store_of(self.fs_path, is_plain=True)
-
-
-def _store_of(path: str | PathLike[str], *, is_plain: bool) -> FileStore[bytes]:
-    place = Place(str(path))
-    return opened_store(Aux(str(path), is_plain, place, local_path(path).absolute()))
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ class LeafOpener:
             "training": self.training,
             "worker_config": self.worker_config,
             "loss_weight": leaf.loss_weight,
-            "subset": (lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+            "subset": partial(range_of, leaf.subset) if leaf.subset else None,
             "max_open": max(1, min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves)),
             "shuffle_over_epochs": combined_multiplier(
                 self.multiplier, leaf.shuffle_over_epochs_multiplier
@@ -264,7 +264,7 @@ def _side(leaf: Leaf, member: JoinMember) -> JoinSide:
         leaf.path,
         own.get("split_part", leaf.split_part),
         own.get("split_config", leaf.split_config),
-        (lambda total: range_of(leaf.subset, total)) if leaf.subset else None,
+        partial(range_of, leaf.subset) if leaf.subset else None,
         member.nonmatch,
     )
 

@@ -108,6 +108,17 @@ class _Around(NamedTuple):
             depth=self.depth + 1,
         )
 
+    def effective(self) -> dict[str, Any]:
+        """Returns the values that a leaf gets."""
+        return {
+            "name": self.name,
+            "split_part": self.split_part,
+            "subflavors": self.subflavors,
+            "loss_weight": self.loss_weight,
+            "shuffle_over_epochs_multiplier": self.multiplier,
+            "subset": self.subset,
+        }
+
 
 def is_metadataset(path: Source) -> bool:
     """Returns whether a path or mapping is a metadataset; decides by form, without reading."""
@@ -254,12 +265,7 @@ def _leaf(node: Leaf, file: _File, here: _Around) -> Node:
         node,
         path=target.path,
         source_id=here.name or f"{file.folder.name(target)}/{here.split_part}",
-        name=here.name,
-        split_part=here.split_part,
-        subflavors=here.subflavors,
-        loss_weight=here.loss_weight,
-        shuffle_over_epochs_multiplier=here.multiplier,
-        subset=here.subset,
+        **here.effective(),
         aux={name: _looked_up_store(aux, file) for name, aux in node.aux.items()},
     )
 
@@ -297,12 +303,7 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
         path=primary.path,
         cache=file.folder.path / f"{Path(file.name).name}.cache" if is_file else None,
         source_id=here.name or "+".join(side.source_id for side in sides),
-        name=here.name,
-        split_part=here.split_part,
-        subflavors=here.subflavors,
-        loss_weight=here.loss_weight,
-        shuffle_over_epochs_multiplier=primary.shuffle_over_epochs_multiplier,
-        subset=here.subset,
+        **here._replace(multiplier=primary.shuffle_over_epochs_multiplier).effective(),
     )
 
 

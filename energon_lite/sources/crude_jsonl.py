@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -14,14 +14,12 @@ from energon_lite.core.samples import CrudeSample, SourceInfo
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.prepare.lines import prepare_lines
 from energon_lite.sources.sample_loader import SampleLoader, make_crude
-from energon_lite.sources.source_factory import SourceFactory, Subset, plain
+from energon_lite.sources.source_factory import SourceFactory, plain
 from energon_lite.storage.jsonl import LINES, LineReader, sample_place
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.shards import MAX_OPEN
 from energon_lite.stores.file_stores import JsonlFileStore
 
 _JSON = "json"
@@ -67,11 +65,10 @@ class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample]):
     Args:
         path: the file.
         split_part: only for the name.
-        part_filter: called with "json"; where it returns False, samples have no `json`.
         decoder: has the limits of a decoded line; lines are decoded in any case.
-        max_samples_per_sequence: longest run of lines that stay together; by default 4,096, or a
-            256th of the file if that is less.
-        kwargs: as in `BaseWebdatasetFactory`.
+        kwargs: as in `SourceFactory`. `part_filter` is called with "json"; where it returns False,
+            samples have no `json`. `max_samples_per_sequence` is by default 4,096, or a 256th of
+            the file if that is less.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -86,31 +83,15 @@ class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample]):
         path: str | PathLike[str],
         *,
         split_part: str = LINES,
-        training: bool = True,
-        worker_config: WorkerConfig | None = None,
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
-        subset: Subset = None,
-        part_filter: Callable[[str], bool] | Collection[str] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = None,
-        name: str | None = None,
-        loss_weight: float = 1.0,
-        max_open: int = MAX_OPEN,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            path, split_part=split_part, training=training, worker_config=worker_config,
-            shuffle_over_epochs=shuffle_over_epochs, parallel_shard_iters=parallel_shard_iters,
-            max_samples_per_sequence=max_samples_per_sequence, part_filter=part_filter,
-            subflavors=subflavors, name=name, loss_weight=loss_weight,
-        )  # fmt: skip
+        super().__init__(path, split_part=split_part, **kwargs)
         self.split_part = LINES
         self._decoder = decoder or SampleDecoder()
-        reader = LineReader(self.path, max_open)
+        reader = LineReader(self.path, self.max_open)
         self._size_bytes = reader.size_bytes
-        slice_length = min(_LONGEST_SLICE, reader.num_samples // _NUM_SLICES)
-        self._read_from(reader, slice_length, subset)
+        self._read_from(reader, min(_LONGEST_SLICE, reader.num_samples // _NUM_SLICES))
 
     @staticmethod
     def prepare_dataset(path: str | PathLike[str]) -> int:
@@ -125,10 +106,7 @@ class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample]):
     def iter_dataset_content(path: str | PathLike[str]) -> Iterator[dict[str, bytes]]:
         """Yields the samples of a file, undecoded: `{"json": line}`."""
         reader = LineReader(local_path(path))
-        numbers = np.arange(reader.num_samples)
-        while len(numbers):
-            block = reader.read(numbers[:_LONGEST_SLICE])
-            numbers = numbers[len(block.places) :]
+        for block in reader.blocks(np.arange(reader.num_samples)):
             for members in block.members:
                 if isinstance(members, Exception):
                     raise members

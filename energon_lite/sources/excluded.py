@@ -1,10 +1,11 @@
-"""The places of the samples that a split file excludes."""
+"""Opens split parts: their shards, and the places of the samples that are excluded."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import nvmeta
@@ -15,12 +16,49 @@ logger = logging.getLogger(__name__)
 _LISTED = 20
 
 
-def excluded_positions(root: Path, info: nvmeta.DatasetInfo, part: nvmeta.SplitPart) -> list[int]:
+class OpenedPart(NamedTuple):
+    """A split part of a prepared folder.
+
+    Attributes:
+        split: the file that describes it.
+        part: its shards.
+        tar_file_ids: number of each shard in `index.sqlite`.
+        excluded: positions of the excluded samples in the concatenated shards, rising.
+    """
+
+    split: nvmeta.SplitFile
+    part: nvmeta.SplitPart
+    tar_file_ids: tuple[int, ...]
+    excluded: list[int]
+
+
+def open_part(root: Path, split_part: str, split_config: str | None) -> OpenedPart:
+    """Opens a split part.
+
+    Args:
+        root: the folder.
+        split_part: which part.
+        split_config: name of the split file in `.nv-meta`.
+
+    Raises:
+        FileNotFoundError: The folder, its split file, or a shard is missing.
+        DatasetFormatError: A file of the dataset is not as it should be.
+    """
+    info = nvmeta.read_info(root)
+    split = nvmeta.SplitFile(root, info, split_config)
+    part = split.part(split_part)
+    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
+    ids = tuple(numbers[shard] for shard in part.shards)
+    return OpenedPart(split, part, ids, _excluded_positions(root, numbers, part))
+
+
+def _excluded_positions(
+    root: Path, numbers: Mapping[str, int], part: nvmeta.SplitPart
+) -> list[int]:
     """Finds where the excluded samples lie in the concatenated shards of a split part."""
     wanted = {key for keys in part.excluded.values() for key in keys}
     if not wanted:
         return []
-    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
     found = sample_indices(root, sorted(wanted))
     positions, start = [], 0
     unknown: list[str] = []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from zlib import crc32
 
 import numpy as np
 
@@ -25,19 +24,12 @@ from energon_lite.core.samples import Sample, SourceInfo
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
-from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
-from energon_lite.prepare.join_keys import (
-    JoinReport,
-    build_index,
-    digest_of,
-    find_index,
-)
-from energon_lite.sources.excluded import excluded_positions
+from energon_lite.prepare.join_keys import JoinReport, build_index, find_index
+from energon_lite.sources.excluded import open_part
 from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
-from energon_lite.storage import nvmeta
 from energon_lite.storage.join_index import JoinIndexReader, JoinSide
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, MAX_OPEN, Block, BlockReader, ShardReader
@@ -68,12 +60,7 @@ def open_side(
         nonmatch: as in `JoinSide`.
         max_open: shards that stay open between two reads.
     """
-    info = nvmeta.read_info(path)
-    split = nvmeta.SplitFile(path, info, split_config)
-    part = split.part(split_part)
-    excluded = excluded_positions(path, info, part)
-    numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
-    ids = tuple(numbers[shard] for shard in part.shards)
+    split, part, ids, excluded = open_part(path, split_part, split_config)
     total = sum(part.counts)
     start, stop = (subset(total) if callable(subset) else subset) or (0, total)
     first, last = (edge - int(np.searchsorted(excluded, edge)) for edge in (start, stop))
@@ -133,14 +120,17 @@ class _Column:
     Args:
         side: the dataset.
         rows: their places, shape (N, 3).
+        is_primary: whether none may be missing.
 
     Attributes:
         stop: how many of the rows were read.
     """
 
-    def __init__(self, side: JoinSide, rows: Int64Array) -> None:
+    def __init__(self, side: JoinSide, rows: Int64Array, is_primary: bool) -> None:
         self._side = side
         self._positions, self._lost = side.positions_of(rows)
+        for row in np.flatnonzero(self._positions < 0).tolist() if is_primary else ():
+            self._lost.setdefault(row, side.misfit("a row has no sample of this dataset"))
         self._start = self.stop = 0
         self._lists: tuple[list[Any], ...] = ()
         self._data = _NOTHING.data
@@ -156,7 +146,7 @@ class _Column:
         if len(present) < len(positions):
             number = int(np.append(present, len(positions))[number])  # up to the next to be read
             members = [self._lost.get(row) for row in range(start, start + number)]
-            lists = (members, [side.root.name] * number, [-1] * number)
+            lists = (members, [""] * number, [-1] * number)
             for row, *values in zip(present.tolist(), *block[1:], strict=False):
                 for column, value in zip(lists, values, strict=True):
                     column[row] = value
@@ -209,7 +199,10 @@ class JoinReader(BlockReader):
     def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
         """Reads rows; each side is read `max_bytes` ahead, so that small samples cost few reads."""
         rows = self.index.rows(indices)
-        columns = [_Column(side, rows[:, number]) for number, side in enumerate(self.sides)]
+        columns = [
+            _Column(side, rows[:, number], is_primary=not number)
+            for number, side in enumerate(self.sides)
+        ]
         start = 0
         while start < len(rows):
             for column in columns:
@@ -377,12 +370,6 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
 
     Args:
         inner_datasets: the datasets; a mapping passes their samples as keyword arguments.
-        training: whether the order is shuffled.
-        worker_config: seed and error handlers.
-        shuffle_over_epochs: as in `BaseWebdatasetFactory`.
-        parallel_shard_iters: as there.
-        max_samples_per_sequence: as there; by default the mean number of rows of a shard.
-        subset: as there, of the rows.
         join_index: the join index, or the folder of join indexes, in which it is made if missing;
             None for a folder of this user's in the folder for temporary files.
         joiner: a class of samples, whose `from_joined` is called, or a function; the datasets'
@@ -391,7 +378,8 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
             `error`, `skip`, or `none` (the joiner gets None).
         name: id of the source in states and keys; by default the names of the datasets.
         subflavors: tags that go over those of the datasets.
-        loss_weight: factor for the loss of each sample.
+        kwargs: as in `SourceFactory`, for the rows; `max_samples_per_sequence` is by default the
+            mean number of rows of a shard.
 
     Raises:
         FileNotFoundError: There is no index, and none can be written.
@@ -399,47 +387,36 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         EmptyDatasetError: There is no row.
     """
 
-    _reader: Any
-
     def __init__(
         self,
         inner_datasets: Sequence[BaseWebdatasetFactory[Any]]
         | Mapping[str, BaseWebdatasetFactory[Any]],
         *,
-        training: bool = True,
-        worker_config: WorkerConfig | None = None,
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
-        subset: Subset = None,
         join_index: AnyPath | None,
         joiner: Callable[..., Any],
         nonmatch: Sequence[str] = (),
         name: str | None = None,
         subflavors: Mapping[str, Any] | None = None,
-        loss_weight: float = 1.0,
-        max_open: int = MAX_OPEN,
+        **kwargs: Any,
     ) -> None:
         is_map = isinstance(inner_datasets, Mapping)
         self._names: Any = tuple(inner_datasets) if is_map else None
         inner = tuple(inner_datasets.values() if is_map else inner_datasets)  # type: ignore[union-attr]
         self.inner_datasets = inner
         self.joiner = joiner
+        self._own_tags = dict(subflavors or {})
         super().__init__(
-            inner[0].path, split_part=inner[0].split_part, training=training,
-            worker_config=worker_config, shuffle_over_epochs=shuffle_over_epochs,
-            parallel_shard_iters=parallel_shard_iters, part_filter=None,
-            max_samples_per_sequence=max_samples_per_sequence,
-            subflavors={**inner[0].subflavors, **(subflavors or {})},
-            name=name or "+".join(one.name for one in inner), loss_weight=loss_weight,
+            inner[0].path, split_part=inner[0].split_part, part_filter=None,
+            subflavors={**inner[0].subflavors, **self._own_tags},
+            name=name or "+".join(one.name for one in inner), **kwargs,
         )  # fmt: skip
         self.paths = [one.path for one in inner]
         modes = (*nonmatch, *["error"] * len(inner))
+        max_open = max(1, self.max_open // len(inner))
         sides = [
-            open_side(one.path, one.split_part, one.split_config, one.subset, mode,
-                      max(1, max_open // len(inner)))
+            open_side(one.path, one.split_part, one.split_config, one.subset, mode, max_open)
             for one, mode in zip(inner, modes, strict=False)
-        ]  # fmt: skip
+        ]
         path = _own_folder() if join_index is None else local_path(join_index)
         if path.suffix != ".bin":
             path, report = prepared_index(path, sides)
@@ -448,12 +425,10 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
                     "%s: the join index was missing and was made (%d rows); `energon-lite prepare` "
                     "on the metadataset makes it before a run", path, report.rows,
                 )  # fmt: skip
-        reader = JoinReader(JoinIndexReader(path), sides)
-        self._check(reader.index)
-        self._digest = digest_of(sides)
-        self._crc = crc32(np.ascontiguousarray(reader.index.rows()).data)
-        mean_rows = -(-reader.num_samples // len(sides[0].counts))
-        self._read_from(reader, mean_rows, subset)  # type: ignore[arg-type]
+        index = JoinIndexReader(path)
+        self._check(index)
+        self._crc = index.crc()
+        self._read_from(JoinReader(index, sides), -(-len(index) // len(sides[0].counts)))
         # The length index of a join lies beside those of the primary.
         self.split_part = f"{self.split_part}.join-{self.data[:8]}"
 
@@ -463,10 +438,6 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
                 f"{index.path}: {index.num_columns} columns, where {len(self.inner_datasets)} "
                 "datasets are joined; name the index that was made for them"
             )
-        if (index.rows()[:, 0, 0] < 0).any():
-            raise DatasetFormatError(
-                f"{index.path}: a row has no sample of the primary; prepare the metadataset again"
-            )
         if not len(index):
             names = " and ".join(str(path) for path in self.paths)
             raise EmptyDatasetError(f"{index.path}: no sample of {names} has the same key")
@@ -474,6 +445,8 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
     def sample_loader(self) -> Any:
         """Makes what turns rows into samples."""
         loaders = [one.sample_loader() for one in self.inner_datasets]
+        for loader in loaders:
+            loader.subflavors = {**loader.subflavors, **self._own_tags}
         return JoinLoader(loaders, self._names, self.joiner, self.path, self.seed)
 
     def sample_settings(self) -> dict[str, JSON]:

@@ -320,6 +320,8 @@ class SampleLoader:
     def place_of(self, members: Any, shard: str, place: int) -> str:
         """Names a sample in errors."""
         sample_key = key_of_members(members)
+        if place < 0 and not sample_key:
+            return f"{self.root}"
         return (
             f"{self.root / shard}, sample {repr(sample_key) if sample_key else f'number {place}'}"
         )

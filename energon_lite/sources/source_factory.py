@@ -25,7 +25,7 @@ from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import PartFilter, SampleLoader
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage import local_paths
-from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.shards import MAX_OPEN, BlockReader
 from energon_lite.stores.file_stores import FileStore
 
 T_sample = TypeVar("T_sample")
@@ -75,29 +75,45 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
 class SourceFactory(BaseCoreDatasetFactory[T_sample]):
     """Builds the source of the samples that a reader reads.
 
-    A subclass calls `_read_from`.
+    A subclass opens the reader, and calls `_read_from`.
 
     Args:
         path: the folder or file.
-        kwargs: as in `BaseWebdatasetFactory`.
+        split_part: which part; "train", "val", ...
+        training: whether the order is shuffled.
+        worker_config: seed and error handlers.
+        shuffle_over_epochs: 1 permutes each epoch; n > 1 permutes n copies as one epoch; -1 draws
+            slices with replacement; None keeps the file order.
+        parallel_shard_iters: slices that are read side by side; by default 16 in training.
+        max_samples_per_sequence: longest slice of samples that stay together; by default the mean
+            size of a shard.
+        subset: (first, last + 1) of the split part's samples, of which only those are used, or a
+            function that returns it for their number; excluded samples count here.
+        part_filter: which parts are read, as names or as a function; all by default.
+        subflavors: tags of the samples.
+        name: id of the source in states and keys; by default folder name and split part.
+        loss_weight: factor for the loss of each sample.
+        max_open: shards that stay open between two reads.
     """
 
-    _reader: ShardReader
+    _reader: BlockReader
 
     def __init__(
         self,
         path: str | PathLike[str],
         *,
-        split_part: str,
-        training: bool,
-        worker_config: WorkerConfig | None,
-        shuffle_over_epochs: int | None,
-        parallel_shard_iters: int | None,
-        max_samples_per_sequence: int | None,
-        part_filter: Callable[[str], bool] | Collection[str] | None,
-        subflavors: Mapping[str, Any] | None,
-        name: str | None,
-        loss_weight: float,
+        split_part: str = "train",
+        training: bool = True,
+        worker_config: WorkerConfig | None = None,
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: Subset = None,
+        part_filter: Callable[[str], bool] | Collection[str] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        loss_weight: float = 1.0,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self.path = local_paths.local_path(path)
         self.paths = [self.path]
@@ -105,6 +121,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         self.training = training
         self.worker_config = worker_config
         self.seed = worker_config.seed_offset if worker_config else 0
+        self.subset = subset
         self.subflavors = dict(subflavors or {})
         self._wants = PartFilter(part_filter)
         self.name = name or f"{self.path.resolve().name}/{split_part}"
@@ -115,20 +132,20 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         )
         self.max_samples_per_sequence = max_samples_per_sequence
         self.loss_weight = _checked_loss_weight(loss_weight)
+        self.max_open = max_open
 
     def _read_from(
-        self, reader: ShardReader, slice_length: int, subset: Subset, excluded: Sequence[int] = ()
+        self, reader: BlockReader, slice_length: int, excluded: Sequence[int] = ()
     ) -> None:
         """Sets what reads the samples.
 
         Args:
             reader: reads samples by their numbers.
             slice_length: samples that stay together by default.
-            subset: as in `BaseWebdatasetFactory`.
             excluded: positions of samples that the reader does not count.
         """
         self._reader = reader
-        self._first, self._last = self._reader_range(subset, excluded)
+        self._first, self._last = self._reader_range(excluded)
         self._max_slice = _at_least_one(
             "max_samples_per_sequence", self.max_samples_per_sequence, slice_length
         )
@@ -137,12 +154,9 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         """Counts the samples of the split part, or of its subset, without the excluded ones."""
         return self._last - self._first
 
-    def _reader_range(
-        self,
-        subset: Subset,
-        excluded: Sequence[int],
-    ) -> tuple[int, int]:
+    def _reader_range(self, excluded: Sequence[int]) -> tuple[int, int]:
         """Returns first and last + 1 of the reader's samples, without the excluded ones."""
+        subset = self.subset
         if subset is None:
             return 0, self._reader.num_samples
         total = self._reader.num_samples + len(excluded)

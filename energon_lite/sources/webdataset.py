@@ -6,21 +6,19 @@ parts is for the classes in `sources.dataset_classes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from typing import Any, TypeVar
 
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
-from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.prepare.media import add_media_metadata
 from energon_lite.prepare.run import iter_dataset_content, prepare_like_energon
-from energon_lite.sources.excluded import excluded_positions
+from energon_lite.sources.excluded import open_part
 from energon_lite.sources.sample_loader import OwnMaker, SampleLoader
-from energon_lite.sources.source_factory import SourceFactory, Subset
+from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.storage import nvmeta
-from energon_lite.storage.shards import MAX_OPEN, ShardReader
+from energon_lite.storage.shards import ShardReader
 from energon_lite.stores.file_stores import WebdatasetFileStore
 
 T_sample = TypeVar("T_sample")
@@ -31,23 +29,9 @@ class BaseWebdatasetFactory(SourceFactory[T_sample]):
 
     Args:
         path: the folder.
-        split_part: which part; "train", "val", ...
-        training: whether the order is shuffled.
-        worker_config: seed and error handlers.
-        shuffle_over_epochs: 1 permutes each epoch; n > 1 permutes n copies as one epoch; -1 draws
-            slices with replacement; None keeps the file order.
-        parallel_shard_iters: slices that are read side by side; by default 16 in training.
-        max_samples_per_sequence: longest slice of samples that stay together; by default the mean
-            size of a shard.
         split_config: name of the split file in `.nv-meta`.
-        part_filter: which parts are read, as names or as a function; all by default.
-        subflavors: tags; they go over those of `dataset.yaml`.
         decoder: for the classes that decode: how parts become values; None leaves bytes.
-        name: id of the source in states and keys; by default folder name and split part.
-        subset: (first, last + 1) of the split part's samples, of which only those are used, or a
-            function that returns it for their number; excluded samples count here.
-        loss_weight: factor for the loss of each sample.
-        max_open: shards that stay open between two reads.
+        kwargs: as in `SourceFactory`; subflavors go over those of `dataset.yaml`.
 
     Raises:
         FileNotFoundError: The folder, or a shard of the split, is missing.
@@ -59,43 +43,23 @@ class BaseWebdatasetFactory(SourceFactory[T_sample]):
         self,
         path: str | PathLike[str],
         *,
-        split_part: str = "train",
-        training: bool = True,
-        worker_config: WorkerConfig | None = None,
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
-        subset: Subset = None,
         split_config: str | None = None,
-        part_filter: Callable[[str], bool] | Collection[str] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = None,
-        name: str | None = None,
-        loss_weight: float = 1.0,
-        max_open: int = MAX_OPEN,
+        **kwargs: Any,
     ) -> None:
         del decoder
-        self.split_config, self.subset = split_config, subset
-        super().__init__(
-            path, split_part=split_part, training=training, worker_config=worker_config,
-            shuffle_over_epochs=shuffle_over_epochs, parallel_shard_iters=parallel_shard_iters,
-            max_samples_per_sequence=max_samples_per_sequence, part_filter=part_filter,
-            subflavors=subflavors, name=name, loss_weight=loss_weight,
-        )  # fmt: skip
-        info = nvmeta.read_info(self.path)
-        self._part = nvmeta.SplitFile(self.path, info, split_config).part(split_part)
-        excluded = excluded_positions(self.path, info, self._part)
-        numbers = {shard: number for number, shard in enumerate(info.shard_counts)}
+        self.split_config = split_config
+        super().__init__(path, **kwargs)
+        _, self._part, ids, excluded = open_part(self.path, self.split_part, split_config)
         reader = ShardReader(
-            self.path, self._part.shards, self._part.counts,
-            [numbers[shard] for shard in self._part.shards], excluded, max_open,
-        )  # fmt: skip
+            self.path, self._part.shards, self._part.counts, ids, excluded, self.max_open
+        )
         if reader.num_samples == 0:
             raise EmptyDatasetError(
-                f"{self.path}: every sample of split part {split_part!r} is excluded"
+                f"{self.path}: every sample of split part {self.split_part!r} is excluded"
             )
         mean_shard = -(-sum(self._part.counts) // len(self._part.counts))
-        self._read_from(reader, mean_shard, subset, excluded)
+        self._read_from(reader, mean_shard, excluded)
 
     def as_file_store(self) -> WebdatasetFileStore:
         """Returns access to the files of the folder by key.

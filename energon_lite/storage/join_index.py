@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from energon_lite.storage.sqlite import IndexDatabase
 
 _HEADER = struct.Struct("<8sq")
 _MAGIC = b"JIDX0001"
+_MOST_COLUMNS = 10_000
+_SUMMED = 1 << 16  # rows
 # In place of a position: no match; a shard that is excluded.
 MISSING, _WRONG = -1, -2
 
@@ -56,7 +59,8 @@ class JoinIndexReader:
             header = file.read(_HEADER.size)
             size = file.seek(0, 2) - _HEADER.size
             magic, columns = _HEADER.unpack(header.ljust(_HEADER.size))
-            if magic != _MAGIC or columns < 1 or size % (24 * columns):
+            is_valid = magic == _MAGIC and 1 <= columns <= _MOST_COLUMNS
+            if not is_valid or size % (24 * columns):
                 raise DatasetFormatError(
                     f"{self.path}: {size + len(header)} bytes, of which the first are {header!r}, "
                     "are no whole join index; remove the file, and prepare the metadataset again"
@@ -84,6 +88,11 @@ class JoinIndexReader:
     def rows(self, indices: Int64Array | slice = slice(None)) -> Int64Array:
         """Returns rows, shape (N, columns, 3); a missing match is (-1, -1, -1)."""
         return self._rows[indices]
+
+    def crc(self) -> int:
+        """Returns a checksum of the number of rows, and of 65,536 of them."""
+        some = self._rows[:: 1 + len(self) // _SUMMED]
+        return crc32(np.ascontiguousarray(some).data, len(self))
 
     def __len__(self) -> int:
         """Counts the rows."""

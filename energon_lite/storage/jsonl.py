@@ -19,7 +19,7 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
 from energon_lite.storage import files
-from energon_lite.storage.shards import MAX_OPEN, OpenShards, ShardReader
+from energon_lite.storage.shards import MAX_OPEN, OpenShards, Rows, ShardReader
 
 JSONL = ".jsonl"
 # All lines belong to every split; this is the name of the split part that they are.
@@ -360,17 +360,10 @@ class LineReader(ShardReader):
         del number
         return self.root
 
-    def _members(
-        self,
-        data: UInt8Array,
-        spans: tuple[Int64Array, Int64Array],
-        shifts: Int64Array,
-        numbers: Int64Array,
-        places: Int64Array,
-    ) -> list[Any]:
+    def _members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> list[Any]:
         """Names the bytes of each sample."""
-        del data, shifts, numbers
-        columns = (places.tolist(), spans[0].tolist(), spans[1].tolist())
+        del data, bases
+        columns = (rows.places.tolist(), rows.starts.tolist(), rows.stops.tolist())
         return [[(f"{place}.json", a, b)] for place, a, b in zip(*columns, strict=True)]
 
 

@@ -59,7 +59,7 @@ _MOST_SHARDS = 128
 _UNKNOWN = -1
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Samples of a block, ascending by their place in the dataset: columns of shape (N,)."""
 
     order: Int64Array  # position in the block
@@ -266,7 +266,7 @@ class OpenShards:
         )
 
     def read(
-        self, shard: int, target: memoryview, base: int, rows: _Rows, first: int, last: int
+        self, shard: int, target: memoryview, base: int, rows: Rows, first: int, last: int
     ) -> dict[int, Exception]:
         """Fills `target` with the bytes of samples of one shard.
 
@@ -545,48 +545,41 @@ class ShardReader(BlockReader):
         sizes[order] = rows.stops - rows.starts
         taken = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes)))
         if taken < len(indices):
-            rows = _Rows(*(column[order < taken] for column in rows))
+            rows = Rows(*(column[order < taken] for column in rows))
         data, shifts = self._read_runs(rows, MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES, lost)
         self._files.close_down_to(self.max_open)
         # From ascending order back to that of the indices; an empty range for what was not read.
         back = np.argsort(rows.order)
-        firsts, lasts = (rows.starts + shifts)[back], (rows.stops + shifts)[back]
+        shifts = shifts[back]
+        rows = Rows(*(column[back] for column in rows))
+        rows = rows._replace(starts=rows.starts + shifts, stops=rows.stops + shifts)
         lost = {i: error for i, error in lost.items() if i < taken}
         for i in lost:
-            lasts[i] = firsts[i]
-        numbers, places = rows.shards[back], rows.places[back]
-        members = self._members(data, (firsts, lasts), -shifts[back], numbers, places)
+            rows.stops[i] = rows.starts[i]
+        members = self._members(data, rows, -shifts)
         for i, error in lost.items():
             members[i] = error
-        return Block(data.data, members, self._names[numbers].tolist(), places.tolist())
+        names = self._names[rows.shards].tolist()
+        return Block(data.data, members, names, rows.places.tolist())
 
     def path_of(self, number: int) -> Path:
         """Returns the path of the shard at position `number`."""
         return self.root / self.shards[number]
 
-    def _members(
-        self,
-        data: UInt8Array,
-        spans: tuple[Int64Array, Int64Array],
-        shifts: Int64Array,
-        numbers: Int64Array,
-        places: Int64Array,
-    ) -> list[Any]:
+    def _members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> list[Any]:
         """Finds the files of samples in their bytes, and compares keys with the index.
 
         Args:
             data: the bytes.
-            spans: shape (N,) each; first byte of each sample there, and the byte after its last.
-            shifts: shape (N,); what must be added to find a byte in the shard.
-            numbers: shape (N,); the shard of each sample.
-            places: shape (N,); the number of each sample in its shard.
+            rows: the samples, in the order of the block; `starts` and `stops` are places in `data`.
+            bases: shape (N,); where the buffer would begin in the shard.
 
         Returns:
             For each sample what `Block.members` has.
         """
-        members, long = block_members(data, *spans, shifts)
+        members, long = block_members(data, rows.starts, rows.stops, bases)
         if long:
-            self._files.keys.compare(members, numbers, places, long)
+            self._files.keys.compare(members, rows.shards, rows.places, long)
         return members
 
     def offsets(self, shard: int) -> Int64Array:
@@ -600,7 +593,7 @@ class ShardReader(BlockReader):
 
     def _extents(
         self, positions: Int64Array, order: Int64Array
-    ) -> tuple[_Rows, dict[int, Exception]]:
+    ) -> tuple[Rows, dict[int, Exception]]:
         """Looks up samples in the indexes of their shards.
 
         Returns:
@@ -628,10 +621,10 @@ class ShardReader(BlockReader):
                     lost[int(order[row])] = self._files.cut_short(number, place, stop)
                 edge = stops[inside - 1] if inside > first else 0
                 starts[inside:last] = stops[inside:last] = edge
-        return _Rows(order, shards, places, starts, stops), lost
+        return Rows(order, shards, places, starts, stops), lost
 
     def _read_runs(
-        self, rows: _Rows, max_gap: int, lost: dict[int, Exception]
+        self, rows: Rows, max_gap: int, lost: dict[int, Exception]
     ) -> tuple[UInt8Array, Int64Array]:
         """Reads all samples into one buffer, neighbours in a shard at once.
 
