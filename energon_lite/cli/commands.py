@@ -14,43 +14,22 @@ import typer
 import typer.main
 from typer import Argument, Option
 
-from energon_lite.cli.options import (
-    AS_JSON,
-    DATA_PATH,
-    DATASET_CONFIG,
-    DATASET_PATH,
-    DATASET_YAML,
-    FIX_DUPLICATES,
-    LENGTHS_NAME,
-    MEDIA_BY_EXTENSION,
-    MEDIA_BY_GLOB,
-    MEDIA_BY_HEADER,
-    METADATASETS,
-    NUM_WORKERS,
-    PARALLEL,
-    PROGRESS,
-    SPLIT_CONFIG,
-    SPLIT_PART,
-    TARS,
-    TMP_PATH,
-    TRUST,
-    errors_as_text,
-    late,
-    print_report,
-)
+from energon_lite.cli import options
+from energon_lite.cli.options import errors_as_text, late, print_report
 
 _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
-_NO_REDIST = (
-    "not needed: the states are loaded as they are on any number of ranks and workers; pass those "
-    "of all ranks to `restore_state_global`, or what `state_dict()` returned to `load_state_dict`"
-)
 # Commands of `energon` that are not here, and what to use.
 _INSTEAD = {
-    "preview": "use `energon-lite info PATH` for parts and fields, `energon-lite lint PATH` to "
-    "decode all, and `next(iter(get_val_dataset(PATH, batch_size=None)))` to look at a sample",
-    "analyze-debug": "use `loader.stats()` for what a run read of each source, the loader's "
-    "`skip_log` for the samples that failed, and `energon-lite plan PATH` for what it will read",
+    "preview": "not in this version; use `energon-lite info PATH` for parts and fields, "
+    "`energon-lite lint PATH` to decode all, and `next(iter(get_val_dataset(PATH, "
+    "batch_size=None)))` to look at a sample",
+    "analyze-debug": "not in this version; use `loader.stats()` for what a run read of each "
+    "source, the loader's `skip_log` for the samples that failed, and `energon-lite plan PATH` for "
+    "what it will read",
+    "checkpoint redist": "not needed: the states are loaded as they are on any number of ranks and "
+    "workers; pass those of all ranks to `restore_state_global`, or what `state_dict()` returned "
+    "to `load_state_dict`",
 }
 
 app = typer.Typer(
@@ -89,7 +68,7 @@ def _root(
 @app.command()
 def prepare(
     path: Path = Argument(metavar="PATH", help="A folder, a JSONL file, or a metadataset."),
-    tars: list[str] | None = TARS,
+    tars: list[str] | None = options.TARS,
     split_ratio: str | None = Option(None, help="Shares of train,val,test, such as 8,1,1."),
     split_parts: list[str] | None = Option(
         None, help="name:regex, matched from the start of a shard's path. Repeatable."
@@ -101,14 +80,14 @@ def prepare(
     exclude: str | None = Option(
         None, help="Regex; tars whose relative path holds a match are skipped."
     ),
-    num_workers: int | None = NUM_WORKERS,
+    num_workers: int | None = options.NUM_WORKERS,
     shuffle_tars: bool = Option(False, "--shuffle-tars", help="Before the ratio split."),
     tar_index_only: bool = Option(
         False, "--tar-index-only", help="Only index a prepared dataset again."
     ),
-    fix_duplicates: bool = FIX_DUPLICATES,
+    fix_duplicates: bool = options.FIX_DUPLICATES,
     skip_dataset_yaml: bool = Option(False, "--skip-dataset-yaml", help="Write no dataset.yaml."),
-    dataset_yaml_name: str = Option(DATASET_YAML, help="Name of dataset.yaml."),
+    dataset_yaml_name: str = Option(options.DATASET_YAML, help="Name of dataset.yaml."),
     force_overwrite: bool = Option(
         False, "--force-overwrite", help="Prepare again, and replace existing configs."
     ),
@@ -117,12 +96,12 @@ def prepare(
     follow_links: bool = Option(
         False, "--follow-links", help="Write also where links lead out of the folder."
     ),
-    tmp_path: Path | None = TMP_PATH,
-    media_by_glob: str | None = MEDIA_BY_GLOB,
-    media_by_header: bool = MEDIA_BY_HEADER,
-    media_by_extension: bool = MEDIA_BY_EXTENSION,
-    as_json: bool = AS_JSON,
-    progress: bool | None = PROGRESS,
+    tmp_path: Path | None = options.TMP_PATH,
+    media_by_glob: str | None = options.MEDIA_BY_GLOB,
+    media_by_header: bool = options.MEDIA_BY_HEADER,
+    media_by_extension: bool = options.MEDIA_BY_EXTENSION,
+    as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Indexes the tars of a folder and writes its .nv-meta, or indexes a JSONL file."""
     del tmp_path
@@ -144,13 +123,13 @@ def prepare(
 @app.command("prepare-media")
 def prepare_media(
     path: Path = Argument(metavar="PATH", help="A prepared dataset, or a folder of files."),
-    by_glob: str | None = MEDIA_BY_GLOB,
-    by_header: bool = MEDIA_BY_HEADER,
-    by_extension: bool = MEDIA_BY_EXTENSION,
-    num_workers: int | None = NUM_WORKERS,
-    tmp_path: Path | None = TMP_PATH,
-    as_json: bool = AS_JSON,
-    progress: bool | None = PROGRESS,
+    by_glob: str | None = options.MEDIA_BY_GLOB,
+    by_header: bool = options.MEDIA_BY_HEADER,
+    by_extension: bool = options.MEDIA_BY_EXTENSION,
+    num_workers: int | None = options.NUM_WORKERS,
+    tmp_path: Path | None = options.TMP_PATH,
+    as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores size, length and format of images, videos and recordings, without decoding them."""
     del tmp_path
@@ -177,7 +156,7 @@ def _prepare(
     progress: bool | None,
 ) -> None:
     with errors_as_text():
-        if path.suffix in METADATASETS and not path.is_dir():
+        if path.suffix in options.METADATASETS and not path.is_dir():
             workers = request.num_workers
             found = late("metadataset.energon_api.prepare_metadataset")(path, workers)
             typer.echo(late("inspect.text.joins_text")(path, found))
@@ -243,14 +222,14 @@ def _field_map(texts: list[str]) -> dict[str, str | list[str]] | None:
 
 @app.command()
 def info(
-    path: Path = DATASET_PATH,
-    split_config: str | None = SPLIT_CONFIG,
-    dataset_config: str | None = DATASET_CONFIG,
-    as_json: bool = AS_JSON,
+    path: Path = options.DATASET_PATH,
+    split_config: str | None = options.SPLIT_CONFIG,
+    dataset_config: str | None = options.DATASET_CONFIG,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Describes a prepared folder or a metadataset: size, sample type, parts and split parts."""
     with errors_as_text():
-        if path.suffix in METADATASETS and not path.is_dir():
+        if path.suffix in options.METADATASETS and not path.is_dir():
             report = late("inspect.blend_info.metadataset_info")(path)
         else:
             report = late("inspect.info.dataset_info")(
@@ -261,17 +240,17 @@ def info(
 
 @app.command()
 def lint(
-    path: Path = DATASET_PATH,
+    path: Path = options.DATASET_PATH,
     split_parts: str | None = Option(
         None, help="Parts to decode, such as train,val.  [default: all]"
     ),
-    split_config: str | None = SPLIT_CONFIG,
-    dataset_config: str | None = DATASET_CONFIG,
-    num_workers: int | None = PARALLEL,
+    split_config: str | None = options.SPLIT_CONFIG,
+    dataset_config: str | None = options.DATASET_CONFIG,
+    num_workers: int | None = options.PARALLEL,
     decode: bool = Option(True, help="Whether to decode the samples."),
-    trust: bool | None = TRUST,
-    as_json: bool = AS_JSON,
-    progress: bool | None = PROGRESS,
+    trust: bool | None = options.TRUST,
+    as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Reads a prepared folder and decodes every sample; exit code 1 if anything is wrong."""
     logger = logging.getLogger("energon_lite")
@@ -299,22 +278,22 @@ def lengths(
         help="module:Class of a task encoder with sample_length, or module:function of a "
         "sample; modules of the current folder are found, too.",
     ),
-    name: str = Option(LENGTHS_NAME, help="Of the index, such as a tokenizer's."),
+    name: str = Option(options.LENGTHS_NAME, help="Of the index, such as a tokenizer's."),
     meta_dir: Path | None = Option(
         None, help="Folder for the index, where the dataset itself is read-only."
     ),
     split_parts: str | None = Option(
         None, help="Parts to measure, such as train,val.  [default: all]"
     ),
-    num_workers: int | None = NUM_WORKERS,
-    trust: bool | None = TRUST,
+    num_workers: int | None = options.NUM_WORKERS,
+    trust: bool | None = options.TRUST,
     media_metadata: bool = Option(
         False,
         "--media-metadata",
         help="Pass sizes and durations in the place of images and videos, which are not decoded.",
     ),
-    as_json: bool = AS_JSON,
-    progress: bool | None = PROGRESS,
+    as_json: bool = options.AS_JSON,
+    progress: bool | None = options.PROGRESS,
 ) -> None:
     """Stores the length of every sample, for blends by tokens; continues after an interruption."""
     with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
@@ -356,22 +335,24 @@ def _encoder(text: str) -> Any:
 
 @app.command()
 def plan(
-    path: Path = DATA_PATH,
+    path: Path = options.DATA_PATH,
     steps: int = Option(min=1, help="Optimizer steps of the run."),
-    split_part: str = SPLIT_PART,
+    split_part: str = options.SPLIT_PART,
     batch_size: int = Option(1, min=1, help="Samples of a rank in a step."),
     world_size: int = Option(1, min=1, help="Data-parallel ranks."),
     num_streams: int | None = Option(
         None, min=1, help="Ranks x loader workers.  [default: world size]"
     ),
     capacity: int | None = Option(None, min=1, help="Tokens of a pack: batches are of packs."),
-    lengths: str = Option(LENGTHS_NAME, help="Name of the length index that packs are planned by."),
+    lengths: str = Option(
+        options.LENGTHS_NAME, help="Name of the length index that packs are planned by."
+    ),
     overlong: str = Option(
         "drop", help="Of samples longer than a pack: drop, truncate, split, alone, error"
     ),
     repeat: bool = Option(True, help="Whether epoch follows epoch for ever."),
-    trust: bool | None = TRUST,
-    as_json: bool = AS_JSON,
+    trust: bool | None = options.TRUST,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Predicts what a training run will read: samples, epochs and bytes of each source."""
     with errors_as_text():
@@ -388,19 +369,19 @@ def plan(
 
 @app.command()
 def balance(
-    path: Path = DATA_PATH,
+    path: Path = options.DATA_PATH,
     capacity: int = Option(min=1, help="Tokens of a pack."),
     ranks: int = Option(8, min=1, help="Data-parallel ranks."),
-    lengths: str = Option(LENGTHS_NAME, help="Name of the length index."),
+    lengths: str = Option(options.LENGTHS_NAME, help="Name of the length index."),
     steps: int = Option(512, min=1, help="Steps to look at."),
     window: int = Option(64, min=1, help="Packs in a window."),
     token: float = Option(1, min=0, help="Cost of a token."),
     token_squared: float = Option(
         1 / 24_576, min=0, help="Cost of a pair of tokens of one sample."
     ),
-    split_part: str = SPLIT_PART,
-    trust: bool | None = TRUST,
-    as_json: bool = AS_JSON,
+    split_part: str = options.SPLIT_PART,
+    trust: bool | None = options.TRUST,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Compares padded batches and orders of packs: padding, imbalance of ranks, idle time."""
     with errors_as_text():
@@ -421,7 +402,7 @@ app.add_typer(checkpoint_app)
 @checkpoint_app.command("info")
 def checkpoint_info(
     files: list[Path] = Argument(metavar="FILES", help="States, as JSON or in torch files."),
-    as_json: bool = AS_JSON,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Describes saved states: their ranks and streams, and how far each of them is."""
     with errors_as_text():
@@ -429,16 +410,9 @@ def checkpoint_info(
     print_report(report, "checkpoint_text", as_json)
 
 
-@checkpoint_app.command("redist", context_settings=_ANY_ARGUMENTS, hidden=True, help=_NO_REDIST)
-def checkpoint_redist() -> None:
-    """Refuses, and names what to do instead."""
-    typer.echo(f"energon-lite checkpoint redist: {_NO_REDIST}", err=True)
-    raise typer.Exit(2)
-
-
 @app.command()
 def mount(
-    path: Path = DATASET_PATH,
+    path: Path = options.DATASET_PATH,
     mountpoint: Path = Argument(metavar="MOUNTPOINT", help="An empty folder."),
     detach: bool = Option(False, "--detach", "-d", help="Serve the files in the background."),
     sample_folders: bool = Option(
@@ -465,9 +439,11 @@ def schema() -> None:
 
 
 def _add_missing(name: str, instead: str) -> None:
-    text = f"energon-lite {name}: not in this version; {instead}"
+    text = f"energon-lite {name}: {instead}"
+    *group, own_name = name.split()
+    of = checkpoint_app if group else app
 
-    @app.command(name, hidden=True, context_settings=_ANY_ARGUMENTS, help=text)
+    @of.command(own_name, hidden=True, context_settings=_ANY_ARGUMENTS, help=text)
     def refuse() -> None:
         typer.echo(text, err=True)
         raise typer.Exit(2)

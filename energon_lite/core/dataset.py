@@ -406,7 +406,7 @@ class StreamRun(Iterator[T]):
             raise
         finally:
             set_context(before)
-        context.item_returned()
+        context.num_quiet = 0
         self.num_returned += 1
         return item
 

@@ -379,7 +379,7 @@ def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:
 def images_of(sample: Any) -> list[Any]:
     """Returns the images of an encoded sample or dict."""
     for name in IMAGE_FIELDS:
-        value = _entry_or_none(sample, name)
+        value = field_of(sample, name)
         if value is not None:
             is_one = name == "image" and getattr(value, "ndim", 3) == 3
             return [value] if is_one else list(value)
@@ -388,7 +388,7 @@ def images_of(sample: Any) -> list[Any]:
 
 def get_source_info(sample: Any) -> list[Any] | None:
     """Returns the sources of a sample or dict; None where it has none."""
-    sources = _entry_or_none(sample, "__sources__")
+    sources = field_of(sample, "__sources__")
     return None if sources is None else list(sources)
 
 
@@ -399,13 +399,13 @@ def add_source_info(sample: T, *source_infos: Any) -> T:
         The sample itself.
     """
     return _with_entry(
-        sample, "__sources__", (*(_entry_or_none(sample, "__sources__") or ()), *source_infos)
+        sample, "__sources__", (*(field_of(sample, "__sources__") or ()), *source_infos)
     )
 
 
 def get_sample_restore_key(sample: Any) -> RestoreKey | None:
     """Returns the restore key of a sample or dict; None where it has none."""
-    key: RestoreKey | None = _entry_or_none(sample, "__restore_key__")
+    key: RestoreKey | None = field_of(sample, "__restore_key__")
     return key
 
 
@@ -451,7 +451,8 @@ def _put_key(sample: T, key: RestoreKey, src: Any, fail_otherwise: bool) -> T:
     return sample
 
 
-def _entry_or_none(sample: Any, name: str) -> Any:
+def field_of(sample: Any, name: str) -> Any:
+    """Returns a field of a sample or dict; None where it has none."""
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
 
 

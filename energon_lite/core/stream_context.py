@@ -109,7 +109,7 @@ class StreamContext:
         self.is_passing = False
         self.fill = 0.0
         self.last_draw = 0
-        self._num_quiet = 0
+        self.num_quiet = 0  # samples skipped on purpose since the last item
 
     @property
     def num_draws(self) -> int:
@@ -127,16 +127,6 @@ class StreamContext:
             raise RuntimeError("No sample is being processed by a hook.")
         return int(first[-1])
 
-    def seed_generators(self, number: int = 0) -> None:
-        """Seeds what hooks draw from globally, for the function that starts or resumes.
-
-        Args:
-            number: items that it has made of its input.
-        """
-        generators = self.generators
-        if generators is not None and generators.drawn:
-            generators.seed("hook", self.seed, self.restore_key, self.hook, number)
-
     def enter(self, hook: str, seed: int, key: RestoreKey) -> None:
         """Records that a user function starts on the sample `key`."""
         self.hook = hook
@@ -152,14 +142,14 @@ class StreamContext:
         """
         self.records.append(record)
         if record.on_purpose:
-            before = self._num_quiet
-            self._num_quiet += record.num_samples
-            if before < _QUIET_SKIPS <= self._num_quiet:
+            before = self.num_quiet
+            self.num_quiet += record.num_samples
+            if before < _QUIET_SKIPS <= self.num_quiet:
                 logger.warning(
                     "Stream %d skipped %d samples in a row on purpose (last: %s in %s) without "
                     "an item between; check what raises SkipSample.",
                     self.stream.index,
-                    self._num_quiet,
+                    self.num_quiet,
                     record.sample_key,
                     record.stage,
                 )
@@ -176,10 +166,6 @@ class StreamContext:
                 f"{record.sample_key!r} of {record.source}, stage {record.stage}: {record.error}). "
                 "Repair the data or the code, or give the loader a higher max_skip_rate."
             )
-
-    def item_returned(self) -> None:
-        """Records that an item left the stream."""
-        self._num_quiet = 0
 
     def cost(self, source: str) -> Cost:
         """Returns what a source's samples took since the last item, to be added to."""

@@ -140,8 +140,9 @@ class UserFunction:
     def enter(self, context: StreamContext, key: RestoreKey, number: int = 0) -> None:
         """Records that the function starts, or resumes after `number` items, on the input `key`."""
         context.enter(self.name, self.seed, key)
-        if self.may_draw:
-            context.seed_generators(number)
+        generators = context.generators
+        if self.may_draw and generators is not None and generators.drawn:
+            generators.seed("hook", self.seed, key, self.name, number)
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""

@@ -25,7 +25,7 @@ from energon_lite.loader.rank_run import RankRun
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
 from energon_lite.loader.resume import states_of
 from energon_lite.loader.stats import Stats
-from energon_lite.loader.trainers import EpochSampler, OwnCollate, Prepared, teach_skipping
+from energon_lite.loader.trainers import EpochSampler, OwnCollate, on_accelerator, teach_skipping
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_main import Limits, RunSettings
 from energon_lite.stores.cache_pool import CachePool
@@ -143,7 +143,6 @@ class SavableDataLoader(DataLoader[T]):
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
-        self._prepared: Prepared | None = None
         super().__init__(
             dataset,
             batch_size=None,
@@ -186,9 +185,8 @@ class SavableDataLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch names its own iterator
         """Yields the rest of the pass in training; a new pass in validation."""
         self.worker_config.check_place()
-        batches = self._run.iterate()
-        prepared = self._prepared
-        return batches if prepared is None else prepared.batches(self, batches, self._run)
+        run = self._run
+        return on_accelerator(self, run) if run.looks_ahead else run.iterate()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins the next `iter` in an epoch, counted from 0; a run that is in it stays there.
@@ -227,24 +225,18 @@ class SavableDataLoader(DataLoader[T]):
 
     use_stateful_dataloader = True  # its checkpoints have the state
     remainder = -1  # of rows in the last step: not known; padded rows have a mask
+    end_of_dataloader = False  # whether the last batch was the end of the `for`
 
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether `accelerator.prepare` may take the loader as it is; Accelerate asks."""
         teach_skipping()
-        if self._prepared is None:
-            self._prepared = Prepared()
-            self._run.looks_ahead = True
+        self._run.looks_ahead = True
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Ignores the value: Accelerate sets it on what it has prepared."""
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the last batch was the end of the `for`, where Accelerate runs it."""
-        return self._prepared is not None and self._prepared.end_of_dataloader
 
     # ---------------------------------------------------------------------------------- state
 

@@ -152,18 +152,15 @@ class RankRun(Generic[T]):
         number = seek.num_to_discard(has_passes, num_returned, self._ends.num_steps(self.position))
         deque(islice(self.batches(), number), maxlen=0)
 
-    @property
-    def _is_in_epochs(self) -> bool:
-        """Whether the epochs of a trainer are passes; else they are stretches of the run."""
-        return not self.dataset.endless and self.dataset.pass_length is None
-
     def _go_to_epoch(self, seek: Seek) -> None:
         """Goes to the start of the pass that a trainer asks for, unless the run is in it."""
         start = self.position.start
         here = start.pass_index + self.position.ended
         target = seek.target(here)
         self.seek.offset = seek.offset
-        if not self._is_in_epochs or target in (None, here):
+        # Else the epochs of a trainer are no passes, but intervals of the run.
+        has_epochs = not self.dataset.endless and self.dataset.pass_length is None
+        if not has_epochs or target in (None, here):
             return
         if target == start.pass_index + 1:
             self._begin_pass()

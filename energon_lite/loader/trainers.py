@@ -144,28 +144,19 @@ def teach_skipping() -> None:
     SkipDataLoader.__new__ = new
 
 
-class Prepared:
-    """The part of a prepared loader that Accelerate reads while batches are yielded.
+def on_accelerator(loader: Any, run: Any) -> Iterator[Any]:
+    """Yields batches on the accelerator's device, while Accelerate knows of the loader."""
+    from accelerate.state import GradientState, PartialState
+    from accelerate.utils import send_to_device
 
-    Attributes:
-        end_of_dataloader: whether the last batch was the end of the `for`.
-    """
-
-    end_of_dataloader = False
-
-    def batches(self, loader: Any, batches: Iterator[Any], run: Any) -> Iterator[Any]:
-        """Yields batches on the accelerator's device, while Accelerate knows of the loader."""
-        from accelerate.state import GradientState, PartialState
-        from accelerate.utils import send_to_device
-
-        state = GradientState()
-        device = PartialState().device
-        state._add_dataloader(loader)
-        try:
-            for batch in batches:
-                self.end_of_dataloader = run.is_last
-                # What is not pinned is copied before this returns.
-                yield send_to_device(batch, device, non_blocking=True)
-        finally:
-            self.end_of_dataloader = False
-            state._remove_dataloader(loader)
+    state = GradientState()
+    device = PartialState().device
+    state._add_dataloader(loader)
+    try:
+        for batch in run.iterate():
+            loader.end_of_dataloader = run.is_last
+            # What is not pinned is copied before this returns.
+            yield send_to_device(batch, device, non_blocking=True)
+    finally:
+        loader.end_of_dataloader = False
+        state._remove_dataloader(loader)

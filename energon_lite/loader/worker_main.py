@@ -29,7 +29,6 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from energon_lite.core.dataset import SavableDataset
 from energon_lite.loader.messages import (
     Closed,
     Message,
@@ -104,25 +103,22 @@ class RunSettings(NamedTuple):
     cache_pool: CachePool | None
 
 
-class Settings(NamedTuple):
+class WorkerSettings(NamedTuple):
     """What a worker process gets when it starts.
 
     Attributes:
-        worker: its number.
-        num_workers: how many there are.
-        seed: of the global generators.
-        dataset: the pipeline.
+        info: its number, how many there are, the seed of its global generators, and the pipeline;
+            what `torch.utils.data.get_worker_info` returns in it.
         run: how the rank runs.
     """
 
-    worker: int
-    num_workers: int
-    seed: int
-    dataset: SavableDataset[Any]
+    info: torch_worker.WorkerInfo
     run: RunSettings
 
 
-def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent: bool) -> None:
+def work(
+    sock: socket.socket, settings: WorkerSettings, first: Pass, dies_with_parent: bool
+) -> None:
     """Runs a worker process until the training loop closes the socket, or ends.
 
     Args:
@@ -148,7 +144,7 @@ def work(sock: socket.socket, settings: Settings, first: Pass, dies_with_parent:
 
 
 class _Work:
-    def __init__(self, sock: socket.socket, settings: Settings) -> None:
+    def __init__(self, sock: socket.socket, settings: WorkerSettings) -> None:
         self._sock = sock
         self._settings = settings
         self._exit_code = 128 + signal.SIGTERM
@@ -187,17 +183,11 @@ class _Work:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
-        settings = self._settings
+        torch_worker._worker_info = info = self._settings.info
         torch.set_num_threads(1)
-        random.seed(settings.seed)
-        torch.manual_seed(settings.seed)
-        np.random.seed(settings.seed % 2**32)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=settings.worker,
-            num_workers=settings.num_workers,
-            seed=settings.seed,
-            dataset=settings.dataset,
-        )
+        random.seed(info.seed)
+        torch.manual_seed(info.seed)
+        np.random.seed(info.seed % 2**32)
 
     def _exit(self, *_: object) -> None:
         """Ends the process by an exception, once, so that `finally` blocks of hooks run."""
@@ -206,10 +196,10 @@ class _Work:
             raise SystemExit(self._exit_code)
 
     def _run_pass(self, job: Pass) -> None:
-        settings = self._settings
-        run = settings.run
+        info, run = self._settings
+        dataset: Any = info.dataset
         self._feed = feed = RankFeed(
-            settings.dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
+            dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
         )
         while True:
             self._room.acquire()
@@ -220,7 +210,7 @@ class _Work:
             except StopIteration:
                 break
             except Exception:
-                where = f"in worker process {settings.worker}"
+                where = f"in worker process {info.id}"
                 error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
                 self._outbox.put((job.number, error))
                 return

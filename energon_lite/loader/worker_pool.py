@@ -25,6 +25,7 @@ from typing import Any, cast
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data._utils.worker import WorkerInfo
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
@@ -40,7 +41,7 @@ from energon_lite.loader.worker_main import (
     Limits,
     Pass,
     RunSettings,
-    Settings,
+    WorkerSettings,
     work,
 )  # fmt: skip
 from energon_lite.stores.cache_pool import CachePool
@@ -90,7 +91,7 @@ class Worker:
         first: what it computes first.
     """
 
-    def __init__(self, start_method: str | None, settings: Settings, first: Pass) -> None:
+    def __init__(self, start_method: str | None, settings: WorkerSettings, first: Pass) -> None:
         self._sock, other = socket.socketpair()
         self._num_taken = 0
         self._has_sent = False
@@ -338,7 +339,10 @@ class WorkerPool(Iterator[Delivery]):
     def _started(self, number: int) -> Worker:
         config = self._config
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
-        settings = Settings(number, self._num_workers, seed, self._dataset, self._settings)
+        info = WorkerInfo(
+            id=number, num_workers=self._num_workers, seed=seed, dataset=self._dataset
+        )
+        settings = WorkerSettings(info, self._settings)
         return Worker(config.start_method, settings, self._pass_of(number))
 
     def _is_ready(self) -> bool:

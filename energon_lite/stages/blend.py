@@ -15,6 +15,7 @@ from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.seeds import key_of
+from energon_lite.core.stacking import batch_list
 from energon_lite.core.stage import StageCursor
 from energon_lite.core.state import COUNT, JSON, NUMBER, TEXT, RestoreKey, Snapshot, rows
 from energon_lite.core.stream_context import context_or
@@ -565,7 +566,7 @@ class MixBatchDataset(BatchDataset[T]):
         blend = BlendDataset(
             *datasets, until=until, blend_mode=blend_mode, worker_config=worker_config
         )
-        mix = batch_mix_fn or _as_list
+        mix = batch_mix_fn or batch_list
         if not isinstance(mix, UserFunction):
             mix = UserFunction(
                 mix, name="batch_mix_fn", seed=blend.run_seed, config=blend.worker_config,
@@ -582,10 +583,6 @@ class MixBatchDataset(BatchDataset[T]):
         batch = super().restore_sample(restore_key)
         LossWeightDataset(self).weigh(batch, restore_key)
         return batch
-
-
-def _as_list(items: list[Any]) -> Any:
-    return items
 
 
 def leaf_weights(weights: Weights) -> list[JSON]:

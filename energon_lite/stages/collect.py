@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -309,9 +310,6 @@ class CollectCursor(Cursor[Any]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        counts = {
-            "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
-        }  # fmt: skip
         if len(self._groups) > _MANY_GROUPS:
             self._forget_groups()
         # A group that JSON cannot keep is asked for again.
@@ -319,7 +317,11 @@ class CollectCursor(Cursor[Any]):
             (number, group) if _is_plain(group) else (number,)
             for group, number in self._groups.items()
         )
-        fields: Any = _Fields(counts, groups, self._buffer.frozen(), self._collector.state())
+        known = {
+            "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
+            "groups": groups,
+        }  # fmt: skip
+        fields: Any = _Fields(known, self._buffer.frozen(), self._collector.state())
         return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -417,7 +419,7 @@ class _Buffer:
     def frozen(self) -> Callable[[], list[tuple[int, _Numbered]]]:
         """Returns a function that returns all units, as they are now, by their numbers."""
         if len(self.units) <= _SMALL and not self._places:
-            return _FewUnits(self.units.copy())
+            return partial(_by_number, self.units.copy())
         newest = next(reversed(self.units), -1) + 1
         for number in range(self._num_rowed, newest):
             if number in self.units:
@@ -427,64 +429,44 @@ class _Buffer:
                 self._rows.extend((*self._table.row(key), number, group, *lengths))
         self._num_rowed = newest
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, self._width)
-        return _UnitRows(self._table.frozen(), compact(rows))
+        return partial(_from_rows, self._table.frozen(), compact(rows))
 
 
-class _FewUnits:
-    """Units of a snapshot, as they are."""
-
-    def __init__(self, units: dict[int, _Numbered]) -> None:
-        self._units = units
-
-    def __call__(self) -> list[tuple[int, _Numbered]]:
-        return sorted(self._units.items())
+def _by_number(units: dict[int, _Numbered]) -> list[tuple[int, _Numbered]]:
+    """Returns units by their numbers."""
+    return sorted(units.items())
 
 
-class _UnitRows:
-    """Units of a snapshot as rows of integers."""
-
-    def __init__(self, table: KeyRows, rows: Any) -> None:
-        self._table, self._rows = table, rows
-
-    def __call__(self) -> list[tuple[int, _Numbered]]:
-        rows = self._rows[np.argsort(self._rows[:, KEY_COLUMNS])]
-        keys = self._table.keys(rows[:, :KEY_COLUMNS])
-        own = rows[:, KEY_COLUMNS:].tolist()
-        return [
-            (n, (key, group, lengths)) for key, (n, group, *lengths) in zip(keys, own, strict=True)
-        ]
+def _from_rows(table: KeyRows, rows: Any) -> list[tuple[int, _Numbered]]:
+    """Returns the units of rows of integers, by their numbers."""
+    rows = rows[np.argsort(rows[:, KEY_COLUMNS])]
+    pairs = zip(table.keys(rows[:, :KEY_COLUMNS]), rows[:, KEY_COLUMNS:].tolist(), strict=True)
+    return [(n, (key, group, lengths)) for key, (n, group, *lengths) in pairs]
 
 
 class _Fields(Mapping[str, Any]):
-    """The fields of a snapshot, made when somebody looks at them."""
+    """The fields of a snapshot; keys and rows are made when somebody looks at them."""
 
     def __init__(
         self,
-        numbers: dict[str, int],
-        groups: tuple[Any, ...],
+        known: dict[str, Any],
         units: Callable[[], list[tuple[int, _Numbered]]],
         state: CollectorState,
     ) -> None:
-        self._parts = (numbers, groups, units, state)
+        self._known = {**known, "counts": state.counts}
+        self._units, self._numbers, self._columns = units, state.numbers, state.columns
 
     def __getitem__(self, name: str) -> Any:
-        numbers, groups, units, state = self._parts
-        if name in numbers:
-            return numbers[name]
-        if name == "groups":
-            return groups
-        if name == "counts":
-            return state.counts
         if name == "keys":
-            return tuple([key for _, (key, _, _) in units()])
+            return tuple([key for _, (key, _, _) in self._units()])
         if name == "rows":
-            columns = state.columns[np.argsort(state.numbers)].tolist()
-            pairs = zip(units(), columns, strict=True)
+            columns = self._columns[np.argsort(self._numbers)].tolist()
+            pairs = zip(self._units(), columns, strict=True)
             return tuple([(n, group, *lengths, *own) for (n, (_, group, lengths)), own in pairs])
-        raise KeyError(name)
+        return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from (*self._parts[0], "groups", "counts", "keys", "rows")
+        yield from (*self._known, "keys", "rows")
 
     def __len__(self) -> int:
-        return len(self._parts[0]) + 4
+        return len(self._known) + 2

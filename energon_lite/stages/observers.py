@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.samples import field_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -86,7 +87,7 @@ def default_get_keys(item: Any) -> list[str] | None:
         found = [default_get_keys(entry) for entry in item]
         keys = [key for entry in found if entry is not None for key in entry]
         return keys or None
-    own = item.get("__key__") if isinstance(item, dict) else getattr(item, "__key__", None)
+    own = field_of(item, "__key__")
     return None if own is None else list(_texts(own))
 
 

@@ -15,7 +15,7 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.samples import Batch, Sample, images_of
+from energon_lite.core.samples import Batch, Sample, field_of, images_of
 from energon_lite.loss.means import token_weight
 
 # Fields with one entry per token, which are cut with a sample.
@@ -236,12 +236,12 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
 def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
     """What a pack has besides its tokens."""
     keys = [_key(sample) for sample in samples]
-    sources = chain.from_iterable(_field(sample, "__sources__") or () for sample in samples)
+    sources = chain.from_iterable(field_of(sample, "__sources__") or () for sample in samples)
     images = [images_of(sample) for sample in samples]
     segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
     return {
         "__key__": ",".join(keys),
-        "__restore_key__": ("pack", *(_field(s, "__restore_key__") or () for s in samples)),
+        "__restore_key__": ("pack", *(field_of(s, "__restore_key__") or () for s in samples)),
         "__sources__": tuple(sources) or None,
         "__keys__": keys,
         "images": list(chain.from_iterable(images)),
@@ -256,7 +256,7 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
         FatalSampleError: It has no `input_ids`; or it has images, and which of them belong to the
             tokens only the task encoder knows.
     """
-    if _field(sample, "input_ids") is None:
+    if field_of(sample, "input_ids") is None:
         raise FatalSampleError.from_sample(
             sample, f"{type(sample).__name__} has no input_ids to cut; override slice_sample"
         )
@@ -269,7 +269,7 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
     cut = {
         name: value[start:stop]
         for name in TOKEN_FIELDS
-        if (value := _field(sample, name)) is not None
+        if (value := field_of(sample, name)) is not None
     }
     return _replaced(sample, cut)
 
@@ -285,12 +285,8 @@ def _replaced(sample: Any, values: dict[str, Any]) -> Any:
     return copied
 
 
-def _field(sample: Any, name: str) -> Any:
-    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
-
-
 def _key(sample: Any) -> str:
-    return str(_field(sample, "__key__") or "")
+    return str(field_of(sample, "__key__") or "")
 
 
 def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
@@ -312,7 +308,7 @@ def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any
 
 
 def _tokens(sample: Any) -> npt.NDArray[Any]:
-    value = _field(sample, "input_ids")
+    value = field_of(sample, "input_ids")
     if value is None:
         raise FatalSampleError.from_sample(
             sample,
@@ -323,7 +319,7 @@ def _tokens(sample: Any) -> npt.NDArray[Any]:
 
 
 def _labels(sample: Any, ids: npt.NDArray[Any], packing: Packing) -> npt.NDArray[Any]:
-    value = _field(sample, "labels")
+    value = field_of(sample, "labels")
     if value is not None:
         labels = _per_token(sample, "labels", value, len(ids)).astype(np.int64)
     elif packing.labels_are_shifted:
@@ -375,7 +371,7 @@ def _loss_weights(
     """What each token's loss counts, shape (T,)."""
     weights: Float64Array = (labels != packing.ignore_index).astype(np.float64)
     for sample, start, size in zip(samples, starts.tolist(), sizes.tolist(), strict=True):
-        mask = _field(sample, "loss_mask")
+        mask = field_of(sample, "loss_mask")
         if mask is not None:
             weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
@@ -390,7 +386,7 @@ def _loss_weights(
 def loss_weight_of(sample: Any) -> float:
     """Returns the loss weight that an encoded sample carries; 1 if it has none."""
     for name in ("__loss_weight__", "loss_weight"):
-        value = _field(sample, name)
+        value = field_of(sample, name)
         if value is not None:
             return float(value)
     return 1.0

@@ -16,11 +16,11 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 3022,
-    "cli": 701,
-    "core": 2175,
+    "cli": 680,
+    "core": 2170,
     "decoding": 1529,
     "inspect": 1639,
-    "loader": 3128,
+    "loader": 3113,
     "loss": 207,
     "metadataset": 1611,
     "names": 159,
@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1482,
     "samplers": 1012,
     "sources": 1798,
-    "stages": 3440,
+    "stages": 3422,
     "storage": 2815,
     "stores": 799,
     "task_encoder": 742,

@@ -71,7 +71,7 @@ def test_skips_on_purpose_never_stop_but_are_told_once_in_a_row(caplog) -> None:
         context.count_skip(record(draw, on_purpose=True, num_samples=3))
     assert len(caplog.records) == 1
     assert "skipped 10002 samples in a row on purpose" in caplog.text
-    context.item_returned()
+    context.num_quiet = 0
     for draw in range(5000):
         context.count_skip(record(draw, on_purpose=True))
     assert [r.levelno for r in caplog.records] == [logging.WARNING]

@@ -115,15 +115,15 @@ def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
     plain, ahead = loader_of(texts, repeat=False), loader_of(texts, repeat=False)
     ahead._run.looks_ahead = True
     ends = []
-    for one, other in zip(plain, ahead, strict=True):
+    for one, other in zip(plain, ahead._run.iterate(), strict=True):
         assert keys_of(one) == keys_of(other)
         first, second = plain.save_state_rank(), ahead.save_state_rank()
         assert all(first[name] == second[name] for name in ("streams", "count", "items_in_pass"))
         ends.append(ahead._run.is_last)
     assert ends == [False] * (len(ends) - 1) + [True]
-    assert [keys_of(batch) for batch in plain] == [keys_of(batch) for batch in ahead]
+    assert [keys_of(batch) for batch in plain] == [keys_of(batch) for batch in ahead._run.iterate()]
 
-    iterator = iter(ahead)
+    iterator = ahead._run.iterate()
     next(iterator)
     fails = ahead._run._fetch
     ahead._run._fetch = lambda _: (_ for _ in ()).throw(OSError("lost"))  # type: ignore[method-assign]
@@ -136,10 +136,10 @@ def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
 def test_batch_that_was_looked_ahead_at_is_computed_again_after_a_restore(texts: Path) -> None:
     ahead = loader_of(texts, repeat=False)
     ahead._run.looks_ahead = True
-    iterator = iter(ahead)
+    iterator = ahead._run.iterate()
     state = ahead.state_dict()
     first = [keys_of(next(iterator)) for _ in range(3)]
     ahead.load_state_dict(state)
-    assert [keys_of(batch) for batch in islice(ahead, 3)] == first
+    assert [keys_of(batch) for batch in islice(ahead._run.iterate(), 3)] == first
     ahead.shutdown()
-    assert len([*ahead]) == len([*loader_of(texts, repeat=False)]) - 3
+    assert len([*ahead._run.iterate()]) == len([*loader_of(texts, repeat=False)]) - 3
