@@ -307,6 +307,37 @@ def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts) ->
         assert_same([rest[0], *list(rest.values())[1:]], [passes[1][0], *passes[1][2:]])
 
 
+def test_slots_of_ranks_that_stood_apart_on_several_topologies_are_not_given_again(texts) -> None:
+    make = train(texts, "expanding", repeat=False, batch_size=1)
+    run, found = Ranks(make, 2, num_streams=4), dict[int, Any]()
+    whole = Ranks(make, 1, num_streams=4).rest()
+    for world_size, taken in ((3, (1, 8)), (2, (3, 0, 1)), (3, (0, 2))):
+        for rank, number in enumerate(taken):
+            for _ in range(number):
+                slot, item = run.next(rank)
+                assert slot not in found
+                found[slot] = item
+        run = Ranks(make, world_size, states=run.save())
+    regions = run.save()[0]["emitted"]
+    assert len(regions) == 3
+    rest = run.rest()
+    assert not found.keys() & rest.keys()
+    assert_same(found | rest, whole)
+
+
+def test_rank_resumes_a_shared_stream_behind_slots_that_are_left_to_others(texts) -> None:
+    make = train(texts, repeat=False, batch_size=1)
+    run = Ranks(make, 3, num_streams=2)
+    for slot in (0, 3, 6, 9):
+        assert run.next(0)[0] == slot
+    # Rank 2 has the slots 3, 8, 13, ...; the slots 5 and 7 of its stream are those of others.
+    run = Ranks(make, 5, states=run.save())
+    start = run.loaders[2]._run.position.start.streams[1]
+    assert start.snapshot is not None
+    assert (start.first, start.snapshot.count("items")) == (6, 5)
+    assert run.next(2)[0] == 8
+
+
 def test_rank_in_the_next_pass_while_another_has_not_ended_is_refused(texts) -> None:
     make = train(texts, repeat=False)
     run = Ranks(make, 2, num_streams=2)

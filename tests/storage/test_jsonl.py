@@ -135,11 +135,16 @@ def test_sources_of_one_file_share_its_lines_until_it_changes(tmp_path) -> None:
     assert line_offsets(path, 81) is first
     write_line_index(path, first)
     assert line_offsets(path, 81) is not first
+    line_index_path(path).unlink()
+    again = line_offsets(path, 81)
+    path.write_bytes(b"{}\n" * 27)  # as long as before
+    assert len(again) < len(line_offsets(path, 81)) == 28
 
 
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "cut": (INDEX[:-3], "29 bytes are no index of lines"),
     "empty": (b"", "0 bytes are no index of lines"),
+    "of the end only": (INDEX[-8:], "8 bytes are no index of lines"),
     "of a shorter file": (
         INDEX[:-8],
         "of a file of 55 bytes, and a.jsonl has 81: it was",
