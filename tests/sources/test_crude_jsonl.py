@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,8 +32,9 @@ from energon_lite.inspect.lint import lint_dataset
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.jsonl import line_index_path
+from energon_lite.storage.jsonl import LineReader, line_index_path
 from energon_lite.storage.nvmeta import read_info
+from energon_lite.storage.shards import ShardReader
 from energon_lite.testing import check_dataset
 
 from ..helpers import Ranks, metadataset, text_of, text_set
@@ -128,6 +130,23 @@ def test_the_content_of_a_file_is_read_without_decoding(tmp_path) -> None:
     found = [part["json"] for part in CrudeJsonlDatasetFactory.iter_dataset_content(path)]
     assert b"".join(found) == path.read_bytes()
     assert len(found) == NUM_SAMPLES
+
+
+def test_the_content_is_read_in_blocks_of_any_size(tmp_path, monkeypatch) -> None:
+    path = lines(tmp_path / "a.jsonl")
+    whole = list(CrudeJsonlDatasetFactory.iter_dataset_content(path))
+    assert len(whole) == NUM_SAMPLES
+    monkeypatch.setattr(LineReader, "read", partialmethod(ShardReader.read, max_bytes=70))
+    assert list(CrudeJsonlDatasetFactory.iter_dataset_content(path)) == whole
+
+
+def test_data_of_as_many_lines_in_more_bytes_are_other_data(tmp_path) -> None:
+    path = lines(tmp_path / "a.jsonl")
+    data = load_factory(path).data
+    assert load_factory(path).data == data
+    path.write_text(path.read_text() + " \n")
+    assert len(load_factory(path)) == NUM_SAMPLES
+    assert load_factory(path).data != data
 
 
 def test_a_file_obeys_the_laws(tmp_path) -> None:
@@ -316,6 +335,9 @@ def test_preparing_reports_lines_that_are_no_objects(tmp_path) -> None:
     assert report.warnings == (
         "2 of 23 lines are no JSON objects, from { to }, and will be skipped: line 5, 18",
     )
+    for broken, listed in (((4, 9, 17), "5, 10, 18"), ((4, 9, 17, 20), "5, 10, 18, ...")):
+        (warning,) = prepare_dataset(lines(path, broken=broken)).warnings
+        assert warning.endswith(f"line {listed}")
     prepare_dataset(lines(path, 4))
     assert len(load_factory(path)) == 4
 

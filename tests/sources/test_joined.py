@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pickle
 import random
@@ -28,11 +29,12 @@ from energon_lite import (
     prepare_metadataset,
     stateless,
 )
-from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.metadataset.energon_api import DatasetLoader, JoinDatasetLoader, JoinedDatasetInfo
 from energon_lite.metadataset.open import LeafOpener
 from energon_lite.metadataset.read import read_metadataset
+from energon_lite.prepare import join_keys
 from energon_lite.prepare.join_keys import build_index, digest_of, energon_digest_of, index_file
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.joined import JoinReader, open_side
@@ -332,6 +334,16 @@ def test_new_uuid_makes_a_new_index(root: Path) -> None:
     assert list(report.missing.values()) == list(report.unused.values()) == [4]
 
 
+@pytest.mark.parametrize("num_rows", [1, 7, 19, 20])
+def test_index_is_written_in_pieces_of_any_size(
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    sides = sides_of(file_of(root, joined(root)))
+    whole = build_index(root / "whole", sides).path.read_bytes()
+    monkeypatch.setattr(join_keys, "_ROWS_AT_ONCE", num_rows)
+    assert build_index(root / "pieces", sides).path.read_bytes() == whole
+
+
 def test_rows_of_other_data_are_skipped_and_not_joined(root: Path) -> None:
     path = file_of(root, joined(root))
     ((file, _),) = prepare_metadataset(path)
@@ -339,10 +351,11 @@ def test_rows_of_other_data_are_skipped_and_not_joined(root: Path) -> None:
     rows[[3, 4], 1] = rows[[4, 3], 1]
     rows[5, 1, 0] = 77
     rows[6, 1, 1] += 512
+    rows[7, 1, 2] += 512
     with JoinIndexWriter(file) as writer:
         writer.extend(rows)
     found = [row.__key__ for row in rows_of(path)]
-    assert found == [key for i, key in enumerate(KEYS[:20]) if i not in (3, 4, 5, 6)]
+    assert found == [key for i, key in enumerate(KEYS[:20]) if i not in (3, 4, 5, 6, 7)]
 
 
 def test_broken_sample_of_one_side_is_skipped_and_counted(root: Path) -> None:
@@ -399,6 +412,19 @@ def test_types_of_samples_that_are_more_than_their_fields_are_made(root: Path) -
         assert {row.number for row in rows[20:]} == {9}  # of the joined class itself
 
 
+def test_broken_sample_of_the_primary_is_named_by_its_place_in_its_shard(root: Path) -> None:
+    shard, errors = root / "a" / "s1.tar", list[str]()
+    data = bytearray(shard.read_bytes())
+    at = data.index(b"a:d/010") - 512
+    data[at : at + 112] = b"\xff" * 112
+    shard.write_bytes(data)
+    config = dataclasses.replace(ONE, global_error_handler=lambda e, *_: errors.append(describe(e)))
+    rows = rows_of(file_of(root, joined(root)), worker_config=config)
+    assert [row.__key__ for row in rows] == [key for key in KEYS[:20] if key != "d/010"]
+    (error,) = errors
+    assert f"{shard}, sample number 2" in error
+
+
 def test_missing_index_where_nothing_can_be_written_names_the_remedy(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +470,47 @@ def test_loader_and_factory_of_energons_join(root: Path) -> None:
         inner, training=False, worker_config=ONE, join_index=file, joiner=pair
     )
     assert [s.texts for s in other.build()] == [s.texts for s in factory.build()]
+
+
+@edataclass
+class Last(Sample):
+    """A row with the text of the last dataset that has one."""
+
+    text: str
+
+
+def made(root: Path, joiner: Any = Last, nonmatch: str = "skip", **settings: Any) -> Any:
+    """The source of a join."""
+    inner = [load_factory(root / name, training=False) for name in "ab"]
+    settings = {"join_index": root / "cache", "nonmatch": ("error", nonmatch), **settings}
+    return JoinedWebdatasetFactory(
+        inner, training=False, worker_config=ONE, joiner=joiner, **settings
+    ).build()
+
+
+def last(*samples: Any) -> Last:
+    """Joins as `Last` does."""
+    return Last.from_joined(*samples)
+
+
+def test_joined_samples_have_the_loss_weight_of_the_join(root: Path) -> None:
+    for joiner in (Last, last):
+        found = list(made(root, joiner, loss_weight=0.5))
+        assert {row.__loss_weight__ for row in found} == {0.5}
+        assert [row.text for row in found] == [f"b:{key}" for key in KEYS[:20]]
+
+
+def test_configuration_of_a_join_depends_on_its_joiner_and_its_rows(root: Path) -> None:
+    config = made(root).config()
+    assert config == made(root).config()
+    assert config != made(root, last).config()
+    assert config["data"] != made(root, nonmatch="none").config()["data"]
+    (file,) = (root / "cache").glob(f"*{digest_of(sides_of(file_of(root, joined(root))))}*")
+    rows = JoinIndexReader(file).rows()[::-1]
+    with JoinIndexWriter(root / "other.bin") as writer:
+        writer.extend(rows)
+    other = made(root, join_index=root / "other.bin").config()
+    assert config["data"] != other["data"]
 
 
 def test_dict_joins_without_a_folder_for_the_index(root: Path, tmp_path: Path, monkeypatch) -> None:
