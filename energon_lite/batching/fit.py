@@ -192,7 +192,15 @@ def first_fit(
 def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
     """Does first fit in the order `samples_N`, shape (N,), or by index."""
     lengths_NR = sizes.lengths if samples_N is None else sizes.lengths[samples_N]
-    pack_of_N, num_packs = _first_fit(lengths_NR.reshape(-1), sizes.capacities, sizes.max_samples)
+    # Two packs of fewer than `max_samples` hold together, of some resource, more than one can. So
+    # all of these but one are half full, added up over the resources.
+    most = len(lengths_NR) // sizes.max_samples + 1
+    most += int((2 * lengths_NR.sum(axis=0) // sizes.capacities + 1).sum())
+    num_nodes = 2 << min(most, len(lengths_NR)).bit_length()
+    tree = np.full((num_nodes, lengths_NR.shape[1]), sizes.capacities).reshape(-1)
+    pack_of_N, num_packs = _first_fit(
+        lengths_NR.reshape(-1), tree, lengths_NR.shape[1], sizes.max_samples
+    )
     positions, offsets = _counting_sort(pack_of_N, num_packs)
     return Lists(positions if samples_N is None else samples_N[positions], offsets)
 
@@ -205,7 +213,7 @@ def fit_in_order(sizes: Sizes, samples_N: Int64Array | None = None) -> Lists:
 
 @kernel()
 def _first_leaf(tree: Int64Array, half: int, lengths: Int64Array, start: int, num: int) -> int:
-    """The first pack with room for `lengths[start : start + num]`, or -1.
+    """The first pack with room for `lengths[start : start + num]`; there must be one.
 
     A node may seem to have room where none of its packs has: one has the tokens, another the
     tiles. Then the search continues to the right of it.
@@ -222,8 +230,6 @@ def _first_leaf(tree: Int64Array, half: int, lengths: Int64Array, start: int, nu
             continue
         while node & 1:
             node >>= 1
-        if node == 0:
-            return -1
         node += 1
 
 
@@ -238,38 +244,16 @@ def _lift(tree: Int64Array, node: int, num: int) -> bool:
     return is_changed
 
 
-@kernel()
-def _grown(tree: Int64Array, half: int, capacity_R: Int64Array) -> Int64Array:
-    """The tree with twice as many packs."""
-    num = len(capacity_R)
-    grown = np.empty(4 * half * num, np.int64)
-    for i in range(half * num):
-        grown[2 * half * num + i] = tree[half * num + i]
-        grown[3 * half * num + i] = capacity_R[i % num]
-    for node in range(2 * half - 1, 0, -1):
-        _lift(grown, node, num)
-    return grown
-
-
-@kernel("(int64[::1], int64[::1], int64)")
+@kernel("(int64[::1], int64[::1], int64, int64)")
 def _first_fit(
-    lengths: Int64Array, capacity_R: Int64Array, max_samples: int
+    lengths: Int64Array, tree: Int64Array, num: int, max_samples: int
 ) -> tuple[Int64Array, int]:
-    num = len(capacity_R)
-    num_samples = len(lengths) // num
-    half = 64
-    tree = np.empty(2 * half * num, np.int64)
-    for i in range(len(tree)):
-        tree[i] = capacity_R[i % num]
+    num_samples, half = len(lengths) // num, len(tree) // num // 2
     pack_of_N = np.empty(num_samples, np.int64)
     counts = np.zeros(num_samples, np.int64)
     num_packs = 0
     for index in range(num_samples):
         pack = _first_leaf(tree, half, lengths, index * num, num)
-        if pack < 0:
-            pack = half
-            tree = _grown(tree, half, capacity_R)
-            half *= 2
         pack_of_N[index] = pack
         num_packs = max(num_packs, pack + 1)
         counts[pack] += 1

@@ -35,6 +35,8 @@ _EXTENSIONS = (b"L", b"K", b"x", b"g")
 _POSIX_MAGIC = b"ustar\0"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 _WINDOW, _FEW_BYTES = 1 << 20, 4 << 10
+# A header, with a header for its time or its long name in front, has three blocks.
+_MOST_HEADERS = 3 * BLOCK
 # Longest extension headers (long name, PAX records) of one member; paths have up to 4 KiB.
 MAX_EXTENSION_BYTES = 1 << 20
 _MISFIT = (
@@ -253,8 +255,8 @@ def first_keys(descriptor: int, stop: int) -> list[str]:
     Fewer where there are fewer, or before an invalid header.
     """
     keys: list[str] = []
-    with open(descriptor, "rb", buffering=0, closefd=False) as file, suppress(TarError):
-        for header in _Window(file, _FEW_BYTES).headers(stop):
+    with open(descriptor, "rb", _FEW_BYTES, closefd=False) as file, suppress(TarError):
+        for header in _tar_headers(file, stop):
             found = header.key_and_part()
             if found is not None:
                 keys.append(found[0])
@@ -263,41 +265,28 @@ def first_keys(descriptor: int, stop: int) -> list[str]:
     return keys
 
 
-class _Window:
-    """Reads a tar of any size through one buffer that moves forward."""
+def _tar_headers(file: BinaryIO, stop: int) -> Iterator[Header]:
+    """Yields the headers before byte `stop`, or before the end mark."""
+    pos = 0
+    while pos < stop:
+        try:
+            header = read_header(_read_bytes(file, pos, _MOST_HEADERS), 0, pos)
+        except CutOffError:  # perhaps only by the end of these bytes
+            header = read_header(_read_bytes(file, pos, MAX_EXTENSION_BYTES + 2 * BLOCK), 0, pos)
+        if header is None:
+            return
+        yield header
+        pos = header.end
 
-    def __init__(self, file: BinaryIO, step: int = _WINDOW) -> None:
-        self.file = file
-        self.step = step
-        self.base = 0
-        self.buffer = b""
 
-    def headers(self, stop: int) -> Iterator[Header]:
-        """Yields the headers before byte `stop`, or before the end mark."""
-        pos = 0
-        while pos < stop:
-            at = self.at(pos, BLOCK)
-            try:
-                header = read_header(self.buffer, at, self.base)
-            except CutOffError:  # perhaps only by the end of the window
-                at = self.at(pos, MAX_EXTENSION_BYTES + 2 * BLOCK)
-                header = read_header(self.buffer, at, self.base)
-            if header is None:
-                return
-            yield header
-            pos = header.end
-
-    def at(self, pos: int, need: int) -> int:
-        """Makes `need` bytes from `pos` available; returns their position in `buffer`."""
-        if pos < self.base or pos + need > self.base + len(self.buffer):
-            self.file.seek(pos)
-            self.base = pos
-            self.buffer = self.file.read(max(self.step, need))
-            end = pos + len(self.buffer)
-            size = os.fstat(self.file.fileno()).st_size
-            if end < size and len(self.buffer) < need:
-                raise OSError(errno.EIO, f"reading ended at byte {end} of {size}")
-        return pos - self.base
+def _read_bytes(file: BinaryIO, pos: int, need: int) -> bytes:
+    """Reads `need` bytes, or those up to the end of the file."""
+    file.seek(pos)
+    data = file.read(need)
+    end, size = pos + len(data), os.fstat(file.fileno()).st_size if len(data) < need else 0
+    if end < size:
+        raise OSError(errno.EIO, f"reading ended at byte {end} of {size}")
+    return data
 
 
 def iter_tar(path: Path) -> Iterator[Header]:
@@ -310,9 +299,9 @@ def iter_tar(path: Path) -> Iterator[Header]:
     last = "no member"
     end = 0
     try:
-        with open(open_regular(path), "rb") as file:  # noqa: PTH123  a descriptor
+        with open(open_regular(path), "rb", _WINDOW) as file:  # noqa: PTH123  a descriptor
             size = os.fstat(file.fileno()).st_size
-            for header in _Window(file).headers(size):
+            for header in _tar_headers(file, size):
                 if header.end > size and header.data + header.size > size:
                     raise TarError(f"truncated: member {header.name!r} is cut off")
                 last = f"member {header.name!r}"

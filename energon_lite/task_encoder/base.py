@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import inspect
@@ -12,7 +11,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.samples import CrudeSample
-from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, constructor_names, generic_batch
+from energon_lite.core.stacking import (
+    LOSS_WEIGHT,
+    SERVICE_FIELDS,
+    Layout,
+    generic_batch,
+    layout_of,
+)
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
@@ -301,7 +306,9 @@ def as_type(value: Any, target: type[Any] | None) -> Any:
     """
     if target is None or isinstance(value, target):
         return value
-    fields = _fields_of(value)
+    fields = value
+    if not isinstance(value, dict):
+        fields = {name: getattr(value, name) for name in _names_of(type(value))}
     if issubclass(target, dict):
         found = fields.get(LOSS_WEIGHT)
         weights = found if isinstance(found, list) else [found]
@@ -319,22 +326,11 @@ def as_type(value: Any, target: type[Any] | None) -> Any:
         ) from None
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return dict(value._asdict())
-    if dataclasses.is_dataclass(value):
-        return {name: getattr(value, name) for name in constructor_names(type(value))}
-    raise TypeError(f"{type(value).__name__} has no fields; it must be dataclass, NamedTuple, dict")
-
-
-def _names_of(target: type[Any]) -> tuple[str, ...]:
-    if dataclasses.is_dataclass(target):
-        return constructor_names(target)
-    if hasattr(target, "_fields"):
-        return tuple(target._fields)
-    raise TypeError(f"{target.__name__} must be a dataclass, a NamedTuple or dict")
+def _names_of(kind: type[Any]) -> tuple[str, ...]:
+    layout, names = layout_of(kind)
+    if layout in (Layout.TENSOR, Layout.VALUE):
+        raise TypeError(f"{kind.__name__} has no fields; make it a dataclass, a NamedTuple or dict")
+    return names
 
 
 _METHODS = HOOKS | {name for name in vars(PipelineBuilders) if name.startswith("build_")}

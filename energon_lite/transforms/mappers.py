@@ -85,14 +85,7 @@ class TransformMapper:
 
     def fill(self) -> float | tuple[float, ...] | None:
         """Returns what the transform shows beyond the edges; None where it does not matter."""
-        return None
-
-    def interpolation(self) -> Any:
-        """Returns the interpolation of the transform; None where it does not matter."""
-        return getattr(self.transform, "interpolation", None)
-
-    def _own_fill(self) -> float | tuple[float, ...] | None:
-        fill = self.transform.fill
+        fill = getattr(self.transform, "fill", None)
         if fill is None or isinstance(fill, int | float):
             return fill
         if isinstance(fill, Sequence) and not isinstance(fill, str):
@@ -100,6 +93,10 @@ class TransformMapper:
         raise ValueError(
             f"{self.source_type}: fill={fill!r} is neither a number nor a list of them"
         )
+
+    def interpolation(self) -> Any:
+        """Returns the interpolation of the transform; None where it does not matter."""
+        return getattr(self.transform, "interpolation", None)
 
 
 class CustomTransform(TransformMapper):
@@ -188,7 +185,7 @@ class RandomCropMapper(TransformMapper):
 
     def fill(self) -> float | tuple[float, ...] | None:
         """Returns the color of the padding; None without padding."""
-        return self._own_fill() if self._pads() else None
+        return super().fill() if self._pads() else None
 
     def _pads(self) -> bool:
         return bool(self.transform.padding) or bool(self.transform.pad_if_needed)
@@ -254,10 +251,6 @@ class RandomRotationMapper(TransformMapper):
             dst_size = np.array([int(new_height), int(new_width)])
         return turn @ matrix, dst_size, (self.source_type, angle)
 
-    def fill(self) -> float | tuple[float, ...] | None:
-        """Returns the color beyond the edges."""
-        return self._own_fill()
-
 
 class RandomPerspectiveMapper(TransformMapper):
     """`RandomPerspective`."""
@@ -284,10 +277,6 @@ class RandomPerspectiveMapper(TransformMapper):
         height, width = map(int, dst_size)
         points = own.get_params(width, height, own.distortion_scale)
         return self.compute_homography(*points) @ matrix, dst_size, (self.source_type, *points)
-
-    def fill(self) -> float | tuple[float, ...] | None:
-        """Returns the color beyond the edges."""
-        return self._own_fill()
 
 
 MAPPERS = {

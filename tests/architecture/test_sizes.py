@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3022,
+    "batching": 3007,
     "cli": 680,
     "core": 2170,
     "decoding": 1529,
@@ -29,11 +29,11 @@ BUDGET = {
     "samplers": 1012,
     "sources": 1798,
     "stages": 3422,
-    "storage": 2815,
+    "storage": 2805,
     "stores": 799,
-    "task_encoder": 742,
+    "task_encoder": 736,
     "testing": 397,
-    "transforms": 452,
+    "transforms": 446,
     "": 392,
 }
 

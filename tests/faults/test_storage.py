@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from energon_lite import FatalSampleError, WorkerConfig, get_savable_loader
 from energon_lite.core import errors
+from energon_lite.storage import tar
 from energon_lite.storage.nvmeta import META, index_path
-from energon_lite.storage.tar import _Window
 
 from ..conftest import examples, write_tar
 from ..helpers import last_slot, prepared, text_set, through_json, train
@@ -500,25 +500,25 @@ def test_an_error_while_tars_are_indexed_fails_no_tar(tmp_path, storage, monkeyp
     expected = index_path(folder / "shard-001.tar").read_bytes()
     shutil.rmtree(folder / META)
     left = [3]
-    at = _Window.at
+    read_at = tar._read_bytes
 
-    def fails_sometimes(window: _Window, pos: int, need: int) -> int:
-        if "shard-001" in str(Path(f"/proc/self/fd/{window.file.fileno()}").readlink()) and left[0]:
+    def fails_sometimes(file: BinaryIO, pos: int, need: int) -> bytes:
+        if "shard-001" in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()) and left[0]:
             left[0] -= 1
             raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
-        return at(window, pos, need)
+        return read_at(file, pos, need)
 
-    monkeypatch.setattr(_Window, "at", fails_sometimes)
+    monkeypatch.setattr(tar, "_read_bytes", fails_sometimes)
     prepared(folder, "TextSample", {"text": "txt"})
     assert left == [0]
     assert index_path(folder / "shard-001.tar").read_bytes() == expected
 
 
 def test_an_error_that_stays_names_the_tar_that_cannot_be_indexed(tmp_path, monkeypatch) -> None:
-    def fails_always(window: _Window, pos: int, need: int) -> int:
+    def fails_always(file: BinaryIO, pos: int, need: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(_Window, "at", fails_always)
+    monkeypatch.setattr(tar, "_read_bytes", fails_always)
     write_tar(tmp_path / "set" / "a.tar", [("0.txt", b"")])
     with pytest.raises((OSError, ValueError), match=r"tried 8 times in 4.0 s.*a.tar'"):
         prepared(tmp_path / "set", "TextSample", {"text": "txt"})
