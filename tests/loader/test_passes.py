@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -244,6 +245,17 @@ def test_consumer_of_exactly_all_batches_of_virtual_epochs(texts, length) -> Non
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_virtual_epoch_resumed_on_other_ranks_has_what_is_left_of_its_slots(
+    texts, world_size
+) -> None:
+    make = train(texts, virtual_epoch_length=12)
+    run = Ranks(make, 2, num_streams=4)
+    run.steps(4)
+    for loader in Ranks(make, world_size, states=run.save()).loaders:
+        assert [len(list(loader)) for _ in range(2)] == [12 - 8 // world_size, 12]
+
+
 def test_len_of_a_virtual_epoch_stays_what_it_is(texts) -> None:
     loader = loader_of(train(texts, "skipping", repeat=False, virtual_epoch_length=5))
     for _ in range(5):
@@ -318,11 +330,39 @@ def test_slots_of_ranks_that_stood_apart_on_several_topologies_are_not_given_aga
                 assert slot not in found
                 found[slot] = item
         run = Ranks(make, world_size, states=run.save())
-    regions = run.save()[0]["emitted"]
-    assert len(regions) == 3
-    rest = run.rest()
-    assert not found.keys() & rest.keys()
-    assert_same(found | rest, whole)
+    states = run.save()
+    assert len(states[0]["emitted"]) == 3
+    for resumed in (run, Ranks(make, 3, states=states)):
+        rest = resumed.rest()
+        assert not found.keys() & rest.keys()
+        assert_same(found | rest, whole)
+
+
+def test_rank_in_the_next_pass_takes_no_snapshot_of_the_pass_before(texts) -> None:
+    make = train(texts, "grouping", repeat=False, batch_size=2)
+    run = Ranks(make, 3, num_streams=2)
+    assert run.next(1)[0] == 1  # of stream 1, which rank 0 visits next
+    for _ in run.iterators[0]:
+        pass
+    run.iterators[0] = iter(run.loaders[0])
+    assert run.next(0)[0] == 0
+    resumed = Ranks(make, 3, states=run.save())
+    for rank in (0, 1):
+        assert_same([resumed.next(rank) for _ in range(3)], [run.next(rank) for _ in range(3)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_that_share_streams_count_each_skip_once(texts, seed) -> None:
+    make = train(texts, "skipping", repeat=False, batch_size=2)
+    whole = Ranks(make, 1, num_streams=2, seed=seed)
+    whole.rest()
+    run = Ranks(make, 3, num_streams=2, seed=seed)
+    run.steps(2)
+    resumed = Ranks(make, 3, seed=seed, states=run.save())
+    for ranks in (run, resumed):
+        ranks.rest()
+        counts = [Counter(loader.num_skipped) for loader in ranks.loaders]
+        assert sum(counts, Counter[str]()) == whole.loaders[0].num_skipped
 
 
 def test_rank_resumes_a_shared_stream_behind_slots_that_are_left_to_others(texts) -> None:

@@ -268,15 +268,26 @@ def test_index_of_energon_is_used_where_it_fits_and_only_there(tmp_path: Path) -
     index_file(cache, digest_of(train)).rename(index_file(cache, theirs or ""))
     assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
     assert len(list(cache.iterdir())) == 1
-    # An incomplete one, as Energon leaves behind.
     own = index_file(cache, theirs or "")
-    own.write_bytes(own.read_bytes()[: 16 + 48 * 7])
+    content = own.read_bytes()
+    own.write_bytes(content + content[16 : 16 + 48])  # the first row twice
+    assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
+    index_file(cache, digest_of(train)).unlink()
+    # An incomplete one, as Energon leaves behind.
+    own.write_bytes(content[: 16 + 48 * 7])
     assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
     assert [row.__key__ for row in rows_of(path, "val")] == KEYS[12:]
     assert len(list(cache.iterdir())) == 3
 
 
 def test_excluded_shards_and_samples_have_no_part(root: Path) -> None:
+    path = file_of(root, joined(root))
+    split = root / "a" / ".nv-meta" / "split.yaml"
+    written = split.read_text()
+    for key in ("d/009", "d/010"):  # of each there is an index
+        split.write_text(written.replace("exclude: []", f"exclude: [s1.tar/{key}]"))
+        assert [row.__key__ for row in rows_of(path)] == [k for k in KEYS[:20] if k != key]
+    split.write_text(written)
     for name, entries in (("a", "[s0.tar, s1.tar/d/009]"), ("b", "[s0.tar]")):
         split = root / name / ".nv-meta" / "split.yaml"
         split.write_text(split.read_text().replace("exclude: []", f"exclude: {entries}"))
@@ -519,6 +530,8 @@ def test_dict_joins_without_a_folder_for_the_index(root: Path, tmp_path: Path, m
 
 
 def test_length_index_of_a_join_lies_beside_those_of_the_primary(root: Path) -> None:
+    primary = LengthFunction(text_length)
+    measure_lengths(root / "a", primary, name="n", num_workers=0, split_parts=["train"])
     path = file_of(root, joined(root))
     (report,) = measure_lengths(path, LengthFunction(pair_length), name="n", num_workers=0)
     assert report.samples == 20
@@ -529,7 +542,12 @@ def test_length_index_of_a_join_lies_beside_those_of_the_primary(root: Path) -> 
     )
     source: Any = opener(opener.node, repeat=True)  # type: ignore[arg-type]
     assert source.stored_lengths("n").tolist() == [14] * 20
-    assert np.all(source.stored_lengths("n") > 0)
+    alone = load_factory(root / "a", training=False).build()
+    assert alone.stored_lengths("n").tolist() == [7] * 24
+
+
+def text_length(sample: TextSample) -> int:
+    return len(sample.text)
 
 
 def pair_length(sample: Pair) -> int:
