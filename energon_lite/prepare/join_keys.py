@@ -12,7 +12,9 @@ import json
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,8 @@ from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 
 _ROWS_AT_ONCE = 1 << 16
 _LISTED = 5
+# Rows of an index that a process reads at once, and the most parts into which an index is divided.
+_ROWS_OF_TASK, _MOST_TASKS = 1 << 18, 256
 # Rows of an index of Energon's that are compared with the keys of the datasets.
 _COMPARED = 256
 
@@ -185,13 +189,7 @@ def match_samples(
     Returns:
         By dataset the positions of the samples of each row, -1 for none.
     """
-    if "fork" not in multiprocessing.get_all_start_methods():
-        num_workers = 0  # hashes of two processes are comparable only if one is the other's copy
-    hashed = []
-    for result in ordered_results(_hashes, sides, num_workers):
-        if isinstance(result, Exception):
-            raise result
-        hashed.append(result)
+    hashed = _hashes(sides, num_workers)
     columns = [sides[0].kept()]
     wanted = hashed[0][columns[0]]
     rising = _check_unique(sides[0], wanted, columns[0])
@@ -231,31 +229,70 @@ def _count(
         )
 
 
-def _hashes(side: JoinSide) -> Int64Array:
-    """Returns a hash of the key of each sample, by position."""
-    shard_counts = read_info(side.root).shard_counts
-    counts = np.array(list(shard_counts.values()), dtype=np.int64)
+class _Rows(NamedTuple):
+    """Some rows of an index: those with the row ids from `first` to `last`."""
+
+    root: Path
+    first: int
+    last: int
+
+
+def _hashes(sides: Sequence[JoinSide], num_workers: int | None) -> list[Int64Array]:
+    """Returns for each dataset a hash of the key of each sample, by position."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        num_workers = 0  # hashes of two processes are comparable only if one is the other's copy
+    tables = {}
+    for side in sides:
+        starts = np.cumsum([0, *read_info(side.root).shard_counts.values()], dtype=np.int64)
+        tables[side.root] = starts, np.zeros((2, starts[-1]), dtype=np.int64)
+    tasks = [rows for root in tables for rows in _tasks(root)]
+    for rows, result in zip(tasks, ordered_results(_hashed, tasks, num_workers), strict=True):
+        if isinstance(result, Exception):
+            raise result
+        positions, hashes = result
+        _, table = tables[rows.root]
+        table[0, positions], table[1, positions] = hashes, 1
+    return [_hashes_of(side, *tables[side.root]) for side in sides]
+
+
+def _hashes_of(side: JoinSide, starts: Int64Array, table: Int64Array) -> Int64Array:
+    """Returns the hashes of a split part, of those of a folder and whether these are known."""
+    spans = [slice(starts[id_], starts[id_ + 1]) for id_ in side.tar_file_ids]
+    for name, span in zip(side.reader.shards, spans, strict=True):
+        if not table[1, span].all():
+            raise DatasetFormatError(
+                f"{side.root / META / INDEX_SQLITE}: sample {int(table[1, span].argmin())} of "
+                f"{name} has no entry; run `energon-lite prepare {side.root} --tar-index-only`"
+            )
+    return np.concatenate([table[0, span] for span in spans])
+
+
+def _tasks(root: Path) -> list[_Rows]:
+    """Divides the rows of an index by their row ids."""
+    with IndexDatabase(root) as index:
+        first, last, total = index.row_ids()
+    number = min(_MOST_TASKS, 1 + total // _ROWS_OF_TASK)
+    edges = [first + (last + 1 - first) * i // number for i in range(number + 1)]
+    return [_Rows(root, a, b - 1) for a, b in pairwise(edges)]
+
+
+def _hashed(rows: _Rows) -> tuple[Int64Array, Int64Array]:
+    """Returns the positions of samples in all shards of a folder, and hashes of their keys."""
+    counts = np.array(list(read_info(rows.root).shard_counts.values()), dtype=np.int64)
     starts = np.cumsum([0, *counts], dtype=np.int64)
-    table, is_known = np.zeros(starts[-1], dtype=np.int64), np.zeros(starts[-1], dtype=bool)
-    with IndexDatabase(side.root) as index:
-        for rows in index.all_keys():
-            _, keys, shards, places = zip(*rows, strict=True)
+    positions, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with IndexDatabase(rows.root) as index:
+        for some in index.all_keys(rows.first, rows.last):
+            _, keys, shards, places = zip(*some, strict=True)
             ids, at = np.array(shards, dtype=np.int64), np.array(places, dtype=np.int64)
             is_wrong = (ids < 0) | (ids >= len(counts)) | (at < 0)
             is_wrong |= at >= counts[np.where(is_wrong, 0, ids)]
             if is_wrong.any():
                 key = keys[int(is_wrong.argmax())]
                 raise index.error(f"sample {key!r} is in no shard of {META}/.info.json")
-            at += starts[ids]
-            table[at], is_known[at] = np.fromiter(map(hash, keys), np.int64, len(keys)), True
-    spans = [slice(starts[id_], starts[id_ + 1]) for id_ in side.tar_file_ids]
-    for name, span in zip(side.reader.shards, spans, strict=True):
-        if not is_known[span].all():
-            raise DatasetFormatError(
-                f"{side.root / META / INDEX_SQLITE}: sample {int(is_known[span].argmin())} of "
-                f"{name} has no entry; run `energon-lite prepare {side.root} --tar-index-only`"
-            )
-    return np.concatenate([table[span] for span in spans])
+            positions.append(starts[ids] + at)
+            hashes.append(np.fromiter(map(hash, keys), np.int64, len(keys)))
+    return np.concatenate(positions), np.concatenate(hashes)
 
 
 def _check_unique(side: JoinSide, hashes: Int64Array, positions: Int64Array) -> Int64Array:

@@ -30,6 +30,7 @@ from energon_lite.sources.excluded import open_part
 from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
+from energon_lite.storage.field_access import mappable_fields
 from energon_lite.storage.join_index import JoinIndexReader, JoinSide
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, MAX_OPEN, Block, BlockReader, ShardReader
@@ -120,17 +121,17 @@ class _Column:
     Args:
         side: the dataset.
         rows: their places, shape (N, 3).
-        is_primary: whether none may be missing.
 
     Attributes:
         stop: how many of the rows were read.
     """
 
-    def __init__(self, side: JoinSide, rows: Int64Array, is_primary: bool) -> None:
+    def __init__(self, side: JoinSide, rows: Int64Array) -> None:
         self._side = side
         self._positions, self._lost = side.positions_of(rows)
-        for row in np.flatnonzero(self._positions < 0).tolist() if is_primary else ():
-            self._lost.setdefault(row, side.misfit("a row has no sample of this dataset"))
+        if side.nonmatch != "none":
+            for row in np.flatnonzero(self._positions < 0).tolist():
+                self._lost.setdefault(row, side.misfit("a row has no sample of this dataset"))
         self._start = self.stop = 0
         self._lists: tuple[list[Any], ...] = ()
         self._data = _NOTHING.data
@@ -199,10 +200,7 @@ class JoinReader(BlockReader):
     def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
         """Reads rows; each side is read `max_bytes` ahead, so that small samples cost few reads."""
         rows = self.index.rows(indices)
-        columns = [
-            _Column(side, rows[:, number], is_primary=not number)
-            for number, side in enumerate(self.sides)
-        ]
+        columns = [_Column(side, rows[:, number]) for number, side in enumerate(self.sides)]
         start = 0
         while start < len(rows):
             for column in columns:
@@ -225,9 +223,13 @@ class JoinLoader:
         loaders: make the samples of each dataset.
         names: keyword argument of each dataset; None to pass them in their order.
         joiner: a class of samples, whose `from_joined` is called, or a function.
+        may_lack: for each dataset, whether a row may have no sample of it.
         root: folder of the primary.
         seed: of the run.
         loss_weight: factor for the loss of all samples.
+
+    Raises:
+        DatasetFormatError: The class has not the fields that it takes of the datasets.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class JoinLoader:
         loaders: Sequence[SampleLoader],
         names: Sequence[str] | None,
         joiner: Callable[..., Any],
+        may_lack: Sequence[bool],
         root: Path,
         seed: int,
         loss_weight: float = 1.0,
@@ -245,8 +248,7 @@ class JoinLoader:
         self.loss_weight = loss_weight
         method = joiner.from_joined if isinstance(joiner, type) else joiner  # type: ignore[attr-defined]
         self.function = UserFunction(method, name="joiner", seed=seed)
-        own = getattr(method, "__func__", method)
-        self._is_ours = own is Sample.from_joined.__func__  # type: ignore[attr-defined]
+        self._is_ours = is_default_joiner(joiner)
         self._sample_type: Any = joiner
         # Of each side the fields that no part fills, if joining takes fields only.
         makers = [load.maker for load in loaders]
@@ -254,6 +256,26 @@ class JoinLoader:
         defaults = [maker.defaults() for maker in makers] if are_plain else []  # type: ignore[attr-defined]
         self._is_direct = self._is_ours and are_plain and None not in defaults
         self._defaults: Any = defaults
+        if self._is_ours and are_plain:
+            self._check_fields([maker.sample_type for maker in makers], may_lack)  # type: ignore[attr-defined]
+
+    def _check_fields(self, types: Sequence[type[Any]], may_lack: Sequence[bool]) -> None:
+        """Checks that the joined class takes the fields of the datasets, and gets what it needs."""
+        own, fields = mappable_fields(self._sample_type), list(map(mappable_fields, types))
+        name = self._sample_type.__qualname__
+        unknown = sorted(set().union(*fields) - own.keys())
+        if unknown:
+            raise DatasetFormatError(
+                f"joiner: {name} has no field for {', '.join(unknown)} of the joined samples. Add "
+                "the fields, or override from_joined"
+            )
+        sure = set().union(*(f for f, lacks in zip(fields, may_lack, strict=True) if not lacks))
+        missing = [spec.name for spec in own.values() if spec.is_required and spec.name not in sure]
+        if missing:
+            raise DatasetFormatError(
+                f"joiner: {name} needs {', '.join(missing)}, which no dataset without `nonmatch: "
+                "none` has. Write a default for the field, or override from_joined"
+            )
 
     @property
     def may_draw(self) -> bool:
@@ -342,6 +364,12 @@ class JoinLoader:
         return joined
 
 
+def is_default_joiner(joiner: Any) -> bool:
+    """Returns whether a joiner is a class with the `from_joined` of `Sample`."""
+    method = getattr(joiner, "from_joined", None)
+    return getattr(method, "__func__", None) is Sample.from_joined.__func__  # type: ignore[attr-defined]
+
+
 def _check_keys(data: Sequence[JoinColumn], place: int) -> None:
     """Checks that all samples of a row have the same key in their files.
 
@@ -428,6 +456,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         index = JoinIndexReader(path)
         self._check(index)
         self._crc = index.crc()
+        self._sides = sides
         self._read_from(JoinReader(index, sides), -(-len(index) // len(sides[0].counts)))
         # The length index of a join lies beside those of the primary.
         self.split_part = f"{self.split_part}.join-{self.data[:8]}"
@@ -445,9 +474,15 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
     def sample_loader(self) -> Any:
         """Makes what turns rows into samples."""
         loaders = [one.sample_loader() for one in self.inner_datasets]
+        if is_default_joiner(self.joiner) and any(one.is_crude for one in self.inner_datasets):
+            raise DatasetFormatError(
+                f"joiner: {self.joiner.__qualname__} takes the fields of samples, and crude "
+                "samples have none. Override from_joined, or write a sample_type into dataset.yaml"
+            )
         for loader in loaders:
             loader.subflavors = {**loader.subflavors, **self._own_tags}
-        return JoinLoader(loaders, self._names, self.joiner, self.path, self.seed)
+        may_lack = [side.nonmatch == "none" for side in self._sides]
+        return JoinLoader(loaders, self._names, self.joiner, may_lack, self.path, self.seed)
 
     def sample_settings(self) -> dict[str, JSON]:
         """Returns the joiner, and the settings of the datasets."""

@@ -327,18 +327,28 @@ class IndexDatabase(ReadOnlyDatabase):
             "ORDER BY sample_index", (tar_file_id,), str, int, int,
         )  # fmt: skip
 
-    def all_keys(self) -> Iterator[list[tuple[int, str, int, int]]]:
-        """Yields (row id, key, tar_file_id, sample_index) of all samples, thousands at once."""
-        query = (
-            "SELECT rowid, sample_key, tar_file_id, sample_index FROM samples WHERE rowid > ? "
-            f"ORDER BY rowid LIMIT {_ROWS_AT_ONCE}"
-        )
+    def row_ids(self) -> tuple[int, int, int]:
+        """Returns the first and the last row id of the samples, and how many samples there are."""
         if "samples" not in self.tables:
             raise self.error("table 'samples' is missing")
-        last = -(1 << 63)
-        while rows := self.rows(query, (last,), int, str, int, int):
+        query = "SELECT coalesce(min(rowid), 0), coalesce(max(rowid), 0), count(*) FROM samples"
+        ((first, last, total),) = self.rows(query, (), int, int, int)
+        return first, last, total
+
+    def all_keys(self, first: int, last: int) -> Iterator[list[tuple[int, str, int, int]]]:
+        """Yields (row id, key, tar_file_id, sample_index) of samples, thousands at once.
+
+        Args:
+            first: the first row id.
+            last: the last row id.
+        """
+        query = (
+            "SELECT rowid, sample_key, tar_file_id, sample_index FROM samples WHERE rowid BETWEEN "
+            f"? AND ? ORDER BY rowid LIMIT {_ROWS_AT_ONCE}"
+        )
+        while first <= last and (rows := self.rows(query, (first, last), int, str, int, int)):
             yield rows
-            last = rows[-1][0]
+            first = rows[-1][0] + 1
 
     def has_unique_keys(self) -> bool:
         """Returns whether no two samples have the same key."""

@@ -25,7 +25,7 @@ BUDGET = {
     "metadataset": 1611,
     "names": 159,
     "order": 675,
-    "prepare": 1482,
+    "prepare": 1505,
     "samplers": 1012,
     "sources": 1798,
     "stages": 3422,
