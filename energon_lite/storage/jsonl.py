@@ -32,6 +32,16 @@ _SAMPLES_SHOWN = 20
 _MAPPED_BYTES = 256 << 20
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+# How files of other kinds begin, and what to do with them.
+_OTHER = {
+    b"\x1f\x8b": "gzip data; decompress it (gunzip)",
+    b"BZh": "bzip2 data; decompress it (bunzip2)",
+    b"\x28\xb5\x2f\xfd": "zstd data; decompress it (unzstd)",
+    b"\xfd7zXZ": "xz data; decompress it (unxz)",
+    b"PK\3\4": "a zip archive; unpack it",
+    b"\xff\xfe": "text in UTF-16; write it in UTF-8",
+    b"\xfe\xff": "text in UTF-16; write it in UTF-8",
+}
 
 
 def is_jsonl(path: Path) -> bool:
@@ -89,10 +99,22 @@ def scan_lines(
 
 
 def _descriptor_of(path: Path) -> int:
+    """Opens a file of lines.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It is no regular file, or of another kind by its first bytes.
+    """
     try:
-        return files.open_regular(path)
+        descriptor = files.open_regular(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; check the path") from None
+    head = os.pread(descriptor, 8, 0)
+    kind = next((kind for start, kind in _OTHER.items() if head.startswith(start)), None)
+    if kind:
+        os.close(descriptor)
+        raise DatasetFormatError(f"{path} has no lines of JSON, but {kind}")
+    return descriptor
 
 
 class _Scan:
@@ -189,12 +211,11 @@ class _Scan:
         num_blank = 0
         for line, start, end in spans:
             text = buffer[start:end].tobytes().strip()
-            if not self._num_lines + line:
-                text = text.removeprefix(_BOM).strip()
-            if not text:
+            bare = text.removeprefix(_BOM).strip()  # files that were put together may have several
+            if not text or not (bare or self._num_lines + line):
                 is_sample[line] = False
                 num_blank += 1
-            elif text[0] != _OPEN or text[-1] != _CLOSE:
+            elif bare[:1] + bare[-1:] != b"{}":
                 self._num_broken += 1
                 if len(self._broken) < _SAMPLES_SHOWN:
                     sample = self._num_samples + line - num_blank

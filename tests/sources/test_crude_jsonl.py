@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -136,7 +139,7 @@ def test_the_content_is_read_in_blocks_of_any_size(tmp_path, monkeypatch) -> Non
     path = lines(tmp_path / "a.jsonl")
     whole = list(CrudeJsonlDatasetFactory.iter_dataset_content(path))
     assert len(whole) == NUM_SAMPLES
-    monkeypatch.setattr(LineReader, "read", partialmethod(ShardReader.read, max_bytes=70))
+    monkeypatch.setattr(LineReader, "blocks", partialmethod(ShardReader.blocks, max_bytes=70))
     assert list(CrudeJsonlDatasetFactory.iter_dataset_content(path)) == whole
 
 
@@ -321,6 +324,93 @@ def test_lengths_of_a_file_that_changed_are_refused(tmp_path) -> None:
     lines(path, NUM_SAMPLES + 1)
     with pytest.raises(DatasetFormatError, match="the length index is of 23 samples"):
         next(iter(get_savable_loader(making(path, Planning, batch_size=1)(ONE))))
+
+
+# Content, the values that are read, and the numbers of the lines that are broken.
+ODD: dict[str, tuple[bytes, list[int], list[int]]] = {
+    "no newline at the end": (b'{"n": 1}\n{"n": 2}', [1, 2], []),
+    "CRLF": (b'{"n": 1}\r\n\r\n{"n": 2}\r\n', [1, 2], []),
+    "mark of the byte order": (b'\xef\xbb\xbf{"n": 1}\n{"n": 2}\n', [1, 2], []),
+    "marks of files that were put together": (
+        b'\xef\xbb\xbf{"n": 1}\n\xef\xbb\xbf{"n": 2}\n\xef\xbb\xbf\n{"n": 3}', [1, 2, 3], [3],
+    ),
+    "blank lines": (b'\n \t\n{"n": 1}\n\n\r\n{"n": 2}\n\n', [1, 2], []),
+    "NUL in a text": (b'{"n": 1}\n{"n": "\x00"}\n{"n": 3}\n', [1, 3], [2]),
+    "NUL in place of a lost block": (b'{"n": 1}\n' + bytes(50) + b'\n{"n": 3}', [1, 3], [2]),
+    "no UTF-8": (b'{"n": "\xff"}\n{"n": 2}\n', [2], [1]),
+    "cut in a line": (b'{"n": 1}\n{"n": 2', [1], [2]),
+    "two objects in a line": (b'{"n": 1} {"n": 2}\n{"n": 3}\n', [3], [1]),
+    "deeply nested": (b'{"n": ' + b"[" * 99_999 + b"]" * 99_999 + b'}\n{"n": 2}', [2], [1]),
+    "a JSON array": (b'[\n{"n": 1},\n{"n": 2}\n]\n', [2], [1, 2, 4]),
+    "separators of other kinds": ('{"n": 1, "x": "\u2028\x85"}\n{"n": 2}'.encode(), [1, 2], []),
+}  # fmt: skip
+
+
+@stateless
+def cook_number(sample: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=str(sample["json"]["n"]))
+
+
+class Numbers(DefaultTaskEncoder):
+    cookers: ClassVar = [Cooker(cook_number)]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_of_odd_lines_each_is_read_or_listed(tmp_path, name) -> None:
+    content, values, broken = ODD[name]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    for is_prepared in (False, True):
+        if is_prepared:
+            prepare_dataset(path)
+        dataset = get_val_dataset(path, worker_config=ONE, batch_size=None, task_encoder=Numbers())
+        log = tmp_path / f"log{is_prepared}"
+        loader = get_savable_loader(dataset, skip_log=log, max_skip_rate=1)
+        assert [sample.text for sample in loader] == list(map(str, values))
+        listed = (
+            [json.loads(row)["error"] for row in log.read_text().splitlines()] if broken else []
+        )
+        assert len(listed) == len(broken)
+        for error, number in zip(listed, broken, strict=True):
+            assert f"a.jsonl, line {number} (blank lines not counted)" in error
+
+
+def test_a_line_of_100_megabytes_is_read(tmp_path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": "' + b"x" * 100_000_000 + b'"}\n{"n": 3}\n')
+    assert prepare_dataset(path).samples == 3
+    assert [len(text) for text in val_texts(path, Numbers)] == [1, 100_000_000, 1]
+
+
+OTHER = {
+    "gzip": gzip.compress(b'{"n": 1}\n'), "bzip2": bz2.compress(b"{}\n"),
+    "xz": lzma.compress(b"{}\n"), "UTF-16": '{"n": 1}\n'.encode("utf-16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path, kind) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(OTHER[kind])
+    for use in (prepare_dataset, val_texts):
+        with pytest.raises(
+            DatasetFormatError, match=rf"a\.jsonl has no lines of JSON, but .*{kind}"
+        ):
+            use(path)
+
+
+def test_lines_that_moved_under_their_index_are_broken_and_not_lost_silently(tmp_path) -> None:
+    """The file was edited in place, and has the size that it had."""
+    path = lines(tmp_path / "a.jsonl")
+    prepare_dataset(path)
+    content = path.read_bytes()
+    first, _, rest = content.partition(b"\n")
+    path.write_bytes(rest[:-1] + b"\n" + first + b"\n")
+    dataset = get_val_dataset(path, worker_config=ONE, batch_size=None, task_encoder=Cooking())
+    loader = get_savable_loader(dataset, max_skip_rate=1)
+    found = [sample.text for sample in loader]
+    assert len(found) + loader.num_skipped.get("a.jsonl/val", 0) == NUM_SAMPLES
+    assert set(found) <= set(EXPECTED)
 
 
 # ------------------------------------------------------------------------------ prepare, lint, info

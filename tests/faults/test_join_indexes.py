@@ -1,0 +1,215 @@
+"""Join indexes that are damaged, or of other data: an error or skipped rows, never a wrong pair."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    JoinedWebdatasetFactory,
+    Sample,
+    TextSample,
+    WorkerConfig,
+    edataclass,
+    get_loader,
+    prepare_dataset,
+)
+from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, FatalSampleError
+from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.join_index import JoinIndexReader, JoinIndexWriter
+
+from ..conftest import write_tar
+from ..helpers import ignore, prepared
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=ignore)
+NUM_SAMPLES = 30
+
+
+@edataclass
+class Pair(Sample):
+    """Two texts."""
+
+    left: str
+    right: str | None
+
+
+def pair(left: TextSample, right: TextSample | None) -> Pair:
+    """Joins two texts."""
+    return Pair.derive_from(left, left=left.text, right=right and right.text)
+
+
+def texts(folder: Path, keys: list[str], num_shards: int = 2) -> Path:
+    """Prepares texts `folder name:key`."""
+    for shard in range(num_shards):
+        own = keys[shard::num_shards]
+        members = [(f"{key}.txt", f"{folder.name}:{key}".encode()) for key in own]
+        write_tar(folder / f"s{shard}.tar", members)
+    return prepared(folder, "TextSample", {"text": "txt"})
+
+
+KEYS = [f"k{i:02d}" for i in range(NUM_SAMPLES)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets `a` and `b` of the same keys in another order, and `c` of other keys."""
+    root = tmp_path_factory.mktemp("joins")
+    texts(root / "a", KEYS)
+    texts(root / "b", random.Random(1).sample(KEYS, NUM_SAMPLES), 3)
+    texts(root / "c", [f"other{i}" for i in range(NUM_SAMPLES)], 3)
+    factory(root, root / "index").build()
+    return root
+
+
+def factory(root: Path, index: Path, names: str = "ab", nonmatch: str = "skip") -> Any:
+    inner = [load_factory(root / name, training=False, worker_config=ONE) for name in names]
+    made: JoinedWebdatasetFactory[Any] = JoinedWebdatasetFactory(
+        inner, training=False, worker_config=ONE, join_index=index, joiner=pair,
+        nonmatch=["error", nonmatch],
+    )  # fmt: skip
+    return made
+
+
+def rows_of(made: Any) -> list[Pair]:
+    loader = get_loader(made.build(), max_skip_rate=1)
+    return list(loader)
+
+
+def index_of(root: Path) -> bytes:
+    (file,) = (root / "index").iterdir()
+    return file.read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 16 + 48 * NUM_SAMPLES - 1), st.integers(0, 255)), max_size=6),
+    st.integers(0, 16 + 48 * NUM_SAMPLES),
+    st.sampled_from(["skip", "none"]),
+)
+def test_a_damaged_index_pairs_no_other_samples(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, changes: Any, size: int, nonmatch: str
+) -> None:
+    whole = bytearray(index_of(root))
+    for at, value in changes:
+        whole[at] = value
+    path = tmp_path_factory.mktemp("index") / "i.bin"
+    path.write_bytes(whole if changes else whole[:size])
+    try:
+        rows = rows_of(factory(root, path, nonmatch=nonmatch))
+    except (DatasetFormatError, EmptyDatasetError) as error:
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    for row in rows:
+        key = row.__key__
+        assert row.left == f"a:{key}"
+        assert row.right == f"b:{key}" or (row.right is None and nonmatch == "none")
+    changed = {(at - 16) // 48 for at, _ in changes}
+    assert {row.__key__ for row in rows} >= {
+        key for i, key in enumerate(keys_in_order()) if i not in changed and 16 + 48 * i < size
+    } or not changes
+
+
+def keys_in_order() -> list[str]:
+    return [*KEYS[::2], *KEYS[1::2]]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"JIDX0001" + struct.pack("<q", 2**62),
+        b"JIDX0001" + struct.pack("<q", 10**6),
+        b"JIDX0001" + struct.pack("<q", 0),
+        b"JIDX0001" + struct.pack("<q", -2),
+        b"JIDX0002" + struct.pack("<q", 2),
+        b"",
+        b"JIDX",
+    ],
+)
+def test_a_header_with_absurd_numbers_is_refused(root: Path, tmp_path: Path, header: bytes) -> None:
+    for rest in (b"", index_of(root)[16:]):
+        path = tmp_path / "i.bin"
+        path.write_bytes(header + rest)
+        with pytest.raises(DatasetFormatError, match=r"i\.bin: .* are no whole join index; remove"):
+            factory(root, path)
+
+
+def test_another_number_of_columns_is_refused(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "i.bin"
+    path.write_bytes(b"JIDX0001" + struct.pack("<q", 3) + index_of(root)[16 : 16 + 72 * 10])
+    with pytest.raises(DatasetFormatError, match="3 columns, where 2 datasets are joined"):
+        factory(root, path)
+
+
+def test_an_index_of_other_datasets_joins_nothing(root: Path) -> None:
+    (file,) = (root / "index").iterdir()
+    loader = get_loader(factory(root, file, "ac").build(), max_skip_rate=0.5)
+    with pytest.raises(
+        FatalSampleError, match="30 samples of this validation pass 30 failed"
+    ) as caught:
+        list(loader)
+    assert "Run `energon-lite prepare` on the metadataset again" in str(caught.value)
+
+
+def test_a_row_without_a_sample_that_must_be_there_is_skipped(root: Path, tmp_path: Path) -> None:
+    rows = np.frombuffer(index_of(root)[16:], "<i8").reshape(-1, 2, 3).copy()
+    rows[4, 1] = -1
+    rows[9, 0] = -1
+    with JoinIndexWriter(tmp_path / "i.bin") as writer:
+        writer.extend(rows)
+    for nonmatch, lost in (("skip", {4, 9}), ("none", {9})):
+        found = [row.__key__ for row in rows_of(factory(root, tmp_path / "i.bin", "ab", nonmatch))]
+        assert found == [key for i, key in enumerate(keys_in_order()) if i not in lost]
+
+
+def test_no_key_in_common_is_an_error_or_rows_without_matches(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(EmptyDatasetError, match=r"no sample of .*/a and .*/c has the same key"):
+        factory(root, tmp_path / "skip", "ac")
+    rows = rows_of(factory(root, tmp_path / "none", "ac", "none"))
+    assert [(row.left, row.right) for row in rows] == [(f"a:{k}", None) for k in keys_in_order()]
+    with pytest.raises(DatasetFormatError, match=r"30 of 30 samples of .*/a have no match here"):
+        factory(root, tmp_path / "error", "ac", "error")
+    assert not (tmp_path / "error").exists() or not list((tmp_path / "error").iterdir())
+
+
+def test_odd_keys_are_joined(tmp_path: Path) -> None:
+    """Dots, blanks, folders above, letters of other scripts, and keys that begin alike."""
+    keys = ["../up", "a b", "ä/é", "k", "k-1", "-1", "日本", "x" * 90, "d/../k", "1", "01"]
+    for name in "ab":
+        texts(tmp_path / name, keys if name == "a" else keys[::-1], 1)
+    found = {row.__key__: (row.left, row.right) for row in rows_of(factory(tmp_path, tmp_path))}
+    assert found == {key: (f"a:{key}", f"b:{key}") for key in keys}
+
+
+def test_a_join_of_a_dataset_with_itself_pairs_each_sample_with_itself(root: Path) -> None:
+    rows = rows_of(factory(root, root / "self", "aa", "error"))
+    assert [(row.left, row.right) for row in rows] == [
+        (f"a:{k}", f"a:{k}") for k in keys_in_order()
+    ]
+
+
+def test_keys_of_several_processes_make_the_same_index(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("energon_lite.prepare.join_keys._ROWS_OF_TASK", 4)
+    made = factory(root, tmp_path / "many")
+    assert JoinIndexReader(made._reader.index.path).rows().tobytes() == index_of(root)[16:]
+
+
+def test_a_dataset_that_was_prepared_again_needs_another_index(tmp_path: Path) -> None:
+    for name in "ab":
+        texts(tmp_path / name, KEYS[:6])
+    factory(tmp_path, tmp_path / "index")
+    for shard in range(2):
+        members = [(f"{key}.txt", f"b:{key}".encode()) for key in KEYS[2:8][shard::2]]
+        write_tar(tmp_path / "b" / f"s{shard}.tar", members)
+    prepare_dataset(tmp_path / "b", tar_index_only=True)
+    found = rows_of(factory(tmp_path, tmp_path / "index"))
+    assert sorted(row.__key__ for row in found) == KEYS[2:6]
+    assert len(list((tmp_path / "index").iterdir())) == 2
