@@ -264,11 +264,11 @@ class Counter:
         own_items = self.mark[2]
         before = sum(stats.draws for stats in self._before.values())
         draws = sum(stats.draws for stats in self._counted.values()) - before
-        # Draws of an item on this rank stand for those on the others.
-        first, stop = (
-            round(number * draws / own_items) if own_items else number
-            for number in (self._items_before, num_items)
-        )
+        # Draws of an item on this rank stand for those on the others; all targets together are the
+        # draws up to the last restore.
+        per_item = draws / own_items if own_items else 1.0
+        first = round(sum(self._target_before.values()) or self._items_before * per_item)
+        stop = first + round((num_items - self._items_before) * per_item)
         found, known = dict(self._target_before), _target_draws(self._dataset, first)
         for name, number in _target_draws(self._dataset, stop).items():
             found[name] = found.get(name, 0.0) + number - known.get(name, 0.0)

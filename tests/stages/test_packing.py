@@ -619,15 +619,17 @@ def test_target_share_of_a_schedule_is_that_of_the_samples_drawn(
         return training(blend, Packs(), config, batch_size=2)
 
     run = Ranks(make, world_size, num_streams=3)
-    run.slots(90)
+    run.slots(12)  # the buffer fills: more draws than later
     again = Ranks(make, world_size, states=run.save())
-    again.slots(90)
+    again.slots(168)
     stats = again.loaders[0].stats()
     for other_rank in again.loaders[1:]:
         stats = stats.merged([other_rank.stats()])
     assert 400 < sum(source.samples for source in stats.values()) < 2000
+    # The draws of one rank stand for those of the others.
+    tolerance = 0.003 if world_size == 1 else 0.02
     for source in stats.values():
-        assert source.actual_share == pytest.approx(source.target_share, abs=0.01)
+        assert source.actual_share == pytest.approx(source.target_share, abs=tolerance)
 
 
 # ------------------------------------------------------------------------------------ balance
