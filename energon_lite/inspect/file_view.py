@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from energon_lite.storage.files import errors_of, open_regular, read_into
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import is_utf8, read_info
-from energon_lite.storage.sqlite import IndexDatabase
 from energon_lite.storage.tar import sample_headers, split_name
+from energon_lite.stores.open_tars import OpenTars
 
 SAME_KEY = "WARNING_SAME_KEY_IN_MULTIPLE_TAR_FILES"
 _KEYS_PER_QUERY = 5000
@@ -27,13 +25,13 @@ class FilePlace(NamedTuple):
     """Where the content of a file lies.
 
     Attributes:
-        shard: path of the tar below the dataset; empty for a file that lies in none.
+        shard: number of the tar; -1 for a file that lies in none.
         offset: first byte in the tar.
         size: number of bytes.
         text: content of a file that lies in no tar.
     """
 
-    shard: str
+    shard: int
     offset: int
     size: int
     text: bytes = b""
@@ -66,8 +64,8 @@ class DatasetFiles:
         self.root: Path = local_path(path).absolute()
         self.sample_folders = sample_folders
         self.shards = tuple(read_info(self.root).shard_counts)
-        self._opened = threading.local()
-        index = self._index()
+        self._tars = OpenTars(self.root, self.shards)
+        index = self._tars.index()
         if "samples" not in index.tables:
             raise index.error("has no table 'samples'")
         self._has_parts = "sample_parts" in index.tables
@@ -130,37 +128,21 @@ class DatasetFiles:
         """Reads up to `size` bytes of a file, from byte `offset` of it on.
 
         Raises:
-            OSError: The tar cannot be read, or is shorter than the index states.
-            DatasetFormatError: Something that is no regular file has the name of the tar.
+            OSError: The tar cannot be read.
+            DatasetFormatError: It is shorter than the index states, or is not the one of the index.
         """
-        if not place.shard:
+        if place.shard < 0:
             return place.text[offset : offset + size]
-        content = bytearray(max(0, min(size, place.size - offset)))
-        path = self.root / place.shard
-        descriptor = open_regular(path)
-        try:
-            with errors_of(path):
-                if read_into(descriptor, memoryview(content), place.offset + offset) < len(content):
-                    raise OSError(errno.EIO, "the tar is shorter than its index states")
-        finally:
-            os.close(descriptor)
-        return bytes(content)
-
-    def _index(self) -> IndexDatabase:
-        """Returns the database that this thread of this process has opened."""
-        if getattr(self._opened, "process", None) != os.getpid():
-            self._opened.index = IndexDatabase(self.root)
-            self._opened.process = os.getpid()
-        index: IndexDatabase = self._opened.index
-        return index
+        size = max(0, min(size, place.size - offset))
+        return self._tars.read(place.shard, place.offset + min(offset, place.size), size)
 
     def _has_keys(self, start: str, stop: str) -> bool:
         query = "SELECT 1 FROM samples WHERE sample_key >= ? AND sample_key < ? LIMIT 1"
-        return bool(self._index().rows(query, (start, stop), int))
+        return bool(self._tars.index().rows(query, (start, stop), int))
 
     def _samples(self, key: str) -> list[tuple[int, int, int, int]]:
         """Returns (tar_file_id, sample_index, offset, size) of the samples with a key."""
-        return self._index().rows(
+        return self._tars.index().rows(
             "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples "
             "WHERE sample_key = ? ORDER BY tar_file_id, sample_index", (key,), int, int, int, int,
         )  # fmt: skip
@@ -170,20 +152,20 @@ class DatasetFiles:
         samples = self._samples(key)
         if not samples:
             return {}
-        shard = self._shard(samples[0][0])
+        names = [self._shard(sample[0]) for sample in samples]
+        number = samples[0][0]
         files = {
-            part: FilePlace(shard, offset, size) for part, offset, size in self._parts(*samples[0])
+            part: FilePlace(number, offset, size) for part, offset, size in self._parts(*samples[0])
         }
         if len(samples) > 1:
             lines = [f"{key!a} is the key of several samples. Shown is the first one:"]
-            lines += [self._shard(sample[0]) for sample in samples]
-            text = "".join(f"{line}\n" for line in lines).encode()
-            files[SAME_KEY] = FilePlace("", 0, len(text), text)
+            text = "".join(f"{line}\n" for line in (*lines, *names)).encode()
+            files[SAME_KEY] = FilePlace(-1, 0, len(text), text)
         return files
 
     def _shard(self, tar_file_id: int) -> str:
         if not 0 <= tar_file_id < len(self.shards):
-            raise self._index().error(f"names a shard {tar_file_id} of {len(self.shards)}")
+            raise self._tars.index().error(f"names a shard {tar_file_id} of {len(self.shards)}")
         return self.shards[tar_file_id]
 
     def _parts(
@@ -191,14 +173,12 @@ class DatasetFiles:
     ) -> list[tuple[str, int, int]]:
         """Returns (part, offset, size) of the parts of a sample, in the order of the tar."""
         if self._has_parts:
-            return self._index().rows(
+            return self._tars.index().rows(
                 "SELECT part_name, content_byte_offset, content_byte_size FROM sample_parts "
                 "WHERE tar_file_id = ? AND sample_index = ? ORDER BY content_byte_offset",
                 (tar_file_id, sample_index), str, int, int,
             )  # fmt: skip
-        shard = self._shard(tar_file_id)
-        length = (self.root / shard).stat().st_size
-        whole = self.read(FilePlace(shard, offset, max(0, min(size, length - offset))), size, 0)
+        whole = self._tars.read(tar_file_id, offset, size)
         headers = sample_headers(whole, 0, len(whole), offset)
         named = ((split_name(header.name), header) for header in headers)
         return [(name[1], header.data, header.size) for name, header in named if name is not None]
@@ -211,7 +191,7 @@ class DatasetFiles:
         """
         start, stop = folder, folder[:-1] + _AFTER_SLASH if folder else _LAST
         while start < stop:
-            keys = self._index().rows(
+            keys = self._tars.index().rows(
                 "SELECT sample_key FROM samples WHERE sample_key >= ? AND sample_key < ? "
                 f"ORDER BY sample_key LIMIT {_KEYS_PER_QUERY}", (start, stop), str,
             )  # fmt: skip
@@ -233,7 +213,7 @@ class DatasetFiles:
     def _file_names(self, first: str, keys: Sequence[str]) -> dict[str, list[str]]:
         """Returns the names of the parts of all samples from a first key to the last of `keys`."""
         names: dict[str, list[str]] = defaultdict(list)
-        for key, part in self._index().rows(
+        for key, part in self._tars.index().rows(
             "SELECT sample_key, part_name FROM samples JOIN sample_parts "
             "USING (tar_file_id, sample_index) WHERE sample_key >= ? AND sample_key <= ? "
             "ORDER BY sample_key, tar_file_id, sample_index, content_byte_offset",

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from energon_lite.core.errors import DatasetFormatError, is_worth_a_line
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, is_worth_a_line
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,11 @@ BRIEF_SEC, OUTAGE_SEC = 4.0, 300.0
 # The first pause, how much longer each is than the one before, and the longest. [Unit: second]
 _FIRST_SEC, _FACTOR, _LONGEST_SEC = 0.02, 4, 1.0
 
+# So long after a file could not be read, it is tried for a moment only. [Unit: second]
+_AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
+# Of how many files that is remembered.
+_MOST_FAILED = 1000
+
 # Errors that may be gone a moment later, whichever file it is.
 PASSING = frozenset(
     getattr(errno, name)
@@ -45,6 +50,11 @@ PASSING = frozenset(
     )
     if hasattr(errno, name)
 )  # fmt: skip
+
+# No more files can be opened, by this process or on this machine.
+FULL = frozenset((errno.EMFILE, errno.ENFILE))
+# What no server that comes back changes.
+_FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
@@ -157,6 +167,91 @@ def retried(
     return result
 
 
+class Patience:
+    """Reads files of a dataset or a folder again, while their storage fails.
+
+    A file is tried for some seconds, and for a minute after that for a moment only. While no other
+    file can be read either, it is tried for some minutes: the samples are fine.
+
+    Args:
+        root: of the files, for messages.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # Until when a file that failed is tried for a moment only, and its error.
+        self._failed: dict[Path, tuple[float, OSError]] = {}
+
+    def retried(
+        self,
+        attempt: Callable[[], T],
+        path: Path,
+        others_can_be_read: Callable[[], bool],
+        first: Exception | None = None,
+        close_files: Callable[[], bool] = lambda: False,
+    ) -> T:
+        """Calls a function that reads from a file, again and again.
+
+        Args:
+            attempt: what to call.
+            path: the file.
+            others_can_be_read: returns whether it is this file only that cannot be read.
+            first: the error of a try that the caller made.
+            close_files: called where no more files can be opened; returns whether some were open.
+
+        Returns:
+            What `attempt` returned.
+
+        Raises:
+            OSError: This file cannot be read.
+            FatalSampleError: None can be read.
+        """
+        if getattr(_current, "is_trying", False):
+            return attempt()
+        until, _ = self._failed.get(path, (0.0, None))
+        is_away, away_sec = False, 0.0
+
+        def patience(error: OSError, spent_sec: float) -> float:
+            nonlocal is_away, away_sec
+            if error.errno in _FINAL:
+                return 0.0
+            if error.errno in FULL:
+                is_away = not close_files()
+                return away_sec + BRIEF_SEC
+            was_away, is_away = is_away, not others_can_be_read()
+            if was_away:
+                away_sec = spent_sec
+            if not is_away:
+                return away_sec + (_MOMENT_SEC if clock() < until else BRIEF_SEC)
+            if not was_away:
+                logger.warning(
+                    "%s: no file of the dataset can be read (%s); waiting for %d s at most",
+                    self._root, error, OUTAGE_SEC,
+                )  # fmt: skip
+            return OUTAGE_SEC
+
+        try:
+            return retried(attempt, path, patience, first)
+        except OSError as error:
+            if is_away:
+                raise FatalSampleError(
+                    f"{self._root}: no file of the dataset can be read any more: {error}. No "
+                    "sample was skipped for it. Bring the storage back, and resume from the last "
+                    "state"
+                ) from error
+            raise self._remembered(error, path) from None
+
+    def _remembered(self, error: OSError, path: Path) -> OSError:
+        """Returns the error of a file, or the same one of before, which names the tries."""
+        _, before = self._failed.get(path, (0.0, None))
+        if before is None or error.errno != before.errno:
+            before = explained(error, path)
+        if len(self._failed) >= _MOST_FAILED:
+            self._failed.clear()
+        self._failed[path] = clock() + _AFTERWARDS_SEC, before
+        return before
+
+
 def _with_tries(error: OSError, path: Path, tries: int, spent: float) -> OSError:
     text = f"tried {tries} times in {spent:.1f} s"
     if error.errno is None:  # one of ours, which names its file
@@ -212,7 +307,7 @@ def open_regular(path: Path) -> int:
         DatasetFormatError: It is a pipe, a device, a folder or a socket, or the name can be none.
         OSError: It cannot be opened.
     """
-    return retried(lambda: _open_file(path, os.O_RDONLY), path)
+    return retried(lambda: open_file(path), path)
 
 
 def open_own(path: Path) -> int:
@@ -225,10 +320,16 @@ def open_own(path: Path) -> int:
         DatasetFormatError: It is a pipe, a device or a socket.
         OSError: It is a link, or cannot be opened.
     """
-    return _open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
 
 
-def _open_file(path: Path, flags: int) -> int:
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file, at once or not at all.
+
+    Raises:
+        DatasetFormatError: It is no regular file, or the name can be none.
+        OSError: It cannot be opened.
+    """
     try:
         with errors_of(path):
             # Without O_NONBLOCK the opening of a pipe waits for a writer.
@@ -273,7 +374,7 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
-    with open(_open_file(path, os.O_RDONLY), "rb") as file:
+    with open(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise DatasetFormatError(

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError
+from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
@@ -44,14 +44,8 @@ MAX_BLOCK_BYTES = 1 << 20
 # Bytes between two samples that are cheaper to read as well than to call the kernel again.
 MAX_GAP_BYTES = 8 << 10
 MAX_OPEN = 128
-# So long after a shard could not be read, it is tried for a moment only. [Unit: second]
-_AFTERWARDS_SEC, _MOMENT_SEC = 60.0, 0.1
 # For so long samples are tried one by one, once each, after the first that cannot be read.
 _ONE_BY_ONE_SEC = 60.0
-# No more files can be opened, by this process or on this machine.
-_FULL = (errno.EMFILE, errno.ENFILE)
-# What no server that comes back changes.
-_FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 # Shards of which the first keys are looked up together: opening the index costs as much as 30.
 _SHARDS_AT_ONCE = 256
 # Shards whose keys are kept, as checksums: 80 KB for 10,000 samples.
@@ -109,13 +103,8 @@ class KeyCheck:
         Raises:
             DatasetFormatError: Its first key, or where its samples begin, is not that of the index.
         """
-        stored = self._first_key(shard)
-        if not stored:
-            return
-        keys = first_keys(descriptor, int(offsets[-1]))
-        if keys[:1] not in ([], [stored]):
-            raise self._error(shard, 0, keys[0], stored)
-        if keys == [stored, stored]:
+        stored, keys = self.check_first_key(shard, descriptor, int(offsets[-1]))
+        if stored and keys == [stored, stored]:
             total, id_ = int(offsets[1:-1].sum()), self._ids[shard]
             found = self._ask(IndexDatabase.offset_sum, id_, len(offsets) - 2)
             if found.get(id_, total) != total:
@@ -124,6 +113,21 @@ class KeyCheck:
                     f"{index_path(path)}: samples begin at other bytes than in {INDEX_SQLITE}; "
                     f"{reindex(path)}"
                 )
+
+    def check_first_key(self, shard: int, descriptor: int, stop: int) -> tuple[str, list[str]]:
+        """Compares the first key in the first `stop` bytes of a shard that is open.
+
+        Returns:
+            The key in the index, empty if it has none, and those of the first two parts.
+
+        Raises:
+            DatasetFormatError: They differ.
+        """
+        stored = self._first_key(shard)
+        keys = first_keys(descriptor, stop) if stored else []
+        if keys[:1] not in ([], [stored]):
+            raise self._error(shard, 0, keys[0], stored)
+        return stored, keys
 
     def _first_key(self, shard: int) -> str:
         """Returns the key of the first sample of a shard; empty if the index does not have it."""
@@ -213,8 +217,7 @@ class OpenShards:
         self._overrun: dict[int, int] = {}
         # Inode of each shard whose first key was compared with the index.
         self._compared: dict[int, int] = {}
-        # Until when a shard that failed is tried for a moment only, and its error.
-        self._failed: dict[int, tuple[float, OSError]] = {}
+        self._patience = files.Patience(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only: another process opens its own files."""
@@ -339,48 +342,20 @@ class OpenShards:
     def _patiently(
         self, number: int, attempt: Callable[[], T], first: Exception | None = None
     ) -> T:
-        """Reads something of a shard, and tries again for some seconds if that fails.
+        return self._patience.retried(
+            attempt,
+            self._root / self._shards[number],
+            lambda: self._others_can_be_read(number),
+            first,
+            self._close_half,
+        )
 
-        While nothing of the dataset can be read, it tries for some minutes: the samples are fine.
-        """
-        path = self._root / self._shards[number]
-        until, before = self._failed.get(number, (0.0, None))
-        is_away, away_sec = False, 0.0
-
-        def patience(error: OSError, spent_sec: float) -> float:
-            nonlocal is_away, away_sec
-            if error.errno in _FINAL:
-                return 0.0
-            if error.errno in _FULL:
-                is_away = not self._open
-                self._most_open = max(1, len(self._open) // 2)
-                self.close_down_to(self._most_open - 1)
-                return away_sec + files.BRIEF_SEC
-            was_away, is_away = is_away, not self._others_can_be_read(number)
-            if was_away:
-                away_sec = spent_sec
-            if not is_away:
-                return away_sec + (_MOMENT_SEC if files.clock() < until else files.BRIEF_SEC)
-            if not was_away:
-                logger.warning(
-                    "%s: no file of the dataset can be read (%s); waiting for %d s at most",
-                    self._root, error, files.OUTAGE_SEC,
-                )  # fmt: skip
-            return files.OUTAGE_SEC
-
-        try:
-            return files.retried(attempt, path, patience, first)
-        except OSError as error:
-            if is_away:
-                raise FatalSampleError(
-                    f"{self._root}: no file of the dataset can be read any more: {error}. No "
-                    "sample was skipped for it. Bring the storage back, and resume from the last "
-                    "state"
-                ) from error
-            if before is None or error.errno != before.errno:
-                before = files.explained(error, path)
-            self._failed[number] = files.clock() + _AFTERWARDS_SEC, before
-            raise before from None  # it names the number of tries
+    def _close_half(self) -> bool:
+        """Closes half of the shards, and keeps fewer open from now on; False if none is open."""
+        num_open = len(self._open)
+        self._most_open = max(1, num_open // 2)
+        self.close_down_to(self._most_open - 1)
+        return num_open > 0
 
     def _others_can_be_read(self, number: int) -> bool:
         """Whether another shard of the dataset can be read, or its list where there is no other."""

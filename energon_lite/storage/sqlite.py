@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import partial
@@ -98,6 +99,8 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, MemoryError) as error:
+        if "disk I/O" in str(error):
+            raise explained(OSError(errno.EIO, str(error)), path) from None
         text = "holds a loop, or needs endless work" if "interrupt" in str(error) else error
         raise DatasetFormatError(f"{path}: {text}; {remedy}") from None
 
@@ -108,7 +111,7 @@ def _read_only_uri(path: Path) -> str:
 
 
 class ReadOnlyDatabase:
-    """Some tables of an SQLite file.
+    """Some tables of an SQLite file, for any thread of the process that opened it.
 
     Args:
         path: the file.
@@ -130,10 +133,13 @@ class ReadOnlyDatabase:
         os.close(descriptor)
         self.path = path
         self._remedy = remedy
+        self._lock = threading.Lock()
         self._calls = 0
         self._max_calls = 20 + size * _STEPS_PER_BYTE // _STEPS_PER_CALL
         with _reading(path, remedy):
-            self._connection = sqlite3.connect(_read_only_uri(path), uri=True)
+            self._connection = sqlite3.connect(
+                _read_only_uri(path), uri=True, check_same_thread=False
+            )
         try:
             if hasattr(self._connection, "setlimit"):
                 self._connection.setlimit(_LIMIT_LENGTH, _MAX_VALUE_BYTES)
@@ -164,9 +170,10 @@ class ReadOnlyDatabase:
 
         Raises:
             DatasetFormatError: The file is corrupt, or a value is of another kind.
+            OSError: It cannot be read.
         """
-        self._calls = 0
-        with _reading(self.path, self._remedy):
+        with self._lock, _reading(self.path, self._remedy):
+            self._calls = 0
             found: list[Any] = self._connection.execute(query, values).fetchall()
         if any({*map(type, map(itemgetter(i), found))} - {kind} for i, kind in enumerate(kinds)):
             row = next(row for row in found if tuple(map(type, row)) != kinds)

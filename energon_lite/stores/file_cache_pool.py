@@ -244,10 +244,6 @@ class _Copy:
                     return raw
         return self.raw
 
-    def __del__(self) -> None:
-        """Removes the file."""
-        self.cache.free(self)
-
 
 class _FileCache:
     """The copies of one process.
@@ -299,19 +295,6 @@ class _FileCache:
             copy.raw = raw
         return copy
 
-    def free(self, copy: _Copy) -> None:
-        """Removes the file of a copy, if it has one in this process."""
-        if self.process != os.getpid():
-            return
-        path, copy.path = copy.path, ""
-        if path:
-            with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108  a hot path
-        with _changed:
-            self.num_files -= bool(path)
-            self.num_bytes -= copy.num_bytes if path else 0
-            _changed.notify_all()
-
     def _make_copies(self) -> None:
         """Makes the copies of the queue, in a thread, until the cache is closed."""
         while (queued := self._queue.get()) is not None:
@@ -331,7 +314,7 @@ class _FileCache:
     def _begin(self, queued: weakref.ref[_Copy]) -> _Copy | None:
         """Waits for room, and returns the copy; None if no value needs it any more."""
         with _changed:
-            _changed.wait_for(lambda: self._is_closed or queued() is None or not self._is_full())
+            _changed.wait_for(lambda: self._is_closed or not self._is_full())
             copy = None if self._is_closed else queued()
             if copy is not None:
                 self.num_begun += 1
@@ -355,26 +338,39 @@ class _FileCache:
 
     def _write(self, copy: _Copy, raw: bytes) -> None:
         """Writes a copy, if there is room; under its name there is only the whole of it."""
+        num_bytes = len(raw)
         with _changed:
-            is_too_large = self.num_bytes + len(raw) > self._max_bytes
+            is_too_large = self.num_bytes + num_bytes > self._max_bytes
             if self._is_closed or is_too_large or self.num_files >= self._max_files:
                 return
             self.num_files += 1
-            self.num_bytes += len(raw)
-            copy.num_bytes = len(raw)
-            path = self.folder.path / str(next(self._numbers))
-            copy.path = str(path)
+            self.num_bytes += num_bytes
+        path = self.folder.path / str(next(self._numbers))
         try:
             files.write_atomically(path, raw)
         except OSError as error:
-            self.free(copy)
+            self._free(path, num_bytes)
             if self.is_usable():
                 self._max_bytes = self.num_bytes
                 files.warn_once(
-                    f"The cache in {self.folder.path} cannot be written ("
-                    f"{error.strerror}), and does not grow any more. What is not in it is read "
-                    "directly. Make room, or choose another parent_cache_dir."
+                    f"The cache in {self.folder.path} cannot be written ({error.strerror}), and "
+                    "does not grow any more. What is not in it is read directly. Make room, or "
+                    "choose another parent_cache_dir."
                 )
+            return
+        copy.num_bytes, copy.path = num_bytes, str(path)
+        # Not by `__del__`: while that waits for the lock, others could find the object.
+        weakref.finalize(copy, self._free, path, num_bytes).atexit = False
+
+    def _free(self, path: Path, num_bytes: int) -> None:
+        """Removes the file of a copy, which is gone; in a fork it belongs to the parent."""
+        if self.process == os.getpid():
+            with suppress(OSError):
+                path.unlink()
+            with _changed:
+                self.num_files -= 1
+                self.num_bytes -= num_bytes
+                _changed.notify_all()
 
     def close(self) -> None:
         """Ends the threads, and removes the folder."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -27,15 +25,16 @@ from energon_lite.storage import files
 from energon_lite.storage.jsonl import line_offsets
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import META, fingerprint, read_info
-from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase, Part
-from energon_lite.storage.tar import first_keys, sample_headers, split_name
+from energon_lite.storage.sqlite import INDEX_SQLITE
+from energon_lite.storage.tar import sample_headers, split_name
+from energon_lite.stores.open_tars import OpenFile, OpenTars
 
 T_co = TypeVar("T_co", covariant=True)
 
-# Tars that a store keeps open.
-_MAX_OPEN = 64
-# One system call returns no more than about 2 GiB.
-_MAX_AT_ONCE = 1 << 30
+# Errors of the system after which the storage may come back.
+_WAITED_FOR = files.PASSING | files.FULL
+# To find out whether it is there: how many files are tried, of how many that are listed.
+_NEIGHBOURS_TRIED, _MOST_LISTED = 2, 100
 # Where the system shows the path of an open file.
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -121,17 +120,21 @@ class FileStoreWrapper(FileStore[T_co]):
     def __init__(self, inner: FileStore[Any]) -> None:
         self.inner = inner
 
+    def _key(self, key: str) -> str:
+        """Returns the key of a file in the other store."""
+        return key
+
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
         """Reads one file of the other store."""
-        return self.inner[key]
+        return self.inner[self._key(key)]
 
     def get_raw(self, key: str) -> tuple[bytes, SourceInfo]:
         """Reads one file of the other store without decoding it."""
-        return self.inner.get_raw(key)
+        return self.inner.get_raw(self._key(key))
 
     def decode_raw(self, key: str, data: bytes) -> T_co:
         """Decodes as the other store."""
-        decoded: T_co = self.inner.decode_raw(key, data)
+        decoded: T_co = self.inner.decode_raw(self._key(key), data)
         return decoded
 
     def get_path(self) -> str:
@@ -140,7 +143,7 @@ class FileStoreWrapper(FileStore[T_co]):
 
     def get_media_metadata(self, key: str) -> Any:
         """Returns the metadata that the other store has."""
-        return self.inner.get_media_metadata(key)
+        return self.inner.get_media_metadata(self._key(key))
 
     def config(self) -> dict[str, JSON]:
         """Returns the configuration of the other store."""
@@ -170,7 +173,7 @@ class DecodeFileStore(FileStoreWrapper[Any]):
 
     def decode_raw(self, key: str, data: bytes) -> Any:
         """Decodes the bytes of a file."""
-        return self.decoder.decode(key, self.inner.decode_raw(key, data))
+        return self.decoder.decode(key, super().decode_raw(key, data))
 
 
 class PrimaryFileStore(FileStoreWrapper[T_co]):
@@ -185,27 +188,49 @@ class PrimaryFileStore(FileStoreWrapper[T_co]):
         super().__init__(inner)
         self.current_key = current_key
 
-    def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
-        """Reads one file."""
-        return self.inner[self._whole(key)]
-
-    def get_raw(self, key: str) -> tuple[bytes, SourceInfo]:
-        """Reads one file without decoding it."""
-        return self.inner.get_raw(self._whole(key))
-
-    def decode_raw(self, key: str, data: bytes) -> T_co:
-        """Decodes the bytes of a file."""
-        return super().decode_raw(self._whole(key), data)
-
-    def get_media_metadata(self, key: str) -> Any:
-        """Returns the metadata of one file."""
-        return self.inner.get_media_metadata(self._whole(key))
-
-    def _whole(self, key: str) -> str:
+    def _key(self, key: str) -> str:
         return self.current_key + key if key.startswith(".") else key
 
 
-class SystemFileStore(FileStore[bytes]):
+class _LocalFileStore(FileStore[bytes]):
+    """A store of a folder or file.
+
+    Args:
+        path: its path; empty for no folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._patience = files.Patience(Path(path))
+
+    def get_path(self) -> str:
+        """Returns the path of the folder or the file."""
+        return self._path
+
+    def get_media_metadata(self, key: str) -> Any:
+        """Returns the stored metadata of a file.
+
+        Raises:
+            RuntimeError: The folder has no media metadata.
+            KeyError: There is none of this file.
+        """
+        if not self._path:
+            raise RuntimeError(f"{self}: media metadata of {key!r} need a store with a folder")
+        return read_media_metadata(Path(self._path), key)
+
+    def _patiently(self, attempt: Callable[[], bytes], path: Path) -> bytes:
+        """Reads from a file, and waits while its storage is away."""
+        try:
+            return attempt()
+        except OSError as error:
+            if error.errno not in _WAITED_FOR:
+                raise
+            return self._patience.retried(
+                attempt, path, lambda: _neighbours_can_be_read(path), error
+            )
+
+
+class SystemFileStore(_LocalFileStore):
     """The files of a folder; a key is a path in it.
 
     No key leads out of the folder: neither `..`, nor an absolute path, nor a link.
@@ -220,8 +245,9 @@ class SystemFileStore(FileStore[bytes]):
 
     def __init__(self, base_dir: str | PathLike[str] | None = None) -> None:
         self._root = None if base_dir is None else local_path(base_dir).absolute()
-        self._path = "" if self._root is None else str(self._root)
+        super().__init__("" if self._root is None else str(self._root))
         self._inside = str(Path(os.path.realpath(self._path)) / "_")[:-1]  # ends with a slash
+        self._was_empty = self._is_empty()
         self.name = "" if self._root is None else self._root.name
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
@@ -230,31 +256,15 @@ class SystemFileStore(FileStore[bytes]):
         Raises:
             KeyError: There is no such file.
             ValueError: The key leads out of the folder.
+            FatalSampleError: The storage of the folder is away.
         """
         path = self._path_of(key)
-        try:
-            data = files.retried(lambda: self._read(key, path), path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise MissingFileError(f"{self}: no file {key!r}; check the key") from None
+        data = self._patiently(lambda: self._read(key, path), path)
         return data, SourceInfo(self._path, key, self._path, (key,))
-
-    def get_path(self) -> str:
-        """Returns the folder."""
-        return self._path
 
     def config(self) -> dict[str, JSON]:
         """Returns the name of the folder; what is in it cannot be compared."""
         return {"store": "filesystem", "folder": self.name}
-
-    def get_media_metadata(self, key: str) -> Any:
-        """Returns the stored metadata of a file.
-
-        Raises:
-            RuntimeError: The folder has no media metadata.
-            KeyError: There is none of this file.
-        """
-        self._path_of(key)
-        return _media_metadata(self, self._root, key)
 
     def _path_of(self, key: str) -> Path:
         """Returns the path of a file, which may still be a link."""
@@ -267,16 +277,26 @@ class SystemFileStore(FileStore[bytes]):
         return self._root / key
 
     def _read(self, key: str, path: Path) -> bytes:
-        descriptor = files.open_regular(path)
         try:
-            if self._root is not None and self._is_outside(descriptor, path):
-                raise ValueError(
-                    f"{self}: key {key!r} is a link that leads out of the folder; put the file "
-                    "itself there, or use the folder that it is in as a store"
-                )
-            return _read_at(descriptor, 0, os.fstat(descriptor).st_size, path)
-        finally:
-            os.close(descriptor)
+            file = OpenFile(path)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._is_empty() and not self._was_empty:
+                text = "the folder is empty or missing, and had files when it was opened"
+                raise OSError(errno.ESTALE, text, self._path) from None
+            raise MissingFileError(f"{self}: no file {key!r}; check the key") from None
+        if self._root is not None and self._is_outside(file.descriptor, path):
+            raise ValueError(
+                f"{self}: key {key!r} is a link that leads out of the folder; put the file "
+                "itself there, or use the folder that it is in as a store"
+            )
+        return file.read(0, file.size_bytes)
+
+    def _is_empty(self) -> bool:
+        """Returns whether the folder is missing or has no files, as one that is not mounted."""
+        if self._root is not None:
+            with suppress(OSError), os.scandir(self._root) as entries:
+                return next(entries, None) is None
+        return self._root is not None
 
     def _is_outside(self, descriptor: int, path: Path) -> bool:
         """Returns whether an opened file is not in the folder: by its own path, links resolved."""
@@ -288,7 +308,18 @@ class SystemFileStore(FileStore[bytes]):
         return files.leads_out(path, self._root)
 
 
-class WebdatasetFileStore(FileStore[bytes]):
+def _neighbours_can_be_read(path: Path) -> bool:
+    """Returns whether a file beside this one can be read, or there is none and the folder can."""
+    try:
+        with os.scandir(path.parent) as entries:
+            some = [Path(e) for e in islice(entries, _MOST_LISTED) if e.is_file()]
+    except OSError:
+        return False
+    others = [other for other in some if other != path][:_NEIGHBOURS_TRIED]
+    return not others or any(map(files.can_read, others))
+
+
+class WebdatasetFileStore(_LocalFileStore):
     """The files in the tars of a prepared dataset; a key is the path of a member in its tar.
 
     Args:
@@ -301,7 +332,7 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def __init__(self, dataset_path: str | PathLike[str]) -> None:
         self._root = local_path(dataset_path).absolute()
-        self._path = str(self._root)
+        super().__init__(str(self._root))
         index = self._root / META / INDEX_SQLITE
         if not files.is_there(index):
             raise FileNotFoundError(
@@ -311,7 +342,7 @@ class WebdatasetFileStore(FileStore[bytes]):
             )
         info = read_info(self._root)
         self._shards, self._counts = tuple(info.shard_counts), tuple(info.shard_counts.values())
-        self._open: _OpenTars | None = None
+        self._tars = OpenTars(self._root, self._shards)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path only: another process opens its own files."""
@@ -323,6 +354,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         Raises:
             KeyError: There is no such file.
             ValueError: The key can be that of no file of a sample.
+            FatalSampleError: The storage of the dataset is away.
         """
         names = split_name(key)
         if names is None:
@@ -330,68 +362,43 @@ class WebdatasetFileStore(FileStore[bytes]):
                 f"{self}: {key!r} can be no key; write the path of a file in its tar, with a dot "
                 "after the sample's key, as 'folder/0001.jpg'"
             )
-        tars = self._tars()
-        found = tars.index().find_part(*names)
+        tars = self._tars
+        found = tars.ask(lambda index: index.find_part(*names))
         if found is None:
-            raise self._missing(key, *names)
-        shard = found.tar_file_id
+            raise self._missing(*names)
+        shard, offset, size, is_sample = found
         if not 0 <= shard < len(self._shards):
-            raise tars.index().error(f"has a shard {shard}, of {len(self._shards)} in .info.json")
-        try:
-            data = tars.read(shard, found)
-        except OSError as error:
-            path = self._root / self._shards[shard]
-            data = files.retried(lambda: tars.read(shard, found), path, first=error)
-        if found.is_sample:
-            data = self._part_of(data, key, found)
+            text = f"has a shard {shard}, of {len(self._shards)} in .info.json"
+            raise tars.index().error(text)
+        data = tars.read(shard, offset, size)
+        if is_sample:  # an old index has no parts
+            headers = [h for h in sample_headers(data, 0, size, offset) if h.name == key]
+            if not headers:
+                raise self._missing(*names)
+            start = headers[-1].data - offset
+            data = data[start : start + headers[-1].size]
         return data, SourceInfo(self._path, key, self._shards[shard], (key,))
-
-    def get_path(self) -> str:
-        """Returns the folder of the dataset."""
-        return self._path
 
     def config(self) -> dict[str, JSON]:
         """Returns a hash of the data."""
         return {"store": "webdataset", "data": self._fingerprint}
 
-    def get_media_metadata(self, key: str) -> Any:
-        """Returns the stored metadata of a file.
-
-        Raises:
-            RuntimeError: The dataset has no media metadata.
-            KeyError: There is none of this file.
-        """
-        return _media_metadata(self, self._root, key)
-
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self._root, self._shards, self._counts, ())[0]
 
-    def _tars(self) -> _OpenTars:
-        tars = self._open
-        if tars is None or tars.process != os.getpid():
-            tars = self._open = _OpenTars(self._root, self._shards)
-        return tars
-
-    def _missing(self, key: str, sample_key: str, part: str) -> MissingFileError:
-        there = self._tars().index().parts_of(sample_key)
+    def _missing(self, sample_key: str, part: str) -> MissingFileError:
+        there = self._tars.ask(lambda index: index.parts_of(sample_key))
         if there is None:
-            return MissingFileError(
-                f"{self}: no file {key!r}: no sample has the key {sample_key!r}"
-            )
-        has = f"; it has {', '.join(there[:10])}" if there else ""
-        return MissingFileError(f"{self}: sample {sample_key!r} has no part {part!r}{has}")
-
-    def _part_of(self, data: bytes, key: str, sample: Part) -> bytes:
-        """Finds a file in the bytes of its sample, where an old index has no parts."""
-        found = [h for h in sample_headers(data, 0, len(data), sample.offset) if h.name == key]
-        if not found:
-            raise self._missing(key, *(split_name(key) or ("", "")))
-        start = found[-1].data - sample.offset
-        return data[start : start + found[-1].size]
+            file = f"{sample_key}.{part}"
+            text = f"no file {file!r}: no sample has the key {sample_key!r}"
+        else:
+            has = f"; it has {', '.join(there[:10])}" if there else ""
+            text = f"sample {sample_key!r} has no part {part!r}{has}"
+        return MissingFileError(f"{self}: {text}")
 
 
-class JsonlFileStore(FileStore[bytes]):
+class JsonlFileStore(_LocalFileStore):
     """The lines of a JSONL file; the key of the i-th sample, counted from 0, is `i.json`.
 
     Args:
@@ -412,14 +419,15 @@ class JsonlFileStore(FileStore[bytes]):
     ) -> None:
         del index_cache_size
         self._file = local_path(jsonl_path).absolute()
+        super().__init__(str(self._file))
         self._filter = sample_filter
-        self._size_bytes = _OpenTar(self._file).size_bytes
+        opened = files.retried(lambda: OpenFile(self._file), self._file)
+        self._size_bytes = opened.size_bytes
         self._offsets = line_offsets(self._file, self._size_bytes)
-        self._open: tuple[int, _OpenTar] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path only: another process opens the file itself."""
-        return type(self), (str(self._file), self._filter)
+        return type(self), (self._path, self._filter)
 
     def __len__(self) -> int:
         """Counts the samples."""
@@ -431,6 +439,7 @@ class JsonlFileStore(FileStore[bytes]):
         Raises:
             KeyError: There is no such sample.
             ValueError: The key can be that of no line.
+            FatalSampleError: The storage of the file is away.
         """
         name = key.removesuffix(".json")
         if not (name.isdecimal() and name.isascii() and key.endswith(".json")):
@@ -440,178 +449,18 @@ class JsonlFileStore(FileStore[bytes]):
         if not is_there or not (self._filter is None or self._filter(name)):
             raise MissingFileError(f"{self}: no file {key!r}; it has {len(self)} samples")
         start, stop = self._offsets[number : number + 2].tolist()
-        data = files.retried(lambda: self._read(start, stop), self._file)
-        return data, SourceInfo(str(self._file), number, self._file.name, (key,))
-
-    def get_path(self) -> str:
-        """Returns the path of the file."""
-        return str(self._file)
+        data = self._patiently(lambda: self._read(start, stop), self._file)
+        return data, SourceInfo(self._path, number, self._file.name, (key,))
 
     def config(self) -> dict[str, JSON]:
         """Returns the size of the file and the number of its samples."""
         return {"store": "jsonl", "samples": len(self), "size_bytes": self._size_bytes}
 
     def _read(self, start: int, stop: int) -> bytes:
-        process, file = self._open or (0, None)
-        if file is None or process != os.getpid():
-            file = _OpenTar(self._file)
-            if file.size_bytes != self._size_bytes:
-                raise DatasetFormatError(
-                    f"{self._file} has {file.size_bytes} bytes, and had {self._size_bytes} when it "
-                    "was opened; restore it, or begin a run of the new data"
-                )
-            self._open = (os.getpid(), file)
-        try:
-            return _read_at(file.descriptor, start, stop - start, self._file)
-        except OSError:
-            self._open = None
-            raise
-
-
-# Connections that were open when this process was forked: they may be neither used nor closed.
-_inherited: list[IndexDatabase] = []
-
-
-class _Connection:
-    """An index that is open until the thread ends which opened it."""
-
-    def __init__(self, index: IndexDatabase) -> None:
-        self.index = index
-        self._process = os.getpid()
-
-    def __del__(self) -> None:
-        """Closes the index in the process that opened it."""
-        if self._process != os.getpid():
-            _inherited.append(self.index)
-            return
-        with suppress(sqlite3.ProgrammingError):  # by another thread
-            self.index.__exit__()
-
-
-class _OpenTars:
-    """What one process has open of a dataset: a connection for each thread, and some tars.
-
-    Args:
-        root: the folder of the dataset.
-        shards: the names of its tars.
-    """
-
-    def __init__(self, root: Path, shards: tuple[str, ...]) -> None:
-        self.process = os.getpid()
-        self._root = root
-        self._shards = shards
-        self._of_thread = threading.local()
-        self._lock = threading.Lock()
-        self._tars: OrderedDict[int, _OpenTar] = OrderedDict()
-        # The file of each tar whose first key was compared with the index.
-        self._compared: dict[int, tuple[int, ...]] = {}
-
-    def index(self) -> IndexDatabase:
-        """Returns the connection of this thread."""
-        found: _Connection | None = getattr(self._of_thread, "connection", None)
-        if found is None:
-            found = self._of_thread.connection = _Connection(IndexDatabase(self._root))
-        return found.index
-
-    def read(self, shard: int, part: Part) -> bytes:
-        """Reads a range of a tar.
-
-        Raises:
-            OSError: It cannot be read; the tar is opened again for the next try.
-            DatasetFormatError: It ends before the range does, or is not the one that was indexed.
-        """
-        tar = self._tar(shard)
-        if part.offset < 0 or part.size < 0 or part.offset + part.size > tar.size_bytes:
-            self._close(shard)
+        file = OpenFile(self._file)
+        if file.size_bytes != self._size_bytes:
             raise DatasetFormatError(
-                f"{tar.path}: a file should have {part.size} bytes from byte {part.offset} on, but "
-                f"the tar has {tar.size_bytes}: it is truncated, or was replaced after preparing. "
-                f"Restore it, or run `energon-lite prepare {self._root} --tar-index-only`"
+                f"{self._file} has {file.size_bytes} bytes, and had {self._size_bytes} when it was "
+                "opened; restore it, or begin a run of the new data"
             )
-        try:
-            return _read_at(tar.descriptor, part.offset, part.size, tar.path)
-        except OSError:
-            self._close(shard)
-            raise
-
-    def _tar(self, shard: int) -> _OpenTar:
-        with self._lock:
-            tar = self._tars.get(shard)
-            if tar is not None:
-                self._tars.move_to_end(shard)
-                return tar
-        try:
-            tar = _OpenTar(self._root / self._shards[shard])
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                with self._lock:
-                    self._tars.clear()
-            raise
-        self._compare(shard, tar)
-        with self._lock:
-            self._tars[shard] = tar
-            # A thread that still reads from a tar keeps it open.
-            while len(self._tars) > _MAX_OPEN:
-                self._tars.popitem(last=False)
-        return tar
-
-    def _compare(self, shard: int, tar: _OpenTar) -> None:
-        """Checks that the first key of a tar is that of the index, once for each file."""
-        if self._compared.get(shard) == tar.identity:
-            return
-        stored = self.index().keys_at([(shard, 0)]).get((shard, 0))
-        keys = first_keys(tar.descriptor, tar.size_bytes)[:1]
-        if stored is not None and keys not in ([], [stored]):
-            raise DatasetFormatError(
-                f"{tar.path}: its first sample has the key {keys[0]!r}, where {INDEX_SQLITE} has "
-                f"{stored!r}: the tar was replaced after preparing. Restore it, or run "
-                f"`energon-lite prepare {self._root} --tar-index-only`"
-            )
-        self._compared[shard] = tar.identity
-
-    def _close(self, shard: int) -> None:
-        with self._lock:
-            self._tars.pop(shard, None)
-
-
-class _OpenTar:
-    """A tar that is open as long as this object is used."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.descriptor = -1
-        self.descriptor = files.open_regular(path)
-        status = os.fstat(self.descriptor)
-        self.size_bytes = status.st_size
-        # A new file may get the inode of the one that it replaces.
-        self.identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def __del__(self) -> None:
-        """Closes the file."""
-        if self.descriptor >= 0:
-            with suppress(OSError):
-                os.close(self.descriptor)
-
-
-def _read_at(descriptor: int, offset: int, size: int, path: Path) -> bytes:
-    """Reads a range of an open file.
-
-    Raises:
-        OSError: The file ends before, or cannot be read.
-    """
-    if size <= _MAX_AT_ONCE:
-        data = os.pread(descriptor, size, offset)
-        if len(data) == size:
-            return data
-    target = bytearray(size)
-    num_read = files.read_into(descriptor, memoryview(target), offset)
-    if num_read < size:
-        text = f"reading ended at byte {offset + num_read}, before byte {offset + size}"
-        raise OSError(errno.EIO, text, str(path))
-    return bytes(target)
-
-
-def _media_metadata(store: FileStore[Any], root: Path | None, key: str) -> Any:
-    if root is None:
-        raise RuntimeError(f"{store}: media metadata of {key!r} need a store with a folder")
-    return read_media_metadata(root, key)
+        return file.read(start, stop - start)

@@ -1,7 +1,7 @@
 """Folders for temporary files, each owned by one process, and removed when its owner has ended.
 
-The owner holds a lock on a file of the folder. The kernel frees the lock when the process ends,
-also by `kill -9`, so a later process recognises a folder without an owner, and removes it.
+The owner holds a lock on the folder. The kernel frees it when the process ends, also by `kill -9`,
+so a later process of the same host recognises a folder without an owner, and removes it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import shutil
 import socket
 import string
 import weakref
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
-LOCK_NAME = ".owner"
 _LETTERS = string.ascii_lowercase + string.digits
-_NUM_LETTERS = 16
+_NUM_OF_HOST, _NUM_RANDOM = 6, 10
 _names = random.SystemRandom()  # draws nothing from a generator that somebody seeded
 
 
 class OwnedFolder:
-    """A new folder `<parent>/<prefix><16 random characters>` of this process.
+    """A new folder `<parent>/<prefix><16 characters>` of this process.
 
     Args:
         parent: is made if it is missing.
@@ -38,15 +38,14 @@ class OwnedFolder:
 
     def __init__(self, parent: Path, prefix: str) -> None:
         parent.mkdir(parents=True, exist_ok=True)
+        self._prefix = prefix
         while True:
             self.path = _new_path(parent, prefix)
             self.path.mkdir(mode=0o700)
-            lock = _lock(self.path, os.O_CREAT)
-            if lock is not None:
-                break  # else another process has just taken it for a folder without an owner
-        self._prefix = prefix
-        self._lock = lock
-        os.write(lock, socket.gethostname().encode())
+            # Another process may just have taken it for a folder without an owner.
+            with suppress(FileNotFoundError, BlockingIOError):
+                self._lock = _lock(self.path, is_own=True)
+                break
         _owned.add(self)
 
     def remove(self) -> None:
@@ -55,7 +54,7 @@ class OwnedFolder:
             gone = self.path
             with suppress(OSError):
                 gone = self.path.rename(_new_path(self.path.parent, self._prefix))
-            _remove_all(gone)
+            shutil.rmtree(gone, ignore_errors=True)
             self.leave()
 
     def leave(self) -> None:
@@ -76,77 +75,59 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def _new_path(parent: Path, prefix: str) -> Path:
-    return parent / (prefix + "".join(_names.choices(_LETTERS, k=_NUM_LETTERS)))
-
-
 def remove_dead_folders(parent: Path, prefix: str) -> None:
     """Removes the folders of owners that have ended; those of other hosts stay.
+
+    A lock on a network storage may be known on its own host only.
 
     Args:
         parent: of the folders.
         prefix: how their names begin.
     """
-    length = len(prefix) + _NUM_LETTERS
+    of_host = prefix + _host_letters()
+    length = len(of_host) + _NUM_RANDOM
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if len(entry.name) == length and entry.name.startswith(prefix):
-                with suppress(OSError):
-                    is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-                    if is_own and entry.is_dir(follow_symlinks=False):
-                        _remove_if_dead(Path(entry))
+            if len(entry.name) == length and entry.name.startswith(of_host):
+                with suppress(OSError):  # it has an owner, is no folder, or belongs to another user
+                    lock = _lock(Path(entry))
+                    shutil.rmtree(entry, ignore_errors=True)
+                    os.close(lock)
 
 
-def _remove_if_dead(folder: Path) -> None:
-    try:
-        lock = _lock(folder)
-    except FileNotFoundError:  # its owner ended at once, or the folder is not of this library
-        folder.rmdir()
-        return
-    if lock is None:
-        return
-    try:
-        # A lock on a network storage may be known on its own host only.
-        if os.read(lock, 1024).decode() in ("", socket.gethostname()):
-            _remove_all(folder)
-    finally:
-        os.close(lock)
+def _new_path(parent: Path, prefix: str) -> Path:
+    letters = "".join(_names.choices(_LETTERS, k=_NUM_RANDOM))
+    return parent / f"{prefix}{_host_letters()}{letters}"
 
 
-def _lock(folder: Path, flags: int = 0) -> int | None:
-    """Locks a folder; returns the open file of the lock, or None if another process has it.
+def _host_letters() -> str:
+    number = zlib.crc32(socket.gethostname().encode("utf-8", "surrogateescape"))
+    size = len(_LETTERS)
+    return "".join(_LETTERS[number // size**i % size] for i in range(_NUM_OF_HOST))
+
+
+def _lock(folder: Path, is_own: bool = False) -> int:
+    """Locks a folder.
+
+    Args:
+        folder: its path.
+        is_own: whether it may stay unlocked, on a storage without locks: no process can remove the
+            folder of another one there.
+
+    Returns:
+        The descriptor that has the lock.
 
     Raises:
-        FileNotFoundError: The folder has no lock.
+        BlockingIOError: Another process has it.
+        FileNotFoundError: The folder is gone.
+        OSError: It is no folder, or cannot be locked.
     """
-    path = folder / LOCK_NAME
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
-    except FileNotFoundError:
-        if flags:  # the whole folder was removed
-            return None
-        raise
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = os.path.samestat(os.fstat(lock), path.stat())
+        folder.stat()
     except OSError as error:
-        if flags and not isinstance(error, (BlockingIOError, FileNotFoundError)):
-            return lock  # a storage without locks, where no process can remove another's folder
-        os.close(lock)
-        return None
-    if is_there:
-        return lock
-    os.close(lock)
-    return None
-
-
-def _remove_all(folder: Path) -> None:
-    """Removes a folder, its lock last."""
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name != LOCK_NAME:
-                Path(entry).unlink(missing_ok=True)
-        (folder / LOCK_NAME).unlink()
-        folder.rmdir()
+        if not is_own or isinstance(error, (BlockingIOError, FileNotFoundError)):
+            os.close(lock)
+            raise
+    return lock

@@ -117,11 +117,12 @@ class Job:
             return [json.loads(line) for line in whole.splitlines()]
         return []
 
-    def wait_for_reports(self, number: int) -> list[Any]:
+    def wait_for_reports(self, number: int, limit_sec: float = LIMIT_SEC) -> list[Any]:
         """What the job has reported, once there are so many lines."""
         wait_until(
             lambda: len(self.reports()) >= number or self.exit_code() is not None,
             f"{number} reports of {self!r}",
+            limit_sec,
         )
         assert len(self.reports()) >= number, f"{self!r} ended: {self.stderr()}"
         return self.reports()

@@ -420,7 +420,7 @@ def test_a_fork_has_its_own_folder_and_reads_what_it_inherited_directly(
         code = 1
         try:
             own = pool.get_lazy(store, "own")
-            folders = {path.parent.name for path in parent.glob("cache_*/.owner")}
+            folders = list(parent.glob("cache_*"))
             right = [value.get() for value in (*values, own)] == [b"a", b"b", b"c", b"own"]
             code = 0 if right and len(folders) == 2 else 2
             pool.close()

@@ -30,7 +30,7 @@ from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.decoding.media_metadata import ImageMetadata
 from energon_lite.prepare import prepare_dataset
 from energon_lite.prepare.media import prepare_media
-from energon_lite.stores import file_stores
+from energon_lite.stores import file_stores, open_tars
 from energon_lite.stores.file_stores import WebdatasetFileStore
 
 from ..conftest import write_tar
@@ -266,9 +266,9 @@ def test_replaced_and_truncated_tars_are_noticed(prepared: Path) -> None:
         store["dir/0004.json"]
     path.unlink()
     write_tar(path, [("other.txt", b"x" * 9000)])
-    with pytest.raises(DatasetFormatError, match=r"first sample has the key 'other', where .*0000"):
+    with pytest.raises(DatasetFormatError, match=r"sample 0 has the key 'other', where .*0000"):
         store["dir/0000.json"]
-    with pytest.raises(DatasetFormatError, match="first sample has the key 'other'"):
+    with pytest.raises(DatasetFormatError, match="sample 0 has the key 'other'"):
         WebdatasetFileStore(prepared)["dir/0000.json"]
 
 
@@ -293,7 +293,7 @@ def test_store_of_what_is_not_prepared_names_the_command(
 
 
 def test_many_threads_read_more_tars_than_may_be_open(prepared: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(file_stores, "_MAX_OPEN", 1)
+    monkeypatch.setattr(open_tars, "_MAX_OPEN", 1)
     store = WebdatasetFileStore(prepared)
 
     def read(thread: int) -> None:
@@ -308,8 +308,8 @@ def test_many_threads_read_more_tars_than_may_be_open(prepared: Path, monkeypatc
 
 def read_in_child(store: Any, keys: list[str], send: Any, before: frozenset[int]) -> None:
     here = [store.get(key) for key in keys]
-    new = {id(store._open)} - before
-    send.send((here, bool(new), store._open.process == os.getpid()))
+    new = {id(store._tars._lock)} - before
+    send.send((here, bool(new), store._tars._process == os.getpid()))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -319,7 +319,7 @@ def test_another_process_opens_its_own_files(prepared: Path, method: str) -> Non
     here = [store.get(key) for key in keys]
     context: Any = multiprocessing.get_context(method)
     receive, send = context.Pipe(duplex=False)
-    open_here = frozenset([id(store._open)]) if method == "fork" else frozenset()
+    open_here = frozenset([id(store._tars._lock)]) if method == "fork" else frozenset()
     child = context.Process(target=read_in_child, args=(store, keys, send, open_here))
     child.start()
     assert receive.poll(60)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.stores import owned_folders
-from energon_lite.stores.owned_folders import LOCK_NAME, OwnedFolder, remove_dead_folders
+from energon_lite.stores.owned_folders import OwnedFolder, remove_dead_folders
 
 PREFIX = "cache_"
 OWNER = """
@@ -39,7 +39,7 @@ def killed_owner(parent: Path) -> Path:
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().decode().strip())
     remove_dead_folders(parent, PREFIX)
-    assert names(folder) == [LOCK_NAME, "1", "inner"]
+    assert names(folder) == ["1", "inner"]
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
@@ -89,21 +89,27 @@ def test_a_fork_does_not_keep_the_folder_of_its_parent_alive(tmp_path: Path) -> 
         os.close(writing)
 
 
-def test_folders_of_other_hosts_and_other_programs_stay(tmp_path: Path) -> None:
+def test_folders_of_other_hosts_and_other_programs_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = killed_owner(tmp_path)
-    (dead / LOCK_NAME).write_text("another-host")
-    for name in ("cache_0123456789abcdef", "cache_short", "other_0123456789abcdef"):
+    own = dead.name[:12]
+    for name in ("cache_0123456789abcdef", "cache_short", f"other_{own[6:]}abcdefghij"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
-    (tmp_path / "cache_fedcba9876543210").write_text("no folder")
+    (tmp_path / f"{own}0123456789").write_text("no folder")
     target = tmp_path / "target"
     target.mkdir()
-    (target / LOCK_NAME).write_text("")
-    (tmp_path / "cache_linklinklinklink").symlink_to(target)
+    (target / "file").write_text("")
+    (tmp_path / f"{own}linklinkli").symlink_to(target)
     before = names(tmp_path)
+    monkeypatch.setattr(owned_folders.socket, "gethostname", lambda: "another-host")
     remove_dead_folders(tmp_path, PREFIX)
     assert names(tmp_path) == before
-    assert names(target) == [LOCK_NAME]
+    monkeypatch.undo()
+    remove_dead_folders(tmp_path, PREFIX)
+    assert names(tmp_path) == [name for name in before if name != dead.name]
+    assert names(target) == ["file"]
 
 
 def test_a_missing_parent_folder_is_no_error(tmp_path: Path) -> None:
