@@ -247,9 +247,8 @@ class WindowCollector(Collector):
             _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
             groups = np.argsort(np.argsort(firsts))[of_N]
         lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)
-        numbers = samples.numbers[np.where(lists.indices < 0, ~lists.indices, lists.indices)]
-        numbers = np.where(lists.indices < 0, ~numbers, numbers)
-        self._lists, self._num_returned, self._ready = Lists(numbers, lists.offsets), 0, []
+        self._lists = lists.renumbered(samples.numbers.__getitem__)
+        self._num_returned, self._ready = 0, []
         self._num_windows += 1
         self._num_read = 0
         self._blocks = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -100,6 +100,12 @@ class Lists:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         shifts = np.repeat(self.offsets[order_P] - offsets[:-1], counts)
         return Lists(self.indices[np.arange(len(shifts)) + shifts], offsets)
+
+    def renumbered(self, number_of: Callable[[Int64Array], Int64Array]) -> Lists:
+        """Returns the packs with other numbers of the samples; a repetition `~n` stays one."""
+        is_repeated = self.indices < 0
+        numbers = number_of(np.where(is_repeated, ~self.indices, self.indices))
+        return Lists(np.where(is_repeated, ~numbers, numbers), self.offsets)
 
     def tolist(self) -> list[list[int]]:
         """Returns the packs as lists of sample indices."""

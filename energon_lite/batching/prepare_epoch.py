@@ -24,6 +24,7 @@ from energon_lite.batching.sizes import as_integers
 from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import key_of
+from energon_lite.core.tables import table_lines
 from energon_lite.order.permutation import Permutation
 
 Oversize = Literal["error", "drop"]
@@ -250,13 +251,8 @@ class CapacityTable:
 
     def __str__(self) -> str:
         rows = [_HEADINGS, *(pair.row() for pair in self.pairs)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
         head = f"{self.num_samples:,} samples, {self.num_ranks} ranks"
-        return "\n".join([head, *lines])
+        return "\n".join([head, *table_lines(rows, num_left=0)])
 
 
 def search_capacities(

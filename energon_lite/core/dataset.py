@@ -314,6 +314,12 @@ class SavableDataset(IterableDataset[T_co], ABC):
 AnyDataset = SavableDataset[Any]
 
 
+def depth_of(dataset: AnyDataset, kind: type) -> int:
+    """Counts how many datasets of a kind lie in one another."""
+    below = max((depth_of(child, kind) for child in dataset.children), default=0)
+    return below + isinstance(dataset, kind)
+
+
 def generators_of(
     dataset: Any, stream: Stream, drawn: Sequence[str] = ()
 ) -> StreamGenerators | None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.batching.collector import Samples
-from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import RankSlots, Stream
 from energon_lite.stages.pack_lists import PlannedPacks, balanced_order
-from energon_lite.stages.plan_order import OrderReader, chosen
+from energon_lite.stages.plan_order import OrderReader, chosen, joined
 from energon_lite.stages.planned import PlannedWindow
 
 # Samples that become arrays at a time, at most.
@@ -43,15 +43,6 @@ class Draws(NamedTuple):
     counts: Int64Array
     streams: Int64Array
     positions: Int64Array
-
-    def where(self, is_in: BoolArray) -> Draws:
-        """Returns some of them."""
-        return Draws(*(column[is_in] for column in self))
-
-    @staticmethod
-    def joined(blocks: Sequence[Draws]) -> Draws:
-        """Returns several blocks as one."""
-        return Draws(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 class StreamDraws:
@@ -98,7 +89,7 @@ class StreamDraws:
 
     def draws(self) -> Draws:
         """Returns what was drawn, in the order of the items."""
-        return Draws.joined(self._blocks)
+        return joined(self._blocks)
 
     def _stored(self, sources: Int64Array, indices: Int64Array) -> Int64Array:
         tokens = np.zeros(len(sources), dtype=np.int64)
@@ -186,7 +177,7 @@ class PackDraws(StreamDraws):
         items = np.full(self._num_planned, -1)
         items[self._emitted] = np.arange(self.num_items)
         drawn = drawn._replace(items=items[drawn.items])
-        return drawn.where(drawn.items >= 0)
+        return chosen(drawn, drawn.items >= 0)
 
     def costs(self) -> Float64Array:
         """Returns the costs of the packs that were emitted, (P,)."""
@@ -249,9 +240,10 @@ def draw_run(streams: Sequence[StreamDraws], run: RunShape) -> RunDraws:
         drawn = stream.draws()
         steps.append(steps_P[drawn.items])
         blocks.append(drawn)
-    steps_D, drawn = np.concatenate(steps), Draws.joined(blocks)
+    steps_D, drawn = np.concatenate(steps), joined(blocks)
     is_in = steps_D < num_steps
-    return RunDraws(num_steps, int(batches_S.sum()), num_items, drawn.where(is_in), steps_D[is_in])
+    drawn, steps_D = chosen(drawn, is_in), steps_D[is_in]
+    return RunDraws(num_steps, int(batches_S.sum()), num_items, drawn, steps_D)
 
 
 def _steps_of_batches(batches_S: Int64Array, run: RunShape) -> tuple[Int64Array, int]:

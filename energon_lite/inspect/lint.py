@@ -51,6 +51,9 @@ LARGE_PART_BYTES = 1 << 30
 _SAMPLES_PER_TASK = 4096
 _LISTED_PER_PLACE = 20
 
+# Yields each task and its result: of a function, tasks, and what is done, for the progress.
+_Each = Callable[[Callable[[Any], Any], Sequence[Any], str], Iterator[tuple[Any, Any]]]
+
 
 class LintProblem(NamedTuple):
     """One thing that is wrong: the file, shard or sample, and what about it."""
@@ -141,8 +144,9 @@ def lint_dataset(
         RuntimeError: A worker process died.
     """
     root = local_path(path)
+    each: _Each = partial(_with_progress, num_workers, progress)
     if is_jsonl(root):
-        return _lint_lines(root, num_workers, decode, progress)
+        return _lint_lines(root, decode, each)
     info = read_info(root)
     report = LintReport(root)
     _check_yaml(
@@ -150,8 +154,7 @@ def lint_dataset(
     )
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
-    results = _with_progress(read, shards, num_workers, "Reading shards", progress)
-    for (_, shard, _), found in results:
+    for (_, shard, _), found in each(read, shards, "Reading shards"):
         errors, warnings = ([str(found)], []) if isinstance(found, Exception) else found
         report.add_error(shard, *errors)
         report.add_warning(shard, *warnings)
@@ -165,18 +168,16 @@ def lint_dataset(
     if decode:
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
                             split_config=split_config)  # fmt: skip
-        _decode_all(
-            open_part, [(p.name, _length(root, p)) for p in parts], num_workers, report, progress
-        )
+        _decode_all(open_part, [(part.name, _length(root, part)) for part in parts], report, each)
     return report
 
 
 def _with_progress(
+    num_workers: int | None,
+    progress: Callable[[str, int, int], None] | None,
     function: Callable[[Any], Any],
     tasks: Sequence[Any],
-    num_workers: int | None,
     what: str,
-    progress: Callable[[str, int, int], None] | None,
 ) -> Iterator[tuple[Any, Any]]:
     """Yields each task and its result, and draws the progress."""
     results = ordered_results(function, tasks, num_workers)
@@ -189,12 +190,7 @@ def _with_progress(
 # ------------------------------------------------------------------------- tars and their indexes
 
 
-def _lint_lines(
-    path: Path,
-    num_workers: int | None,
-    decode: bool,
-    progress: Callable[[str, int, int], None] | None,
-) -> LintReport:
+def _lint_lines(path: Path, decode: bool, each: _Each) -> LintReport:
     """Compares a JSONL file with its index, lists lines that are no objects, and decodes all."""
     report = LintReport(path, shards=1)
     lines = scan_lines(path)
@@ -210,8 +206,7 @@ def _lint_lines(
     report.add_warning(path, *broken_lines(lines))
     if decode and report.is_ok:
         reader = LineReader(path)  # while it lives, no task looks for the lines again
-        parts = [(LINES, reader.num_samples)]
-        _decode_all(partial(load_factory, path), parts, num_workers, report, progress)
+        _decode_all(partial(load_factory, path), [(LINES, reader.num_samples)], report, each)
     return report
 
 
@@ -372,16 +367,12 @@ def _length(root: Path, part: SplitPart) -> int:
 def _decode_all(
     open_part: Callable[..., Any],
     parts: Sequence[tuple[str, int]],
-    num_workers: int | None,
     report: LintReport,
-    progress: Callable[[str, int, int], None] | None,
+    each: _Each,
 ) -> None:
     tasks = [(name, n) for name, size in parts for n in range(0, size, _SAMPLES_PER_TASK)]
     unreadable: set[str] = set()
-    results = _with_progress(
-        partial(_decode, open_part), tasks, num_workers, "Decoding samples", progress
-    )
-    for (name, _), found in results:
+    for (name, _), found in each(partial(_decode, open_part), tasks, "Decoding samples"):
         if isinstance(found, Exception):
             if name not in unreadable:  # the same for every task of the part
                 report.add_error(f"split part {name!r}", describe(found))

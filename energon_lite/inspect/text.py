@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_lite.core.tables import table_lines
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
@@ -285,14 +286,7 @@ def _known(number: float | None, form: str) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(
-            cell.ljust(width) if number == 0 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [f"  {line}" for line in table_lines(rows)]
 
 
 def joins_text(path: Path, joins: Sequence[tuple[Path, Any]]) -> str:

@@ -203,18 +203,16 @@ class PassEnds:
                 self._learned = position.num_steps
 
     def _predict(self, start: PassStart) -> int:
-        dataset, end = self._dataset, self.chosen()
-        config = dataclasses.replace(self._config, num_streams=start.slots.num_streams)
+        dataset, end, num_streams = self._dataset, self.chosen(), start.slots.num_streams
         if end == "uneven":
+            config = dataclasses.replace(self._config, num_streams=num_streams)
             return count_rank_items(dataset, config, start.pass_index)
         limit = dataset.pass_length
         if limit is not None and dataset.training:
             return limit
-        num_streams, world_size = start.slots.num_streams, config.world_size
-        counts = [
-            dataset.num_items(Stream(index, num_streams, start.pass_index))
-            for index in range(num_streams)
-        ]
+        world_size = self._config.world_size
+        streams = (Stream(index, num_streams, start.pass_index) for index in range(num_streams))
+        counts = list(map(dataset.num_items, streams))
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
         if dataset.traits.lockstep:
             visits = [rank_visits(LoaderPosition(start), slots, counts) for slots in ranks]

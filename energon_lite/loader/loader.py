@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
-from typing_extensions import Self
+from typing_extensions import Self, deprecated
 
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import StateError, log_exception
@@ -359,18 +358,14 @@ class SavableDataLoader(DataLoader[T]):
         self.restore_state_global(state, src_rank=src_rank)
         return self
 
+    @deprecated("save_state is deprecated; use save_state_global", category=FutureWarning)
     def save_state(self, dst_rank: int) -> list[dict[str, Any]] | None:
         """Calls `save_state_global`, under a name of earlier versions of Energon."""
-        warnings.warn(
-            "save_state is deprecated; use save_state_global", FutureWarning, stacklevel=2
-        )
         return self.save_state_global(dst_rank)
 
+    @deprecated("restore_state is deprecated; use restore_state_global", category=FutureWarning)
     def restore_state(self, state: Sequence[dict[str, Any]] | None) -> None:
         """Calls `restore_state_global`, under a name of earlier versions of Energon."""
-        warnings.warn(
-            "restore_state is deprecated; use restore_state_global", FutureWarning, stacklevel=2
-        )
         self.restore_state_global(state)
 
     # ---------------------------------------------------------------------------- inspection

@@ -13,6 +13,7 @@ from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON
 from energon_lite.core.stream_context import SKIP_ALLOWANCE, CostRow, SkipRecord
+from energon_lite.core.tables import table_lines
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.loader.rank_feed import Delivery
 from energon_lite.loader.rank_store import TIMEOUT_SEC, Exchange
@@ -167,9 +168,7 @@ class Stats(dict[str, SourceStats]):
             )
             for name, s in self.items()
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        form = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
-        return "\n".join(form.format(*row) for row in rows)
+        return "\n".join(table_lines(rows))
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset, Traits
+from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
 from energon_lite.core.seeds import key_of
@@ -94,7 +94,8 @@ class BlendDataset(CombinedDataset[T]):
                 f"until='all_once': {never_ends[0]} never ends by itself, so there is no once; "
                 "make it with repeat=False"
             )
-        self.key = key_of("blend", self.run_seed, _blend_depth(self))
+        # Blends in one another do not draw in step.
+        self.key = key_of("blend", self.run_seed, depth_of(self, BlendDataset))
 
     def _labelled(self) -> Iterator[tuple[SavableDataset[T], str]]:
         return zip(self.datasets, self.labels, strict=True)
@@ -626,12 +627,6 @@ def _checked_pairs(datasets: Sequence[Any]) -> list[tuple[SavableDataset[Any], W
     if not kept:
         raise ValueError("BlendDataset: all weights are 0, or there is no dataset")
     return kept
-
-
-def _blend_depth(dataset: SavableDataset[Any]) -> int:
-    """Counts how many blends lie in one another, so that those do not draw in step."""
-    below = max((_blend_depth(child) for child in dataset.children), default=0)
-    return below + isinstance(dataset, BlendDataset)
 
 
 def _draws_until(order: BlendOrder, limits: list[int], *, all_of_them: bool) -> int:

@@ -332,10 +332,7 @@ class PlanCursor(Cursor[list[Any]]):
                 f"The checkpoint's stage 'plan' has {self._emitted} lists of a window that has "
                 f"{len(lists)}; it was edited. Use another checkpoint."
             )
-        is_repeated = lists.indices < 0
-        rows = np.where(is_repeated, ~lists.indices, lists.indices)
-        rows = np.searchsorted(units.numbers, rows)
-        packs = Lists(np.where(is_repeated, ~rows, rows), lists.offsets)
+        packs = lists.renumbered(units.numbers.searchsorted)
         self._window, self._reader = PlannedWindow(units, packs, has_ended), None
         return self._window
 

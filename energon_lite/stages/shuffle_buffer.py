@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from energon_lite.batching.one_by_one import ShuffleCollector
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, depth_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig
@@ -54,7 +54,8 @@ class ShuffleBufferDataset(CollectDataset[T]):
         """Returns what chooses the items of a stream; unlike that of any other buffer."""
         names = tuple(facts.name for facts in self.dataset.sources())
         place = (stream.num_streams, stream.index, stream.pass_index)
-        key = key_of("shuffle_buffer", self.run_seed, names, _depth(self), *place)
+        depth = depth_of(self, ShuffleBufferDataset)  # so that one in another chooses otherwise
+        key = key_of("shuffle_buffer", self.run_seed, names, depth, *place)
         return ShuffleCollector(self.size, key)
 
     def made(self, keys: list[RestoreKey], items: list[T]) -> tuple[RestoreKey, T]:
@@ -73,9 +74,3 @@ class ShuffleBufferDataset(CollectDataset[T]):
     def own_settings(self) -> dict[str, JSON]:
         """Returns size and seed."""
         return {"size": self.size, "seed_offset": self.run_seed}
-
-
-def _depth(dataset: SavableDataset[Any]) -> int:
-    """Counts how many buffers lie in one another, so that those do not choose in step."""
-    below = max((_depth(child) for child in dataset.children), default=0)
-    return below + isinstance(dataset, ShuffleBufferDataset)
