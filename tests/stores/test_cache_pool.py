@@ -259,11 +259,18 @@ def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePo
     assert store.reads["a"] == 1
 
 
-def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool) -> None:
-    pool, slow, store = make_pool(num_workers=1), CountingStore("slow"), CountingStore("fast")
+def busy_pool(make_pool: MakePool) -> tuple[FileStoreCachePool, CountingStore, Any]:
+    """Returns a pool whose one thread waits for a file, the store of the file, and its value."""
+    pool, slow = make_pool(num_workers=1), CountingStore("slow")
     slow.gate.clear()
     first = pool.get_lazy(slow, "first")
     assert slow.has_begun.wait(20)
+    return pool, slow, first
+
+
+def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool) -> None:
+    pool, slow, first = busy_pool(make_pool)
+    store = CountingStore("fast")
     lazy, dropped = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
     assert lazy.get() == b"a"
     del dropped
@@ -274,10 +281,8 @@ def test_what_was_not_begun_is_read_directly_and_not_copied(make_pool: MakePool)
 
 
 def test_other_values_of_a_file_keep_their_place_in_the_queue(make_pool: MakePool) -> None:
-    pool, slow, store = make_pool(num_workers=1), CountingStore("slow"), CountingStore("fast")
-    slow.gate.clear()
-    first = pool.get_lazy(slow, "first")
-    assert slow.has_begun.wait(20)
+    pool, slow, first = busy_pool(make_pool)
+    store = CountingStore("fast")
     one, two = pool.get_lazy(store, "a"), pool.get_lazy(store, "a")
     assert one.get() == b"a"
     slow.gate.set()
