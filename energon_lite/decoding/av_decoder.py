@@ -55,8 +55,8 @@ class AVDecoder:
     Clips are exact: their frames and samples are those of a decode of the whole file, with B-frames
     and variable frame rates, too. Only what the clips need is read, from the keyframe before each.
     Each call opens the file again, so a decoder can be pickled and used after a fork. Times are
-    counted from the start of the file. One thread decodes. Behind the first two minutes, AAC
-    may have other noise than in a whole decode, where its encoder stored a description of noise.
+    counted from the start of the file. One thread decodes. Behind the first two minutes, AAC and
+    AC-3 may have other noise than in a whole decode, where the encoder described noise only.
 
     Args:
         stream: The content, open for reading, or the path of a file. An open file on disk is read
@@ -241,8 +241,7 @@ class AVDecoder:
             get_frame_count: Whether to read all packets if the header has no number of frames.
 
         Returns:
-            Seconds and frames; (None, None) without video. The number of frames is None where it
-            was not asked for, unless finding the length counted them.
+            Seconds and frames; None where there is no video, and for frames that are not counted.
         """
         with Media(self.stream) as media:
             return _video_duration(media, get_frame_count)
@@ -250,7 +249,7 @@ class AVDecoder:
     def get_audio_duration(self) -> float | None:
         """Returns the length of the audio in seconds; None without audio."""
         with Media(self.stream) as media:
-            return _duration(media, "audio")[0]
+            return media.length("audio")
 
     def get_metadata(
         self,
@@ -271,12 +270,13 @@ class AVDecoder:
             get_video_frame_size: Whether to return its width and height.
             get_audio: Whether to describe the audio; without it, all its fields are None.
             get_audio_duration: Whether to find its length.
-            get_audio_num_samples: Whether to count its samples, for which all are decoded.
+            get_audio_num_samples: Whether to count its samples, for which the end is decoded, or
+                all of it in formats that cannot seek to a sample. Its length is that of its
+                packets, then, which the header may round.
         """
         found = AVMetadata()
         with Media(self.stream) as media:
-            video, audio = media.stream("video"), media.stream("audio")
-            if get_video and video is not None:
+            if get_video and (video := media.stream("video")) is not None:
                 found.video_fps = float(VideoReader(media).rate)
                 if get_video_frame_size:
                     found.video_width, found.video_height = video.width, video.height
@@ -284,13 +284,14 @@ class AVDecoder:
                     length, number = _video_duration(media, get_video_frame_count)
                     found.video_duration = length if get_video_duration else None
                     found.video_num_frames = number if get_video_frame_count else None
-            if get_audio and audio is not None:
+            if get_audio and (audio := media.stream("audio")) is not None:
                 found.audio_channels = audio.codec_context.channels
                 found.audio_sample_rate = audio.codec_context.sample_rate
-                if get_audio_duration:
-                    found.audio_duration = _duration(media, "audio")[0]
                 if get_audio_num_samples:
-                    found.audio_num_samples = AudioReader(media).num_samples()
+                    found.audio_num_samples, length = AudioReader(media).length()
+                    found.audio_duration = length if get_audio_duration else None
+                elif get_audio_duration:
+                    found.audio_duration = media.length("audio")
         return found
 
 
@@ -309,35 +310,14 @@ def _check(kind: str, ranges: Sequence[Range] | None, unit: str, units: tuple[st
             )
 
 
-def _duration(media: Media, kind: str) -> tuple[float | None, int | None]:
-    """Returns seconds and packets of a stream; None for packets that were not counted."""
-    stream = media.stream(kind)
-    if stream is None:
-        return None, None
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base), None
-    base, start = stream.time_base, media.start()
-    found = media.packet_times(kind)
-    if found is not None:
-        return float(found[1] * base - start), len(found[0])
-    number = sum(packet.size > 0 for packet in media.packets(kind))
-    length = media.container.duration
-    if kind == "video" and length is None:
-        length = number / VideoReader(media).rate * 1_000_000
-    return (None if length is None else float(length / 1_000_000)), number
-
-
 def _video_duration(media: Media, count: bool) -> tuple[float | None, int | None]:
-    seconds, number = _duration(media, "video")
-    stream = media.stream("video")
-    if stream is None or number is not None or not count:
-        return seconds, number
-    if stream.frames:
-        entries = stream.index_entries
-        hidden = sum(e.is_discard for e in entries) if len(entries) == stream.frames else 0
-        return seconds, int(stream.frames) - hidden
-    found = media.packet_times("video")
-    return seconds, None if found is None else len(found[0])
+    if media.stream("video") is None:
+        return None, None
+    seconds = media.length("video")
+    number = media.num_frames() if count or seconds is None else None
+    if seconds is None and number is not None:
+        seconds = float(number / VideoReader(media).rate)
+    return seconds, number
 
 
 # -------------------------------------------------------------------------------------- uniform

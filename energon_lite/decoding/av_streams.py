@@ -7,7 +7,6 @@ it finds: where it lands too late, it is repeated further back, and at last from
 from __future__ import annotations
 
 import bisect
-import functools
 import importlib
 import io
 import itertools
@@ -30,15 +29,21 @@ _TOLERANCE = 1e-6
 _DECODE_THREADS = 1
 # FFmpeg's numbers for what a demuxer does with a stream.
 _READ, _SKIP = 0, 48
-# What is decoded before an audio clip: MP3 refers to up to ten frames, AAC overlaps two.
-# [Unit: second]
-_PREROLL = Fraction(1, 2)
-# AAC may store noise as a mere description, which a decoder fills in from a generator that runs
-# since its start: what is this early is decoded from the start, where it is the same each time.
-_NOISY = frozenset({"aac"})
-_FROM_START_SECONDS = 120
-# Codecs of which every frame has the same number of samples.
-_CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "eac3"})
+INSTALL = "pip install 'energon_lite[av]'"
+# A seek to this time before the end finds the last packets. [Unit: second]
+_TAIL = 10
+# What is decoded before an audio clip, until the filters of the decoder have settled: MP3 refers
+# to ten frames, AAC overlaps two, and Opus may need most of this. [Unit: second]
+_PREROLL = Fraction(1)
+# These codecs may store noise as a mere description, which a decoder fills in from a generator
+# that runs since its start. Up to this second such a clip is decoded from the start.
+_NOISY = frozenset({"aac", "ac3", "eac3"})
+_NOISE_SECONDS = 120
+# Codecs of which every frame has the same number of samples; of opus, a multiple of 120.
+_CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "opus"})
+_OPUS_GRID = 120
+# Other codecs are decoded from the start, since a seek is not exact in all their files.
+_SEEKABLE = _CONSTANT_FRAMES | {"flac", "alac", "vorbis"}
 _FILES = (io.BufferedReader, io.FileIO, io.BufferedRandom)
 
 
@@ -61,7 +66,6 @@ class Clip(NamedTuple):
     times: tuple[float, float]
 
 
-@functools.cache
 def pyav() -> Any:
     """Imports PyAV on first use.
 
@@ -72,7 +76,7 @@ def pyav() -> Any:
         return importlib.import_module("av")
     except ImportError as error:
         raise ImportError(
-            "Audio and video need PyAV to be decoded: pip install energon_lite[av]. With "
+            f"Audio and video need PyAV to be decoded: {INSTALL}. With "
             "SampleDecoder(av_decode='bytes') such parts stay bytes"
         ) from error
 
@@ -137,7 +141,10 @@ class Media:
         return f"audio or video cannot be decoded (starts with {start}): {error}"
 
     def stream(self, kind: str) -> Any | None:
-        """Returns the first stream of `video` or `audio`; None without one."""
+        """Returns the first stream of `video` or `audio`; None without one.
+
+        It must not be used after packets are read, for which the file may be opened again.
+        """
         streams = getattr(self.container.streams, kind)
         return streams[0] if streams else None
 
@@ -173,18 +180,43 @@ class Media:
             self.container.seek(at, stream=stream)
         yield from self.container.demux(stream)
 
-    def packet_times(self, kind: str) -> tuple[list[int], int] | None:
-        """Reads all packets of a stream, without decoding them.
-
-        Returns:
-            When they are shown, in order, and when the last one ends, in units of the time base;
-            None if packets have no times.
-        """
-        packets = (p for p in self.packets(kind) if p.size and not p.is_discard)
-        shown = [(packet.pts, packet.duration or 0) for packet in packets]
-        if any(pts is None for pts, _ in shown):
+    def shown_entries(self) -> list[Any] | None:
+        """Returns the entries of the video's index that are shown; None if it lacks frames."""
+        stream = self.container.streams.video[0]
+        entries = stream.index_entries
+        if self.index_mode() is not AVIndexMode.FRAMES or not len(entries) == stream.frames > 0:
             return None
-        return sorted(pts for pts, _ in shown), max((sum(pair) for pair in shown), default=0)
+        return [entry for entry in entries if not entry.is_discard]
+
+    def length(self, kind: str) -> float | None:
+        """Returns the length of a stream in seconds; None without the stream, or its times.
+
+        It is read from the header, or from the last packets, or from all.
+        """
+        stream = self.stream(kind)
+        if stream is None:
+            return None
+        base, start = stream.time_base, self.start()
+        if stream.duration is not None:
+            return float(stream.duration * base)
+        tail = (self.container.duration or 0) / 1_000_000 - _TAIL
+        for at in (int(tail / base), None) if tail > 0 else (None,):
+            packets = (p for p in self.packets(kind, at) if p.size and p.pts is not None)
+            end = max((packet.pts + (packet.duration or 0) for packet in packets), default=None)
+            if end is not None:
+                return float(end * base - start)
+        length = self.container.duration
+        return None if length is None else float(length / 1_000_000)
+
+    def packet_times(self) -> list[int | None]:
+        """Reads all packets of the video, and returns when they are shown, in the order read."""
+        packets = self.packets("video")
+        return [packet.pts for packet in packets if packet.size and not packet.is_discard]
+
+    def num_frames(self) -> int:
+        """Returns the number of frames, from the header or by reading all packets."""
+        entries = self.shown_entries()
+        return len(self.packet_times() if entries is None else entries)
 
 
 def overlapping(ranges: Sequence[Range]) -> Iterator[list[int]]:
@@ -265,28 +297,27 @@ class VideoReader:
             The clips in the order of `ranges`; None for a range behind the end.
         """
         numbers = [(_floor(first), _floor(last)) for first, last in ranges]
-        stream = self._media.container.streams.video[0]
-        entries = stream.index_entries
-        if self._media.index_mode() is AVIndexMode.FRAMES and len(entries) == stream.frames > 0:
-            shown = [entry for entry in entries if not entry.is_discard]
-            self._decode_times = [entry.timestamp for entry in shown]
-            self._keys = [number for number, entry in enumerate(shown) if entry.is_keyframe]
+        entries = self._media.shown_entries()
+        if entries is not None:
+            self._decode_times = [entry.timestamp for entry in entries]
+            self._keys = [number for number, entry in enumerate(entries) if entry.is_keyframe]
             return self._clips(numbers)
-        found = self._media.packet_times("video")
-        if found is None:
+        found = self._media.packet_times()
+        times = sorted(time for time in found if time is not None)
+        if len(set(times)) < len(found):  # without times, or two frames at one time
             self._is_counted = True
             return self._clips(numbers)
-        times = found[0]
+        end = len(times) - 1
         clips = iter(
             self._clips(
                 [
-                    (times[max(0, int(first))], times[int(min(max(0, last), len(times) - 1))])
+                    (times[max(0, int(first))], times[int(min(max(0, last), end))])
                     for first, last in numbers
-                    if first < len(times)
+                    if first <= end
                 ]
             )
         )
-        return [next(clips) if first < len(times) else None for first, _ in numbers]
+        return [next(clips) if first <= end else None for first, _ in numbers]
 
     def _has_no_times(self) -> bool:
         if self._first is not None:
@@ -472,6 +503,8 @@ def _floor(position: float) -> float:
 
 # -------------------------------------------------------------------------------------- audio
 
+Samples = npt.NDArray[Any]
+
 
 class AudioReader:
     """Decodes clips of audio; a position is the number of a sample of the whole.
@@ -489,16 +522,22 @@ class AudioReader:
             raise ValueError("No audio stream found, but audio is requested")
         self._media = media
         self._base: Fraction = stream.time_base
-        self._first: int = stream.start_time or 0
         self.rate: int = stream.codec_context.sample_rate
         # When sample 0 is heard.
-        known = stream.start_time is not None
-        self._start = float(self._first * self._base - media.start()) if known else 0.0
-        name = stream.codec_context.name
-        self._grid: int = stream.codec_context.frame_size if name in _CONSTANT_FRAMES else 0
+        first = stream.start_time
+        self._start = 0.0 if first is None else float(first * self._base - media.start())
+        codec = stream.codec_context
+        is_pcm = codec.name.startswith("pcm_")
         self._is_exact = self._base * self.rate <= 1  # otherwise several samples have one time
-        self._num_from_start = _FROM_START_SECONDS * self.rate if name in _NOISY else 0
-        self._preroll = 0 if name.startswith("pcm_") or name == "flac" else _PREROLL
+        self._first: tuple[int, int] | None = None  # time and length of the first frame
+        self._grid = 0
+        if codec.name in _CONSTANT_FRAMES:
+            self._grid = codec.frame_size or _OPUS_GRID
+        can_number = (self._is_exact or self._grid > 0) and not _has_pause(media)
+        self._can_seek = can_number and (is_pcm or codec.name in _SEEKABLE)
+        self._num_noisy = _NOISE_SECONDS * self.rate if codec.name in _NOISY else 0
+        self._preroll = 0 if is_pcm or codec.name == "flac" else int(_PREROLL * self.rate)
+        self._end = 0  # when the last packet that was read ends, in units of the time base
 
     def by_seconds(self, ranges: Sequence[Range]) -> list[Clip | None]:
         """Returns the samples of each range, without the sample at its end.
@@ -519,65 +558,128 @@ class AudioReader:
         times = [(a / self.rate + self._start, b / self.rate + self._start) for a, b in ranges]
         return self._clips([(_floor(a), _floor(b)) for a, b in ranges], times)
 
-    def num_samples(self) -> int:
-        """Decodes everything, and returns how many samples there are."""
-        return sum(data.shape[1] for _, data in self._decode(None))
+    def length(self) -> tuple[int, float]:
+        """Decodes the end, and returns the number of samples, and when the last packet ends."""
+        last = int(((self._media.length("audio") or 0) - _PREROLL) * self.rate)
+        num = 0
+        for at, data in self._from(last) or self._decode(None):
+            num = at + data.shape[1]
+        return num, float(self._end * self._base)
 
     def _clips(self, ranges: Sequence[Range], times: Sequence[Range]) -> list[Clip | None]:
         ranges = [(max(0, first), max(0, first, last)) for first, last in ranges]
-        pieces: list[list[npt.NDArray[Any]]] = [[] for _ in ranges]
-        end = 0
+        found: dict[int, Samples | None] = {}
+        from_start: list[int] = []
         for group in overlapping(ranges):
-            last_of_all = max(ranges[index][1] for index in group)
-            for at, data in self._from(int(ranges[group[0]][0])):
-                end = at + data.shape[1]
-                for index in group:
-                    first, last = (min(max(0, x - at), data.shape[1]) for x in ranges[index])
-                    is_empty = ranges[index][0] == ranges[index][1] and at <= ranges[index][0] < end
-                    if first < last or is_empty:
-                        pieces[index].append(data[:, int(first) : int(last)])
-                if end >= last_of_all and end > ranges[group[-1]][0]:
-                    break
+            clips = self._after_seek([ranges[index] for index in group])
+            if clips is None:
+                from_start += group
+            else:
+                found.update(zip(group, clips, strict=True))
+        if from_start:
+            clips = _cut_samples(self._decode(None), [ranges[index] for index in from_start])
+            found.update(zip(from_start, clips, strict=True))
         return [
-            self._clip(found, first, pair)
-            for found, (first, _), pair in zip(pieces, ranges, times, strict=True)
+            self._clip(found[index], ranges[index][0], pair) for index, pair in enumerate(times)
         ]
 
-    def _clip(self, pieces: list[npt.NDArray[Any]], first: float, times: Range) -> Clip | None:
-        if not pieces:
+    def _clip(self, data: Samples | None, first: float, times: Range) -> Clip | None:
+        if data is None:
             return None
-        data = np.concatenate(pieces, axis=1)
         end = (first + data.shape[1]) / self.rate + self._start
         start = max(times[0], 0.0)
         # The end that was asked for, unless the audio ends before.
         last = times[1] if times[1] - end < 1 / self.rate else end
         return Clip(torch.from_numpy(data), (float(start), float(max(last, 0.0))))
 
-    def _from(self, first: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yields sample numbers and samples, the first of them at `first` or before."""
-        seconds = Fraction(first, self.rate) - self._preroll
-        is_early = first < self._num_from_start
-        if seconds > 0 and not is_early and (self._is_exact or self._grid):
-            frames = self._decode(self._first + int(seconds / self._base))
-            landed = next(frames, None)
-            if landed is not None and landed[0] <= first - self._preroll * self.rate:
-                return itertools.chain([landed], frames)
-        return self._decode(None)
+    def _after_seek(self, ranges: Sequence[Range]) -> list[Samples | None] | None:
+        """Returns the samples of overlapping ranges; None if only a decode of all is exact."""
+        first, last = int(ranges[0][0]), max(last for _, last in ranges)
+        around = first - self._preroll // 2, last
+        frames = self._from(first)
+        if frames is None:
+            return None
+        *found, heard = _cut_samples(frames, [*ranges, around])
+        if first < self._num_noisy:
+            frames = self._from(first - self._preroll)  # noise would be other noise
+            again = None if frames is None else _cut_samples(frames, [around])[0]
+            if again is None or heard is None or not np.array_equal(again, heard):
+                return None
+        return found
 
-    def _decode(self, at: int | None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    def _from(self, first: int) -> Iterator[tuple[int, Samples]] | None:
+        """Seeks to before a sample; returns None where this is not possible."""
+        first -= self._preroll
+        if first <= 0 or not self._can_seek:
+            return None
+        try:
+            self._first = self._first or self._first_frame()
+            frames = self._decode(self._first[0] + int(first / self._base / self.rate))
+            landed = next(frames, None)
+        except pyav().error.FFmpegError:  # a part of a frame, or a file that cannot seek
+            return None
+        if landed is None or landed[0] > first:
+            return None
+        return itertools.chain([landed], frames)
+
+    def _decode(self, at: int | None) -> Iterator[tuple[int, Samples]]:
+        """Yields numbers of samples, and the samples from there on."""
         number: int | None = 0 if at is None else None
         for packet in self._media.packets("audio", at):
+            if packet.pts is not None:
+                self._end = packet.pts + (packet.duration or 0)
             for frame in packet.decode():
                 if number is None:
-                    if frame.pts is None:
+                    # The first frame may be cut short.
+                    if frame.pts is None or (self._grid and frame.samples % self._grid):
                         continue
-                    exact = (frame.pts - self._first) * self._base * self.rate
-                    number = round(exact) if self._is_exact else self._on_grid(exact)
+                    number = self._number(frame.pts)
                 data = frame.to_ndarray()
                 if not frame.format.is_planar:
                     data = data.reshape(frame.samples, -1).T
                 yield number, data
                 number += data.shape[1]
 
-    def _on_grid(self, number: Fraction) -> int:
-        return round(number / self._grid) * self._grid
+    def _first_frame(self) -> tuple[int, int]:
+        for packet in self._media.packets("audio"):
+            for frame in packet.decode():
+                if frame.pts is not None:
+                    return frame.pts, frame.samples
+        return 0, 0
+
+    def _number(self, pts: int) -> int:
+        """Returns the number of the sample that is heard at a time."""
+        first, size = self._first or (0, 0)
+        number = (pts - first) * self._base * self.rate
+        if self._is_exact:
+            return round(number)
+        return size + round((number - size) / self._grid) * self._grid
+
+
+def _cut_samples(
+    frames: Iterator[tuple[int, Samples]], ranges: Sequence[Range]
+) -> list[Samples | None]:
+    """Returns the samples of each range; None for a range behind the end."""
+    pieces: list[list[Samples]] = [[] for _ in ranges]
+    end_of_all = max(max(last, first + 1) for first, last in ranges)
+    for at, data in frames:
+        end = at + data.shape[1]
+        for found, (first, last) in zip(pieces, ranges, strict=True):
+            if at < max(last, first + 1) and end > first:
+                found.append(data[:, int(max(0, first - at)) : int(min(last, end) - at)])
+        if end >= end_of_all:
+            break
+    return [np.concatenate(found, axis=1) if found else None for found in pieces]
+
+
+def _has_pause(media: Media) -> bool:
+    """Returns whether the index has fewer packets than fill the time of the audio.
+
+    A decoder leaves a pause out, so that the numbers of samples do not follow from their times.
+    """
+    stream: Any = media.stream("audio")
+    entries = stream.index_entries
+    if media.index_mode() is not AVIndexMode.FRAMES or len(entries) < 2:
+        return False
+    size = entries[1].timestamp - entries[0].timestamp
+    return bool(abs(len(entries) * size - (stream.duration or 0)) > 2 * size)

@@ -1,8 +1,7 @@
 """Finds out size, format and length of images, video and audio from their headers, undecoded.
 
-Of an image Pillow reads the header. Of a video or recording PyAV reads what the container has: the
-numbers of frames and samples of an mp4 are in its header, other containers have to be passed
-through packet by packet.
+Of an image Pillow reads the header. Of a video or recording PyAV reads the header and the end where
+they tell all, as in an mp4; other containers have to be passed through packet by packet.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from energon_lite.decoding.av_decoder import AVDecoder
+from energon_lite.decoding.av_streams import pyav
 from energon_lite.decoding.media_metadata import (
     AVMetadata,
     ImageMetadata,
@@ -25,17 +26,15 @@ from energon_lite.decoding.media_metadata import (
     MediaMetadataType,
     serialize_media_metadata,
 )
-from energon_lite.decoding.part_formats import image_format, image_header, optional_module
+from energon_lite.decoding.part_formats import image_format, image_header
 from energon_lite.storage.files import open_regular
 
 _IMAGES = "bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp"
 _RECORDINGS = "aac avi flac m4a m4v mkv mov mp3 mp4 ogg wav webm"
 IMAGES = frozenset(_IMAGES.split())
 RECORDINGS = frozenset(_RECORDINGS.split())
-PYAV = "pip install 'energon_lite[av]'"
 _HEAD_BYTES = 32
 _BUFFER_BYTES = 16 << 10
-_TAIL_SEC = 10  # a seek to this time before the end finds the last packets
 # First bytes of containers, and those that follow "ftyp" and "RIFF????".
 _CONTAINERS = (b"fLaC", b"ID3", b"OggS", b"\x1aE\xdf\xa3", b"FLV")
 _ICON = b"\0\0\1\0"
@@ -162,7 +161,7 @@ def read_metadata(name: str, file: BinaryIO, config: MediaFilterConfig) -> Media
 
     Raises:
         UnreadableMediaError: The file is broken, or no medium although its name is that of one.
-        ModuleNotFoundError: It is a video or recording, and PyAV is not installed.
+        ImportError: It is a video or recording, and PyAV is not installed.
         OSError: Its storage failed.
     """
     if not config.should_consider_media(name):
@@ -177,115 +176,27 @@ def read_metadata(name: str, file: BinaryIO, config: MediaFilterConfig) -> Media
         if kind is MediaMetadataType.IMAGE:
             width, height, format_name, mode = image_header(file)
             return ImageMetadata(width=width, height=height, format=format_name, mode=mode)
-        return _av_metadata(file)
-    except ModuleNotFoundError:
+        found = AVDecoder(file).get_metadata(get_audio_num_samples=True)
+        if found == AVMetadata():
+            raise ValueError("it has neither a video nor an audio stream")
+        return found
+    except ImportError:
         raise
     except Exception as error:  # Pillow and FFmpeg may raise anything for a corrupt header
         if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.errno:
             raise  # of the storage
         what = "image" if kind is MediaMetadataType.IMAGE else "video or audio"
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error.__cause__ or error, "strerror", None) or str(error)
         if type(error).__name__ == "UnidentifiedImageError":  # names nothing but a Python object
             reason = "the content is that of no image"
         raise UnreadableMediaError(f"{name}: no {what} that can be read ({reason})") from None
 
 
-# ------------------------------------------------------------------------------- audio and video
-
-
-def _av_metadata(file: BinaryIO) -> AVMetadata:
-    av = _pyav()
-    with av.open(file, metadata_errors="ignore") as container:
-        video = next(iter(container.streams.video), None)
-        audio = next(iter(container.streams.audio), None)
-        streams = [stream for stream in (video, audio) if stream is not None]
-        if not streams:
-            raise ValueError("it has neither a video nor an audio stream")
-        seen = {stream.index: _Packets() for stream in streams}
-        if not _has_counts(video, audio):
-            for packet in container.demux(streams):
-                seen[packet.stream_index].add(packet)
-        elif any(stream.frames for stream in streams):
-            _read_ends(container, streams, seen)
-        found = AVMetadata()
-        if video is not None:
-            packets = seen[video.index]
-            rate = video.average_rate or video.guessed_rate
-            found.video_duration = packets.duration(video)
-            found.video_num_frames = video.frames or packets.count
-            found.video_fps = float(rate) if rate else None
-            found.video_width, found.video_height = video.width, video.height
-        if audio is not None:
-            packets, size = seen[audio.index], audio.codec_context.frame_size
-            found.audio_duration = packets.duration(audio)
-            found.audio_channels = audio.codec_context.channels
-            found.audio_sample_rate = rate = audio.codec_context.sample_rate
-            count = audio.frames - packets.early if audio.frames else packets.count - packets.early
-            if size and count:
-                found.audio_num_samples = count * size
-            elif found.audio_duration is not None and rate:
-                found.audio_num_samples = round(found.audio_duration * rate)
-        return found
-
-
-class _Packets:
-    """Counts the packets of a stream, those before time 0, and finds where the last one ends."""
-
-    def __init__(self) -> None:
-        self.count, self.early, self.end = 0, 0, 0
-
-    def add(self, packet: Any) -> None:
-        """Counts a packet."""
-        if packet.pts is None:
-            self.count += packet.size > 0
-            return
-        self.count += 1
-        self.early += packet.pts < 0
-        self.end = max(self.end, packet.pts + (packet.duration or 0))
-
-    def duration(self, stream: Any) -> float | None:
-        """Returns the time at which the stream ends, in seconds."""
-        end = self.end or stream.duration
-        return None if end is None or stream.time_base is None else float(end * stream.time_base)
-
-
-def _has_counts(video: Any, audio: Any) -> bool:
-    """Returns whether the header has the numbers of frames, or of samples."""
-    if video is not None:
-        return bool(video.frames and video.duration and (audio is None or audio.frames))
-    # Of PCM and FLAC each sample is one tick of the clock.
-    has_samples = audio.duration and not audio.codec_context.frame_size
-    return bool((audio.frames and audio.duration) or has_samples)
-
-
-def _read_ends(container: Any, streams: list[Any], seen: dict[int, _Packets]) -> None:
-    """Reads the first packets of each stream, up to time 0, and the last ones."""
-    open_streams = {stream.index for stream in streams}
-    for packet in container.demux(streams):
-        seen[packet.stream_index].add(packet)
-        if packet.pts is None or packet.pts >= 0:
-            open_streams.discard(packet.stream_index)
-        if not open_streams:
-            break
-    ends = [float(s.duration * s.time_base) for s in streams if s.duration]
-    container.seek(max(0, int((min(ends) - _TAIL_SEC) * 1_000_000)))
-    for packet in container.demux(streams):
-        if packet.pts is not None and packet.pts >= 0:
-            seen[packet.stream_index].add(packet)
-
-
-def _pyav() -> Any:
-    try:
-        return optional_module("av")
-    except ImportError as error:
-        raise ModuleNotFoundError(f"video and audio need PyAV: {PYAV}") from error
-
-
 def has_pyav() -> bool:
     """Returns whether the metadata of video and audio can be read here."""
     try:
-        _pyav()
-    except ModuleNotFoundError:
+        pyav()
+    except ImportError:
         return False
     return True
 
@@ -337,7 +248,7 @@ def media_rows(media_files: Iterable[MediaFile], config: MediaFilterConfig) -> M
     for key, file in _chosen_files(media_files, config):
         try:
             found = read_metadata(key, file, config)
-        except ModuleNotFoundError:
+        except ImportError:
             counts["without_pyav"] += 1
             continue
         except UnreadableMediaError as error:

@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from energon_lite.core.errors import DatasetFormatError
-from energon_lite.decoding.media_headers import PYAV, MediaFilterConfig
+from energon_lite.decoding.av_streams import INSTALL
+from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
@@ -269,7 +270,7 @@ def media_warnings(
         lines.append(f"{unreadable:,} media files cannot be read, and have no metadata: {first}")
     if without_pyav:
         lines.append(
-            f"{without_pyav:,} video and audio files have no metadata, which need PyAV: {PYAV}; "
+            f"{without_pyav:,} video and audio files have no metadata, which need PyAV: {INSTALL}; "
             "then run the same command again"
         )
     if dropped:

@@ -23,12 +23,13 @@ from energon_lite import (
     get_single_frames_uniform,
 )
 from energon_lite.core.errors import DecodingError
+from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.decoding.part_formats import is_av
 
 av = pytest.importorskip("av", reason="PyAV is not here: pip install energon_lite[av]")
 
 RATE = 48000
-# Name of the file -> codec of the video, codec of the audio, options of the video.
+# Name of the file -> codec of the video, codec of the audio, options of the video, of the file.
 FORMATS = {
     "b_frames.mp4": ("libx264", "aac", {"bf": "3", "g": "12", "x264-params": "open-gop=0"}),
     "open_gop.mp4": ("libx264", None, {"bf": "3", "g": "12", "x264-params": "open-gop=1"}),
@@ -41,6 +42,15 @@ FORMATS = {
     "late.mp4": ("libx264", "aac", {"bf": "2", "g": "9"}),
     "vfr.mkv": ("libx264", None, {"bf": "2", "g": "12"}),
     "vfr.mp4": ("libx264", None, {"bf": "2", "g": "12"}),
+    "hevc.mp4": ("libx265", "aac", {"x265-params": "bframes=3:keyint=12:open-gop=1:log-level=0"}),
+    "vp9.webm": ("libvpx-vp9", "libopus", {"g": "20", "cpu-used": "5", "auto-alt-ref": "1"}),
+    "av1.mkv": ("libsvtav1", "flac", {"g": "12", "preset": "12"}),
+    "fragments.mp4": ("libx264", "aac", {"bf": "3", "g": "12"}, {"movflags": "frag_keyframe"}),
+    "dash.mp4": ("libx264", "aac", {"bf": "3", "g": "12"}, {"movflags": "dash+global_sidx"}),
+    "no_edits.mp4": ("libx264", "aac", {"bf": "3", "g": "12"}, {"use_editlist": "0"}),
+    "index_first.mp4": ("libx264", "aac", {"bf": "3", "g": "12"}, {"movflags": "faststart"}),
+    "negative.mp4": ("libx264", "aac", {"g": "12"}, {"movflags": "negative_cts_offsets"}),
+    "no_index.mkv": ("libx264", "mp3", {"bf": "3", "g": "12"}, {"live": "1"}),
 }
 NUM_FRAMES, FPS = 50, 10
 LATE = {"late.mp4": 7}
@@ -55,9 +65,9 @@ def frame_times(name):
 
 
 def write_clip(path, name):
-    video_codec, audio_codec, options = FORMATS[name]
+    video_codec, audio_codec, options, *of_file = FORMATS[name]
     times = frame_times(name)
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=of_file[0] if of_file else {}) as container:
         video = container.add_stream(video_codec, rate=FPS, options=options)
         video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
         video.codec_context.time_base = Fraction(1, FPS)
@@ -94,7 +104,7 @@ def clips(tmp_path_factory):
             warnings.warn(f"{name}: {error}", stacklevel=1)
             continue
         found[name] = (folder / name.lower()).read_bytes()
-    assert len(found) >= 8
+    assert len(found) >= 15
     return found
 
 
@@ -187,7 +197,7 @@ def test_what_is_behind_the_end_has_no_clip_and_is_reported(clips, name) -> None
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, audio, _) in FORMATS.items() if audio is not None]
+    "name", [name for name, (_, audio, *_) in FORMATS.items() if audio is not None]
 )
 def test_samples_are_those_of_a_whole_decode(clips, name) -> None:
     raw = clips.get(name) or pytest.skip("PyAV cannot encode it")
@@ -203,6 +213,83 @@ def test_samples_are_those_of_a_whole_decode(clips, name) -> None:
     whole = decoder_of(raw).get_audio()
     assert np.array_equal(whole.audio_clips[0].numpy(), samples)
     assert whole.audio_clips[0].dtype in (torch.int16, torch.float32)
+
+
+# Name of the file -> codec, rate, channels, seconds, options of the codec.
+RECORDINGS = {
+    "whole.m4a": ("aac", 16000, 1, 150, {"aac_pns": "0"}),
+    "noise.m4a": ("aac", 48000, 2, 12, {}),
+    "high.m4a": ("aac", 96000, 1, 6, {}),
+    "surround.m4a": ("aac", 48000, 6, 6, {}),
+    "low.mp3": ("mp3", 8000, 1, 12, {}),
+    "variable.mp3": ("mp3", 44100, 2, 12, {"q": "2"}),
+    "delayed.mka": ("mp3", 48000, 1, 12, {}),
+    "lossless.m4a": ("alac", 44100, 2, 6, {}),
+    "voice.ogg": ("libopus", 16000, 1, 30, {}),
+    "voice.webm": ("libopus", 16000, 1, 12, {}),
+    "vorbis.webm": ("vorbis", 44100, 2, 12, {"strict": "-2"}),
+    "dither.mka": ("ac3", 48000, 2, 6, {}),
+    "blocks.wav": ("adpcm_ima_wav", 8000, 1, 6, {}),
+    "telephone.wav": ("pcm_mulaw", 8000, 1, 6, {}),
+    "tiny.flac": ("flac", 48000, 1, 0.001, {}),
+}
+
+
+def write_recording(path, codec, rate, channels, seconds, options):
+    layout = {1: "mono", 2: "stereo", 6: "5.1"}[channels]
+    rng = np.random.default_rng(3)
+    noise = (rng.normal(size=(channels, int(rate * seconds))) / 6).clip(-1, 1).astype(np.float32)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout, options=options)
+        frame = av.AudioFrame.from_ndarray(noise, format="fltp", layout=layout)
+        frame.sample_rate, frame.pts = rate, 0
+        size = stream.frame_size or 1024
+        resampler = av.AudioResampler(stream.format, layout, rate, size)
+        for part in (*resampler.resample(frame), *resampler.resample(None), None):
+            container.mux(stream.encode(part))
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_samples_after_a_seek_and_their_number_are_those_of_a_whole_decode(tmp_path, name) -> None:
+    path = tmp_path / name
+    write_recording(path, *RECORDINGS[name])
+    samples = all_samples(path.read_bytes())
+    num = samples.shape[1]
+    starts = [*np.random.default_rng(1).integers(0, num, 30).tolist(), num - 1]
+    ranges = [(start, start + 400) for start in starts]
+    for start, end in ranges:
+        (clip,), ((first, last),) = AVDecoder(path).get_audio_clips([(start, end)], "samples")
+        assert np.array_equal(clip.numpy(), samples[:, start:end]), start
+        rate = AVDecoder(path).get_audio_samples_per_second()
+        assert (first, last) == pytest.approx((start / rate, min(end, num) / rate))
+    found, _ = AVDecoder(path).get_audio_clips(ranges, "samples")
+    assert [clip.shape[1] for clip in found] == [min(num - start, 400) for start in starts]
+    for start, clip in zip(starts, found, strict=True):
+        assert np.array_equal(clip.numpy(), samples[:, start : start + 400]), start
+    length = AVDecoder(path).get_metadata(get_audio_num_samples=True)
+    assert length.audio_num_samples == num
+    assert length.audio_duration == pytest.approx(num / length.audio_sample_rate, abs=0.2)
+
+
+class CountedBytes(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    num_read = 0
+
+    def read(self, size=-1):
+        raw = super().read(size)
+        self.num_read += len(raw)
+        return raw
+
+
+@pytest.mark.parametrize("name", ["whole.m4a", "voice.ogg", "voice.webm"])
+def test_a_clip_of_a_recording_reads_only_what_is_around_it(tmp_path, name) -> None:
+    codec, rate, channels, _, options = RECORDINGS[name]
+    write_recording(tmp_path / name, codec, rate, channels, 150, options)
+    file = CountedBytes((tmp_path / name).read_bytes())
+    (clip,), _ = AVDecoder(file).get_audio_clips([(130, 131)])
+    assert clip.shape[1] == AVDecoder(file).get_audio_samples_per_second()
+    assert file.num_read < 0.4 * len(file.getvalue())
 
 
 def test_frames_are_resized_to_width_and_height(clips) -> None:
@@ -237,6 +324,11 @@ def test_metadata_describes_both_streams(clips) -> None:
     assert (found.audio_channels, found.audio_sample_rate) == (1, RATE)
     assert found.audio_num_samples == all_samples(clips["b_frames.mp4"]).shape[1]
     for name, raw in clips.items():
+        found = decoder_of(raw).get_metadata(get_audio_num_samples=True)
+        samples = all_samples(raw).shape[1] if FORMATS[name][1] else None
+        assert (found.video_num_frames, found.audio_num_samples) == (NUM_FRAMES, samples), name
+        if name != "no_times.h264":
+            assert MediaFilterConfig.parse(None, True, False).extract_metadata(raw, "x") == found
         seconds, number = decoder_of(raw).get_video_duration(get_frame_count=True)
         assert number == NUM_FRAMES, name
         assert seconds > 4.8 or name == "no_times.h264"

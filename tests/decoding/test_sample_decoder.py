@@ -357,4 +357,4 @@ def test_audio_and_video_without_pyav_are_an_error_with_the_install_line() -> No
     lines = out.stdout.splitlines()
     assert lines[0] == "b'raw'"
     assert len(lines) == 4
-    assert all("pip install energon_lite[av]" in line for line in lines[1:])
+    assert all("pip install 'energon_lite[av]'" in line for line in lines[1:])
