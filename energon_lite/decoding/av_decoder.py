@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 
 from energon_lite.core.edataclass import edataclass
-from energon_lite.core.errors import did_you_mean
+from energon_lite.core.errors import DecodingError, did_you_mean
 from energon_lite.decoding import part_formats
 from energon_lite.decoding.av_streams import (
     AudioReader,
@@ -393,11 +393,21 @@ def get_single_frames_uniform(
 
     Returns:
         The frames, (num_frames, 3, H, W); with `return_timestamps` also their times.
+
+    Raises:
+        ValueError: There is no video.
+        DecodingError: The content is broken, or ends early.
     """
     data = get_clips_uniform(
         av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
     )
-    frames = torch.cat([clip[:1] for clip in data.video_clips or ()])
+    found = data.video_clips or ()
+    if len(found) < num_frames:
+        raise DecodingError(
+            f"{av_decoder}: only {len(found)} of {num_frames} frames can be decoded; it ends "
+            "before the length in its header"
+        )
+    frames = torch.cat([clip[:1] for clip in found])
     if return_timestamps:
         return frames, [start for start, _ in data.video_timestamps or ()]
     return frames

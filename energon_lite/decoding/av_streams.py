@@ -42,6 +42,8 @@ _NOISE_SECONDS = 120
 # Codecs of which every frame has the same number of samples; of opus, a multiple of 120.
 _CONSTANT_FRAMES = frozenset({"aac", "mp3", "mp3float", "ac3", "opus"})
 _OPUS_GRID = 120
+# Headers may have more frames than the file: room for the others is added when they are read.
+_FIRST_BYTES = 1 << 28
 # Other codecs are decoded from the start, since a seek is not exact in all their files.
 _SEEKABLE = _CONSTANT_FRAMES | {"flac", "alac", "vorbis"}
 _FILES = (io.BufferedReader, io.FileIO, io.BufferedRandom)
@@ -120,7 +122,8 @@ class Media:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Closes it; errors of the decoder become `DecodingError`."""
         self.container.close()
-        if isinstance(error, pyav().error.FFmpegError):
+        # PyAV's index errors are of streams that no header has named.
+        if isinstance(error, (pyav().error.FFmpegError, IndexError)):
             raise DecodingError(self._broken(error)) from error
 
     def _open(self) -> None:
@@ -128,7 +131,7 @@ class Media:
         if path is None:
             self._source.seek(0)
         self.container = pyav().open(path or self._source, metadata_errors="replace")
-        for stream in (*self.container.streams.video, *self.container.streams.audio):
+        for stream in self._streams():
             stream.codec_context.thread_count = _DECODE_THREADS
         self._is_fresh = True
 
@@ -141,17 +144,19 @@ class Media:
         return f"audio or video cannot be decoded (starts with {start}): {error}"
 
     def stream(self, kind: str) -> Any | None:
-        """Returns the first stream of `video` or `audio`; None without one.
+        """Returns the first stream of `video` or `audio` that has a decoder; None without one.
 
         It must not be used after packets are read, for which the file may be opened again.
         """
-        streams = getattr(self.container.streams, kind)
-        return streams[0] if streams else None
+        return next((stream for stream in self._streams() if stream.type == kind), None)
+
+    def _streams(self) -> list[Any]:
+        streams = (*self.container.streams.video, *self.container.streams.audio)
+        return [stream for stream in streams if stream.codec_context is not None]
 
     def start(self) -> Fraction:
         """Returns the second at which the first stream starts, from which times are counted."""
-        streams = (*self.container.streams.video, *self.container.streams.audio)
-        known = [s.start_time * s.time_base for s in streams if s.start_time is not None]
+        known = (s.start_time * s.time_base for s in self._streams() if s.start_time is not None)
         return min(known, default=Fraction(0))
 
     def index_mode(self) -> AVIndexMode:
@@ -182,7 +187,7 @@ class Media:
 
     def shown_entries(self) -> list[Any] | None:
         """Returns the entries of the video's index that are shown; None if it lacks frames."""
-        stream = self.container.streams.video[0]
+        stream: Any = self.stream("video")
         entries = stream.index_entries
         if self.index_mode() is not AVIndexMode.FRAMES or not len(entries) == stream.frames > 0:
             return None
@@ -244,7 +249,7 @@ class VideoReader:
 
     Args:
         media: The open file.
-        frame_size: Width and height of the frames; None keeps theirs.
+        frame_size: Width and height of the frames; None takes those of the first.
 
     Raises:
         ValueError: There is no video.
@@ -389,7 +394,8 @@ class VideoReader:
         if self._decode_times is not None:
             key = bisect.bisect_right(self._keys, first) - 1
             return self._decode_times[self._keys[key]] if key >= 0 else None
-        entries = self._media.container.streams.video[0].index_entries
+        stream: Any = self._media.stream("video")
+        entries = stream.index_entries
         found = entries.search_timestamp(first) if len(entries) else -1
         return entries[found].timestamp if found >= 0 else None
 
@@ -437,8 +443,9 @@ class VideoReader:
     # ------------------------------------------------------------------ pixels
 
     def size_of(self, frame: Any) -> tuple[int, int]:
-        """Returns width and height of what becomes of a frame."""
-        return self._frame_size or (frame.width, frame.height)
+        """Returns width and height of what becomes of a frame: by default that of the first."""
+        self._frame_size = self._frame_size or (frame.width, frame.height)
+        return self._frame_size
 
 
 class _Frames:
@@ -463,7 +470,8 @@ class _Frames:
         if self._reformat is None:
             self._size = self._reader.size_of(frame)
             self._reformat = pyav().video.reformatter.VideoReformatter().reformat
-            self._pixels = self._room(self._capacity)
+            most = max(16, _FIRST_BYTES // (3 * self._size[0] * self._size[1]))
+            self._pixels = self._room(min(self._capacity, most))
             self._times = (start, end)
         if self._num == len(self._pixels):
             self._pixels = torch.cat([self._pixels, self._room(self._num // 2 + 16)])

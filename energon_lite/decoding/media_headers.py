@@ -1,7 +1,7 @@
 """Finds out size, format and length of images, video and audio from their headers, undecoded.
 
 Of an image Pillow reads the header. Of a video or recording PyAV reads the header and the end where
-they tell all, as in an mp4; other containers have to be passed through packet by packet.
+they are enough, as in an mp4; of other containers all packets are read.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 3006,
     "cli": 680,
     "core": 2180,
-    "decoding": 1522,
+    "decoding": 1533,
     "inspect": 1600,
     "loader": 3104,
     "loss": 207,

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import pickle
+import time
 import warnings
 from fractions import Fraction
 from pathlib import Path
@@ -374,6 +375,50 @@ def test_broken_content_is_a_decoding_error_with_a_text(clips) -> None:
     half = clips["b_frames.mp4"][: len(clips["b_frames.mp4"]) // 2]
     with pytest.raises(DecodingError, match="starts with"):
         decoder_of(half).get_video()
+
+
+def damaged(raw, rng):
+    """Returns content that is cut, or has other bytes: anywhere, or in the first and last 2 KB."""
+    raw = bytearray(raw)
+    places = rng.integers(0, len(raw), int(rng.choice([1, 30, 500])))
+    kind = rng.integers(4)
+    if kind == 0:
+        del raw[places[0] :]
+    elif kind == 1:
+        del raw[places[0] : places[0] + 300]
+    else:
+        for at in places[:20] % 2048 - 1024 if kind == 2 else places:
+            raw[at % len(raw)] = rng.integers(256)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_content_is_an_error_or_decoded_and_never_anything_else(clips, seed) -> None:
+    """What is decoded is that of a whole decode, in which FFmpeg conceals damaged frames."""
+    rng = np.random.default_rng(seed)
+    names = sorted(name for name in clips if name != "no_times.h264")
+    texts = set()
+    for name in rng.choice(names, 50):
+        raw = damaged(clips[name], rng)
+        for use in (
+            lambda raw: decoder_of(raw).get_video_clips([(1, 1.5), (3, 4)]),
+            lambda raw: decoder_of(raw).get_video_clips([(3, 4), (40, math.inf)], "frames"),
+            lambda raw: decoder_of(raw).get_audio_clips([(0.5, 1), (3.5, 4)]),
+            lambda raw: get_single_frames_uniform(decoder_of(raw), 4).shape[0] == 4,
+            lambda raw: decoder_of(raw).get_metadata(get_audio_num_samples=True),
+            lambda raw: decoder_of(raw).get_frames(True),
+        ):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                started = time.process_time()
+                try:
+                    assert use(raw)
+                except (DecodingError, ValueError) as error:
+                    texts.add(str(error).rpartition("(")[0] or str(error))
+                assert time.process_time() - started < 5
+    known = ("audio or video cannot be", "AVDecoder", "No video stream", "No audio stream")
+    assert texts
+    assert [text for text in texts if not text.startswith(known)] == []
 
 
 def test_parts_are_decoded_by_name_in_every_mode(clips) -> None:
