@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.batching.lists import Lists
+from energon_lite.batching.rules import number_groups
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.state import MAX_COUNT
 
@@ -244,8 +245,7 @@ class WindowCollector(Collector):
         # Groups are numbered as they come, so that it does not matter who numbered them before.
         groups = np.zeros_like(samples.groups)
         if (samples.groups != samples.groups[:1]).any():  # there may be none at all
-            _, firsts, of_N = np.unique(samples.groups, return_index=True, return_inverse=True)
-            groups = np.argsort(np.argsort(firsts))[of_N]
+            groups = number_groups(samples.groups)
         lists, rest = self._cut(samples._replace(groups=groups), waited, is_last)
         self._lists = lists.renumbered(samples.numbers.__getitem__)
         self._num_returned, self._ready = 0, []

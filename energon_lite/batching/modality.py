@@ -153,18 +153,16 @@ class ModalityCollector(Collector):
         return surplus
 
     def _too_many(self, number: int) -> str:
-        group, total = self._groups[number], sum(group.num_seen for group in self._groups)
-        pairs = list(zip(self._names, self._shares, strict=True))
-        seen = {
-            name: round(each.num_seen / total, 4)
-            for name, each in zip(self._names, self._groups, strict=True)
-        }
-        shares = {name: round(share / sum(self._shares), 4) for name, share in pairs}
+        group, counts = self._groups[number], [each.num_seen for each in self._groups]
+        seen, shares = (
+            {name: round(part / sum(all_), 4) for name, part in zip(self._names, all_, strict=True)}
+            for all_ in (counts, self._shares)
+        )
         return (
             f"stream {self._stream} buffers {group.num_buffered:,} samples of group "
             f"{self._names[number]!r} that its share does not take: shares={shares!r:.200}, but of "
-            f"the {total:,} samples up to here {seen!r:.200}. Give the shares that the data have; "
-            f"or resume from the last checkpoint with a max_surplus above "
+            f"the {sum(counts):,} samples up to here {seen!r:.200}. Give the shares that the data "
+            f"have; or resume from the last checkpoint with a max_surplus above "
             f"{self._split.max_surplus}, the part of a group's samples that may be dropped"
         )
 
@@ -175,7 +173,7 @@ class ModalityCollector(Collector):
         if due.num_missing > 0 and not has_ended:
             return None
         drops = self._split.end == "drop"
-        candidates = [due] if due.num_buffered or (drops and due.has_come) else []
+        candidates = [due] if due.num_buffered or (drops and due.num_seen) else []
         if has_ended:
             candidates += [group for group in self._groups if group.num_buffered]
         for group in candidates:
@@ -260,11 +258,6 @@ class _GroupWindows:
     def num_buffered(self) -> int:
         """Samples that were not returned yet."""
         return len(self._waiting) + self.batches.size
-
-    @property
-    def has_come(self) -> bool:
-        """Whether there was ever a sample of the group."""
-        return self.num_seen > 0
 
     def _size(self, number: int) -> int:
         """Returns the batches of a window, by its number."""

@@ -131,8 +131,7 @@ class ModalitySteps(WindowCollector):
     def _cut(
         self, samples: Samples, waited_N: BoolArray, is_last: bool
     ) -> tuple[Lists, Int64Array]:
-        tokens = samples.lengths[:, 0]
-        _, groups = np.unique(samples.groups, return_inverse=True)
+        tokens, groups = samples.lengths[:, 0], samples.groups
         # The last of each group fill no step; in the next window they are the first.
         found = step_groups(
             np.arange(len(tokens)), tokens, groups,

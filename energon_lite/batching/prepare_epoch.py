@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import product
 from typing import Literal, get_args
@@ -20,7 +20,7 @@ from energon_lite.batching.costs import CostModel
 from energon_lite.batching.fit import first_fit_decreasing
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.rules import at_least
-from energon_lite.batching.sizes import as_integers
+from energon_lite.batching.sizes import MAX_CAPACITY, as_integers, check_sizes
 from energon_lite.batching.stream import pack_stream
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import key_of
@@ -133,27 +133,15 @@ def stacked(vit_num: npt.ArrayLike, token_num: npt.ArrayLike) -> Int64Array:
         TypeError: Not integers.
         ValueError: They are not both of shape (N,); a number is negative, or both of a sample 0.
     """
-    columns = []
-    for name, values in (("token_num", token_num), ("vit_num", vit_num)):
-        array = as_integers(name, values)
-        if array.ndim != 1:
-            raise ValueError(f"{name} must have shape (N,), not {array.shape}.")
-        columns.append(array.astype(np.int64))
-    if len(columns[0]) != len(columns[1]):
+    columns = [as_integers("token_num", token_num), as_integers("vit_num", vit_num)]
+    shapes = [column.shape for column in columns]
+    if shapes[0] != shapes[1] or len(shapes[0]) != 1:
         raise ValueError(
-            f"token_num has {len(columns[0]):,} samples, vit_num {len(columns[1]):,}; give both of "
-            "every sample."
+            f"token_num has shape {shapes[0]}, vit_num {shapes[1]}; give both of every sample, in "
+            "shape (N,)."
         )
-    lengths_NR = np.stack(columns, axis=1)
-    is_bad = (lengths_NR < 0).any(axis=1) | ~lengths_NR.any(axis=1)
-    if is_bad.any():
-        index = int(is_bad.argmax())
-        tokens, tiles = lengths_NR[index].tolist()
-        raise ValueError(
-            f"Sample {index} has {tokens} tokens and {tiles} tiles. Drop empty samples: they "
-            "would be in no pack."
-        )
-    return lengths_NR
+    lengths_NR = np.stack([column.astype(np.int64) for column in columns], axis=1)
+    return check_sizes(lengths_NR, [MAX_CAPACITY] * 2).lengths
 
 
 def _refuse_oversize(lengths_NR: Int64Array, limits: tuple[int, int]) -> None:
@@ -217,14 +205,6 @@ class CapacityPair:
     idle_unsorted: float
     wasted: float
 
-    def row(self) -> tuple[str, ...]:
-        """Returns the cells of the table."""
-        shares = (self.tiles_filled, self.tokens_filled, self.idle_unsorted, self.wasted)
-        return (
-            str(self.max_tiles), f"{self.max_tokens:,}", f"{self.num_packs:,}",
-            *(f"{100 * share:.2f} %" for share in shares),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class CapacityTable:
@@ -250,7 +230,10 @@ class CapacityTable:
         return self.pairs[index]
 
     def __str__(self) -> str:
-        rows = [_HEADINGS, *(pair.row() for pair in self.pairs)]
+        rows: list[tuple[str, ...]] = [_HEADINGS]
+        for tiles, tokens, packs, *shares in map(astuple, self.pairs):
+            percents = (f"{100 * share:.2f} %" for share in shares)
+            rows.append((str(tiles), f"{tokens:,}", f"{packs:,}", *percents))
         head = f"{self.num_samples:,} samples, {self.num_ranks} ranks"
         return "\n".join([head, *table_lines(rows, num_left=0)])
 
@@ -310,7 +293,7 @@ def search_capacities(
     all_tiles = _limits_to_try("tiles", tiles, lengths_NR[:, 1])
     order = (num_ranks, window_steps, operator.index(seed))
     pairs = [
-        _tried(lengths_NR, limits, model, step_cost, *order)
+        _tried(lengths_NR, limits, model, step_cost, order)
         for limits in product(all_tiles, all_tokens)
     ]
     pairs.sort(key=lambda pair: (pair.wasted, pair.num_packs, pair.max_tiles, pair.max_tokens))
@@ -318,15 +301,10 @@ def search_capacities(
 
 
 def _tried(
-    lengths_NR: Int64Array,
-    limits: tuple[int, int],
-    model: CostModel,
-    step_cost: float,
-    num_ranks: int,
-    window_steps: int,
-    seed: int,
-) -> CapacityPair:
-    max_tiles, max_tokens = limits
+    lengths_NR: Int64Array, limits: tuple[int, int], model: CostModel, step_cost: float,
+    order: tuple[int, int, int],
+) -> CapacityPair:  # fmt: skip
+    (max_tiles, max_tokens), (num_ranks, window_steps, seed) = limits, order
     capacity = (max_tokens, max_tiles)
     packs = first_fit_decreasing(lengths_NR, capacity)
     # In random order: packs of a packer that sorts would fill windows with like ones.
@@ -335,14 +313,10 @@ def _tried(
     plan = global_window(costs, num_ranks, window_steps, seed, remainder="ragged")
     slowest = float(plan.costs(costs).max(axis=1).sum()) + step_cost * len(plan)
     tokens_filled, tiles_filled = np.asarray(packs.efficiency(lengths_NR, capacity)).tolist()
+    idle = _idle_unsorted(costs, num_ranks)
+    wasted = _share_missing(float(costs.sum()), num_ranks * slowest)
     return CapacityPair(
-        max_tiles,
-        max_tokens,
-        len(packs),
-        tiles_filled,
-        tokens_filled,
-        idle_unsorted=_idle_unsorted(costs, num_ranks),
-        wasted=_share_missing(float(costs.sum()), num_ranks * slowest),
+        max_tiles, max_tokens, len(packs), tiles_filled, tokens_filled, idle, wasted
     )
 
 

@@ -21,7 +21,7 @@ from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
-from energon_lite.stages.map import MapDataset
+from energon_lite.stages.map import MapDataset, WrappedFunction
 from energon_lite.stages.modality_batches import SplitModalityBatchDataset
 from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.token_lengths import MeasureDataset
@@ -329,26 +329,19 @@ class Hooks:
         return self.encoder.decoder if auto_decode else None
 
 
-class CookFunction:
+class CookFunction(WrappedFunction):
     """A cooker, bound to its task encoder, as a function of one crude sample."""
-
-    __stateless__ = True
 
     def __init__(
         self, encoder: AnyTaskEncoder, cooker: Cooker[Any], stores: dict[str, FileStore[Any]]
     ) -> None:
+        super().__init__(cooker.cook)
         self.encoder = encoder
         self.cooker = cooker
         self.stores = stores
-        self.__restore_seeds__ = getattr(cooker.cook, "__restore_seeds__", False)
-        self.__failure_tolerance__ = getattr(cooker.cook, "__failure_tolerance__", None)
         called = (cooker.cook, encoder.cook_crude_sample)
         self.__may_draw__ = not all(getattr(f, "__stateless__", False) for f in called)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The user's function, for messages."""
-        return self.cooker.cook
+        self.__stateless__ = True
 
     def __call__(self, sample: CrudeSample) -> Sample:
         """Cooks one sample."""

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3006,
+    "batching": 2976,
     "cli": 680,
     "core": 2180,
     "decoding": 1533,
@@ -31,7 +31,7 @@ BUDGET = {
     "stages": 3414,
     "storage": 2858,
     "stores": 790,
-    "task_encoder": 736,
+    "task_encoder": 732,
     "testing": 397,
     "transforms": 446,
     "": 392,

@@ -174,10 +174,10 @@ def test_a_model_determines_which_packs_are_similar() -> None:
 @pytest.mark.parametrize(
     ("vit_num", "token_num", "message"),
     [
-        ([1, 2], [10], "token_num has 1 samples, vit_num 2"),
-        ([1, 0], [10, 0], "Sample 1 has 0 tokens and 0 tiles. Drop empty samples"),
-        ([1, -1], [10, 10], "Sample 1 has 10 tokens and -1 tiles"),
-        ([[1]], [[10]], r"token_num must have shape \(N,\)"),
+        ([1, 2], [10], r"token_num has shape \(1,\), vit_num \(2,\); give both of every sample"),
+        ([1, 0], [10, 0], r"Sample 1 has length \[0, 0\], below 1. Drop empty samples"),
+        ([1, -1], [10, 10], r"Sample 1 has length \[10, -1\], negative"),
+        ([[1]], [[10]], r"token_num has shape \(1, 1\), .* in shape \(N,\)"),
     ],
 )
 def test_samples_that_make_no_sense_are_refused(vit_num: Any, token_num: Any, message: str) -> None:
