@@ -44,7 +44,7 @@ class LineLoader(SampleLoader):
             __key__=name.removesuffix(".json"),
             __restore_key__=key,
             __subflavors__=self.subflavors.copy(),
-            __sources__=(SourceInfo(self._path, key[2], shard, (name,)),),
+            __sources__=(SourceInfo(self.path, key[2], shard, (name,)),),
             __shard__=shard,
         )
         if target is not None and decode is not None:
@@ -56,7 +56,31 @@ class LineLoader(SampleLoader):
         return sample
 
 
-class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample]):
+class JsonlPreparator:
+    """Energon's name for what prepares JSONL files."""
+
+    @staticmethod
+    def prepare_dataset(path: str | PathLike[str]) -> int:
+        """Writes the index of a JSONL file.
+
+        Returns:
+            The number of samples.
+        """
+        return prepare_lines(path).samples
+
+    @staticmethod
+    def iter_dataset_content(path: str | PathLike[str]) -> Iterator[dict[str, bytes]]:
+        """Yields the samples of a file, undecoded: `{"json": line}`."""
+        reader = LineReader(local_path(path))
+        for block in reader.blocks(np.arange(reader.num_samples)):
+            for members in block.members:
+                if isinstance(members, Exception):
+                    raise members
+                ((_, first, last),) = members
+                yield {"json": block.data[first:last].tobytes()}
+
+
+class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample], JsonlPreparator):
     """All lines of a JSONL file; a split part changes only the name of the source.
 
     A sample has `json`, the value of its line, and as `__key__` its number, counted from 0. The
@@ -92,26 +116,6 @@ class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample]):
         reader = LineReader(self.path, self.max_open)
         self._size_bytes = reader.size_bytes
         self._read_from(reader, min(_LONGEST_SLICE, reader.num_samples // _NUM_SLICES))
-
-    @staticmethod
-    def prepare_dataset(path: str | PathLike[str]) -> int:
-        """Writes the index of a JSONL file.
-
-        Returns:
-            The number of samples.
-        """
-        return prepare_lines(path).samples
-
-    @staticmethod
-    def iter_dataset_content(path: str | PathLike[str]) -> Iterator[dict[str, bytes]]:
-        """Yields the samples of a file, undecoded: `{"json": line}`."""
-        reader = LineReader(local_path(path))
-        for block in reader.blocks(np.arange(reader.num_samples)):
-            for members in block.members:
-                if isinstance(members, Exception):
-                    raise members
-                ((_, first, last),) = members
-                yield {"json": block.data[first:last].tobytes()}
 
     def as_file_store(self) -> JsonlFileStore:
         """Returns access to the lines by key."""

@@ -295,18 +295,14 @@ class JoinLoader:
         if self._is_direct:
             return self._join_fields(data, place, key)
         name, epoch, _, number = key
-        samples = [
-            None
-            if (own := side[1][place]) is None
-            else load(
-                side[0],
-                own,
-                side[2][place],
-                side[3][place],
-                (name, epoch, side[4][place], number),
-            )
-            for load, side in zip(self.loaders, data, strict=True)
-        ]
+        samples: list[Any] = []
+        for load, column in zip(self.loaders, data, strict=True):
+            raw, rows, shards, places, positions = column
+            sample = rows[place]
+            if sample is not None:
+                own_key = (name, epoch, positions[place], number)
+                sample = load(raw, sample, shards[place], places[place], own_key)
+            samples.append(sample)
         try:
             return self._join_samples(samples, data, place, key)
         except Exception as error:
@@ -316,18 +312,21 @@ class JoinLoader:
     def _join_fields(self, data: Any, place: int, key: RestoreKey) -> Any:
         """Joins as `Sample.from_joined`, without making the samples of the sides."""
         first, values, sources = "", {}, []
-        for load, defaults, side in zip(self.loaders, self._defaults, data, strict=True):
-            own = side[1][place]
-            if own is None:
+        for load, defaults, column in zip(self.loaders, self._defaults, data, strict=True):
+            raw, rows, shards, places, positions = column
+            members = rows[place]
+            if members is None:
                 continue
-            shard = side[2][place]
-            sample_key, fields, files = load.fields(side[0], own, shard, side[3][place])
-            if sample_key != (first or sample_key):
-                _check_keys(data, place)
-            first = sample_key
-            values.update(defaults)
+            shard = shards[place]
+            sample_key, fields, files = load.fields(raw, members, shard, places[place])
+            if sample_key != first:
+                if first:
+                    _check_keys(data, place)
+                first = sample_key
+            if defaults:
+                values.update(defaults)
             values.update(fields)
-            info = (str(load.root), side[4][place], shard, files)
+            info = (load.path, positions[place], shard, files)
             sources.append(_new_source(SourceInfo, info))
         return self._sample_type(
             __key__=first,
@@ -340,13 +339,14 @@ class JoinLoader:
 
     def _join_samples(self, samples: list[Any], data: Any, place: int, key: RestoreKey) -> Any:
         """Joins by the joiner, and sets the service fields that it does not."""
-        found = [_facts_of(sample) for sample in samples if sample is not None]
-        sample_key, own_sources, tags = found[0]
+        sample_key, own_sources, tags = _facts_of(samples[0])
         sources = own_sources or ()
-        for other_key, others, _ in found[1:]:
-            sources += others or ()
-            if other_key != sample_key:
-                _check_keys(data, place)
+        for other in samples[1:]:
+            if other is not None:
+                other_key, others, _ = _facts_of(other)
+                sources += others or ()
+                if other_key != sample_key:
+                    _check_keys(data, place)
         self.function.enter(current_context(), key)
         make, names = self.function.function, self.names
         joined = make(**dict(zip(names, samples, strict=True))) if names else make(*samples)

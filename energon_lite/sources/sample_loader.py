@@ -251,7 +251,7 @@ class SampleLoader:
 
     def __post_init__(self) -> None:
         """Looks whether the parts of every sample are its fields, and how many there are."""
-        self._path = str(self.root)
+        self.path = str(self.root)
         fields = list((getattr(self.maker, "direct", None) or {}).values())
         self._num_fields = -1 if "__key__" in fields else len(fields) or -1
         self._sample_type: Any = getattr(self.maker, "sample_type", None)
@@ -278,7 +278,7 @@ class SampleLoader:
         """
         try:
             sample_key, values, files = self._parts(data, members)
-            source = _new_source(SourceInfo, (self._path, key[2], shard, files))
+            source = _new_source(SourceInfo, (self.path, key[2], shard, files))
             if len(values) == self._num_fields:
                 # Every part fills a field as it is, and all are there: no detours.
                 return self._sample_type(

@@ -24,7 +24,15 @@ from energon_lite.stores.file_stores import WebdatasetFileStore
 T_sample = TypeVar("T_sample")
 
 
-class BaseWebdatasetFactory(SourceFactory[T_sample]):
+class WebdatasetPreparator:
+    """Energon's name for what prepares folders; see `prepare_dataset` of this package."""
+
+    prepare_dataset = staticmethod(prepare_like_energon)
+    iter_dataset_content = staticmethod(iter_dataset_content)
+    add_media_metadata = staticmethod(add_media_metadata)
+
+
+class BaseWebdatasetFactory(SourceFactory[T_sample], WebdatasetPreparator):
     """One split part of a prepared folder.
 
     Args:
@@ -68,10 +76,6 @@ class BaseWebdatasetFactory(SourceFactory[T_sample]):
             FileNotFoundError: The folder has no `index.sqlite`.
         """
         return WebdatasetFileStore(self.path)
-
-    prepare_dataset = staticmethod(prepare_like_energon)
-    iter_dataset_content = staticmethod(iter_dataset_content)
-    add_media_metadata = staticmethod(add_media_metadata)
 
     def load_sample(self, raw_data: dict[str, Any]) -> T_sample:
         """Makes a sample of its parts; a class of the user's may do it in its own way.
