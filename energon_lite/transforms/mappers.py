@@ -177,11 +177,8 @@ class RandomCropMapper(TransformMapper):
             padded = padded + 2 * missing
         i, j, height, width = own.get_params(_blank(padded), tuple(wanted.tolist()))
         moved = self.translate(left - j, top - i) @ matrix
-        return (
-            moved,
-            np.array([height, width]),
-            (self.source_type, (i - top, j - left, height, width)),
-        )
+        parameters = (self.source_type, (i - top, j - left, height, width))
+        return moved, np.array([height, width]), parameters
 
     def fill(self) -> float | tuple[float, ...] | None:
         """Returns the color of the padding; None without padding."""
@@ -199,10 +196,11 @@ class CenterCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """Adds the transform."""
         size = self.transform.size
-        new = [int(side) for side in ([size] * 2 if isinstance(size, int) else size)]
-        top, left = map(_offset_of_centre, map(int, dst_size), new * (2 // len(new)))
+        sides = [size] if isinstance(size, int) else list(size)
+        new = [int(side) for side in sides * (2 // len(sides))]
+        top, left = map(_offset_of_centre, map(int, dst_size), new)
         moved = self.translate(-left, -top) @ matrix
-        return moved, np.array(new * (2 // len(new))), (self.source_type, (top, left, *new))
+        return moved, np.array(new), (self.source_type, (top, left, *new))
 
 
 class RandomHorizontalFlipMapper(TransformMapper):
@@ -304,30 +302,25 @@ def common_value(mappers: Sequence[TransformMapper], name: str) -> Any:
     Raises:
         ValueError: Two transforms have different values.
     """
-    found: Any = None
-    owner: TransformMapper | None = None
+    found: dict[Any, str] = {}
     for mapper in mappers:
         value = getattr(mapper, name)()
         value = getattr(value, "value", value)  # the text of an InterpolationMode
-        if value is None:
-            continue
-        if owner is not None and value != found:
-            raise ValueError(
-                f"MergeTransform: {_shown_name(owner)} has {name}={found!r} and "
-                f"{_shown_name(mapper)} has {name}={value!r}, but one warp has one {name}; give "
-                f"both the same"
-            )
-        found, owner = value, mapper
-    if name == "interpolation" and found is not None and found not in INTERPOLATIONS:
+        if value is not None:
+            found.setdefault(value, mapper.source_type or type(mapper).__name__)
+    if len(found) > 1:
+        (first, owner), (second, other), *_ = found.items()
         raise ValueError(
-            f"MergeTransform: interpolation={found!r} cannot be merged; use one of "
+            f"MergeTransform: {owner} has {name}={first!r} and {other} has {name}={second!r}, but "
+            f"one warp has one {name}; give both the same"
+        )
+    common = next(iter(found), None)
+    if name == "interpolation" and common not in (None, *INTERPOLATIONS):
+        raise ValueError(
+            f"MergeTransform: interpolation={common!r} cannot be merged; use one of "
             f"{', '.join(INTERPOLATIONS)}"
         )
-    return found
-
-
-def _shown_name(mapper: TransformMapper) -> str:
-    return mapper.source_type or type(mapper).__name__
+    return common
 
 
 def apply_mappers(mappers: Sequence[TransformMapper], image: Any) -> Any:

@@ -82,8 +82,14 @@ def warp(
             image = _box_resized(image, whole, small, interpolation)
             shrinking: Matrix = np.diag([small[1] / old_size[1], small[0] / old_size[0], 1.0])
             inverse = shrinking @ inverse
-    draw = _warp_picture if isinstance(image, Image.Image) else _warp_tensor
-    return draw(image, inverse, size, interpolation, fill)
+    is_picture = isinstance(image, Image.Image)
+    num_channels = len(image.getbands()) if is_picture else [1, *image.shape[:-2]][-1]
+    values = fill if isinstance(fill, tuple) else (fill,)
+    values = values * num_channels if len(values) == 1 else values
+    if len(values) != num_channels:
+        raise ValueError(f"fill {fill} has {len(values)} values for {num_channels} channels")
+    draw = _warp_picture if is_picture else _warp_tensor
+    return draw(image, inverse, size, interpolation, values)
 
 
 def _inverse(matrix: Matrix) -> Matrix:
@@ -168,23 +174,16 @@ def _warp_picture(
     inverse: Matrix,
     size: tuple[int, int],
     interpolation: str,
-    fill: float | tuple[float, ...],
+    fill: tuple[float, ...],
 ) -> Image.Image:
-    num_channels = len(image.getbands())
-    values = fill if isinstance(fill, tuple) else (fill,)
-    if len(values) == 1:
-        values *= num_channels
-    if len(values) != num_channels:
-        raise ValueError(f"fill {fill} has {len(values)} values for {num_channels} channels")
-    if image.mode != "F":
-        values = tuple(map(int, values))
+    color = fill if image.mode == "F" else tuple(map(int, fill))
     is_affine = np.abs(inverse[2, :2]).max() < 1e-12
     return image.transform(
         (size[1], size[0]),
         Image.Transform.AFFINE if is_affine else Image.Transform.PERSPECTIVE,
         inverse.ravel()[: 6 if is_affine else 8].tolist(),
         _RESAMPLING[interpolation],
-        fillcolor=values if num_channels > 1 else values[0],
+        fillcolor=color if len(color) > 1 else color[0],
     )
 
 
@@ -193,7 +192,7 @@ def _warp_tensor(
     inverse: Matrix,
     size: tuple[int, int],
     interpolation: str,
-    fill: float | tuple[float, ...],
+    fill: tuple[float, ...],
 ) -> torch.Tensor:
     height, width = size_of(image)
     x, y = np.meshgrid(np.arange(size[1]) + 0.5, np.arange(size[0]) + 0.5)
@@ -203,8 +202,6 @@ def _warp_tensor(
     places = np.where(depth > 0, places[..., :2] / np.where(depth > 0, depth, 1), -2 * width)
     grid = torch.from_numpy(places * [2 / width, 2 / height] - 1)
     beyond = _as_float(torch.as_tensor(fill, device=image.device)).reshape(-1, 1, 1)
-    if len(beyond) > 1 and (image.ndim < 3 or len(beyond) != image.shape[-3]):
-        raise ValueError(f"fill {fill} does not fit an image of shape {tuple(image.shape)}")
     beyond = beyond if image.ndim > 2 else beyond[0]
     # Beyond the edges, grid_sample sees zeros: `fill`, after it is subtracted and added again.
     pixels = _as_float(image) - beyond
