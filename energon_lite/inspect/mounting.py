@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.inspect.file_view import DatasetFiles, FilePlace
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class MountedFiles:
         """Asks about a path; an error in the data is logged, and becomes an input/output error."""
         try:
             return question(path.strip("/"))
-        except ValueError as error:
+        except (ValueError, FatalSampleError) as error:
             logger.error("%s: %s", path, error)
             raise OSError(errno.EIO, str(error), path) from None
 

@@ -305,6 +305,14 @@ class IndexDatabase(ReadOnlyDatabase):
         query = "SELECT sample_index, sample_key FROM {} WHERE tar_file_id = ?"
         return dict(self._rows_by_place(query, (tar_file_id,), int, str))
 
+    def last_sample(self, tar_file_id: int) -> list[tuple[str, int, int]]:
+        """Returns (key, byte offset, byte size) of the last sample of a shard, as `keys_at`."""
+        query = (
+            "SELECT sample_key, byte_offset, byte_size FROM {} WHERE tar_file_id = ? "
+            "ORDER BY sample_index DESC LIMIT 1"
+        )
+        return self._rows_by_place(query, (tar_file_id,), str, int, int)
+
     def offset_sum(self, tar_file_id: int, count: int) -> dict[int, int]:
         """Adds up where the samples of a shard begin, without the first; there must be `count`."""
         query = (

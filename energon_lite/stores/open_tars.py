@@ -19,6 +19,7 @@ from energon_lite.storage import files
 from energon_lite.storage.nvmeta import META
 from energon_lite.storage.shards import KeyCheck
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
+from energon_lite.storage.tar import TarError, read_header
 
 T = TypeVar("T")
 
@@ -26,6 +27,9 @@ T = TypeVar("T")
 _MAX_OPEN = 64
 # These are read to find out whether the storage is there, beside the index.
 _SHARDS_TRIED = 2
+
+# The headers of one file are not longer.
+_HEADER_BYTES = 64 << 10
 
 # Indexes that were open when this process was forked: they may be neither used nor closed.
 _inherited: list[IndexDatabase | None] = []
@@ -168,11 +172,8 @@ class OpenTars:
         try:
             if offset >= 0 <= size and offset + size <= tar.size_bytes:
                 return tar.read(offset, size)
-            raise DatasetFormatError(
-                f"{tar.path}: a file should have {size} bytes from byte {offset} on, but the tar "
-                f"has {tar.size_bytes}: it is truncated, or was replaced after preparing. Restore "
-                f"it, or run `energon-lite prepare {self._root} --tar-index-only`"
-            )
+            what = f"a file should have {size} bytes from byte {offset} on, but the tar has"
+            raise self._misfit(tar, f"{what} {tar.size_bytes}: it is truncated, or")
         except BaseException:
             with self._lock:
                 self._tars.pop(shard, None)
@@ -188,7 +189,7 @@ class OpenTars:
                 return tar
         tar = OpenFile(self._root / self._shards[shard])
         if self._compared.get(shard) != tar.version:
-            self._keys.check_first_key(shard, tar.descriptor, tar.size_bytes)
+            self._compare(shard, tar)
             self._compared[shard] = tar.version
         with self._lock:
             self._tars[shard] = tar
@@ -196,3 +197,22 @@ class OpenTars:
             while len(self._tars) > _MAX_OPEN:
                 self._tars.popitem(last=False)
         return tar
+
+    def _compare(self, shard: int, tar: OpenFile) -> None:
+        """Checks that the first and the last sample of a tar are those of the index."""
+        self._keys.check_first_key(shard, tar.descriptor, tar.size_bytes)
+        for key, offset, size in self.index().last_sample(shard):
+            if offset < 0 or offset + size > tar.size_bytes:
+                return  # the other samples may be there
+            found: tuple[str, str] | None = ("", "")
+            with suppress(TarError):
+                header = read_header(tar.read(offset, min(size, _HEADER_BYTES)), 0, offset)
+                found = found if header is None else header.key_and_part()
+            if found is not None and found[0] != key:
+                raise self._misfit(tar, f"sample {key!r} does not begin at byte {offset}: the tar")
+
+    def _misfit(self, tar: OpenFile, text: str) -> DatasetFormatError:
+        return DatasetFormatError(
+            f"{tar.path}: {text} was replaced after preparing. Restore it, or run `energon-lite "
+            f"prepare {self._root} --tar-index-only`"
+        )

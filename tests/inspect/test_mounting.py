@@ -212,7 +212,9 @@ def test_what_is_missing_is_named_and_the_exit_code_is_1(root, tmp_path):
     assert "is a file; name an empty folder" in texts(root, root / "parts/0.tar")
     (root / ".nv-meta/index.sqlite").unlink()
     assert "index.sqlite is missing; run `energon-lite prepare" in texts(root, tmp_path)
-    assert "no data does not exist" in texts(tmp_path / "no data", tmp_path)
+    assert "no data is not a prepared dataset: it does not exist" in texts(
+        tmp_path / "no data", tmp_path
+    )
 
 
 def test_a_missing_package_is_named_with_the_install_line(root, tmp_path, monkeypatch):
