@@ -407,7 +407,7 @@ def test_every_option_of_energon_is_known(root):
         assert run(*short).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["preview", "analyze-debug"])
+@pytest.mark.parametrize("command", ["analyze-debug"])
 def test_commands_of_energon_that_are_missing_name_their_replacement(command):
     result = run(command, "info", "some/path", "--new-world-size", 4)
     assert result.exit_code == 2

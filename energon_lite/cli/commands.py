@@ -21,9 +21,6 @@ _ENERGON_SHUFFLE_SEED = 42  # of Energon's --shuffle-tars
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 # Commands of `energon` that are not here, and what to use.
 _INSTEAD = {
-    "preview": "not in this version; use `energon-lite info PATH` for parts and fields, "
-    "`energon-lite lint PATH` to decode all, and `next(iter(get_val_dataset(PATH, "
-    "batch_size=None)))` to look at a sample",
     "analyze-debug": "not in this version; use `loader.stats()` for what a run read of each "
     "source, the loader's `skip_log` for the samples that failed, and `energon-lite plan PATH` for "
     "what it will read",
@@ -252,7 +249,7 @@ def lint(
     as_json: bool = options.AS_JSON,
     progress: bool | None = options.PROGRESS,
 ) -> None:
-    """Reads a prepared folder and decodes every sample; exit code 1 if anything is wrong."""
+    """Reads a dataset and decodes every sample; exit code 1 if anything is wrong."""
     logger = logging.getLogger("energon_lite")
     level = logger.level
     with errors_as_text(), late("cli.progress.progress_bar")(progress) as bar:
@@ -267,6 +264,28 @@ def lint(
             logger.setLevel(level)
     print_report(report, "lint_text", as_json)
     raise typer.Exit(0 if report.is_ok else 1)
+
+
+@app.command()
+def preview(
+    path: Path = options.DATASET_PATH,
+    split_parts: str = Option("train", help="Parts to show, such as train,val."),
+    dataset_config: str | None = options.DATASET_CONFIG,
+    trust: bool | None = options.TRUST,
+) -> None:
+    """Prints decoded samples one by one, and asks after each whether to continue."""
+    with errors_as_text():
+        for part in split_parts.split(","):
+            try:
+                samples = late("inspect.preview.sample_texts")(
+                    path, part, dataset_config=dataset_config, trust=trust
+                )
+                for number, text in enumerate(samples):
+                    typer.echo(f"{part}, sample {number}: {text}")
+                    if not typer.confirm("Continue?"):
+                        return
+            except late("core.errors.EmptyDatasetError"):
+                typer.echo(f"{part} is empty")
 
 
 @app.command()

@@ -15,6 +15,8 @@ import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, describe
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.metadataset.nodes import leaves
+from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.lines import broken_lines
 from energon_lite.prepare.pool import ordered_results
@@ -128,8 +130,8 @@ def lint_dataset(
     """Reads a whole dataset and lists what is wrong with it.
 
     Args:
-        path: the folder, or a JSONL file.
-        split_parts: the split parts whose samples are decoded; by default all that have shards.
+        path: the folder, a JSONL file, or a metadataset, all of whose datasets are read.
+        split_parts: the split parts, or splits of a metadataset, that are decoded; by default all.
         split_config: file name in `.nv-meta`, by default `split.yaml`.
         dataset_config: file name in `.nv-meta`, by default `dataset.yaml`.
         num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
@@ -144,14 +146,18 @@ def lint_dataset(
         RuntimeError: A worker process died.
     """
     root = local_path(path)
+    if is_metadataset(root):
+        check = partial(
+            lint_dataset, num_workers=num_workers, decode=decode, trust=trust, progress=progress
+        )
+        return _lint_folders(root, split_parts, split_config or dataset_config, check)
     each: _Each = partial(_with_progress, num_workers, progress)
     if is_jsonl(root):
         return _lint_lines(root, decode, each)
     info = read_info(root)
     report = LintReport(root)
-    _check_yaml(
-        root, info, (split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET), report
-    )
+    files = split_config or DEFAULT_SPLIT, dataset_config or DEFAULT_DATASET
+    _check_yaml(root, info, files, report)
     read = partial(_check_shard, root, _check_database(root, info, report))
     shards = [(n, *item) for n, item in enumerate(info.shard_counts.items())]
     for (_, shard, _), found in each(read, shards, "Reading shards"):
@@ -169,6 +175,37 @@ def lint_dataset(
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
                             split_config=split_config)  # fmt: skip
         _decode_all(open_part, [(part.name, _length(root, part)) for part in parts], report, each)
+    return report
+
+
+def _lint_folders(
+    file: Path,
+    splits: Sequence[str] | None,
+    config: str | None,
+    check: Callable[..., LintReport],
+) -> LintReport:
+    """Reads each dataset of a metadataset once."""
+    if config:
+        raise ValueError(f"{file} is a metadataset, which names the files in .nv-meta itself")
+    parts: dict[tuple[Path, str | None, str | None], set[str]] = {}
+    for split in splits or split_names(file):
+        for leaf in leaves(read_metadataset(file, split)):
+            for folder in leaf.folders:
+                key = folder.path, folder.split_config, folder.dataset_config
+                parts.setdefault(key, set()).add(folder.split_part)
+    report = LintReport(file)
+    for (path, split_config, dataset_config), names in parts.items():
+        try:
+            found = check(path, split_parts=sorted(names), split_config=split_config,
+                          dataset_config=dataset_config)  # fmt: skip
+        except (OSError, DatasetFormatError) as error:
+            report.add_error(path, error)
+            continue
+        report.shards += found.shards
+        report.samples += found.samples
+        report.failed_samples += found.failed_samples
+        report.errors += [LintProblem(f"{path}: {at}", text) for at, text in found.errors]
+        report.warnings += [LintProblem(f"{path}: {at}", text) for at, text in found.warnings]
     return report
 
 

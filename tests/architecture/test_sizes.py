@@ -16,10 +16,10 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 2976,
-    "cli": 680,
+    "cli": 696,
     "core": 2180,
     "decoding": 1533,
-    "inspect": 1601,
+    "inspect": 1683,
     "loader": 3104,
     "loss": 207,
     "metadataset": 1611,

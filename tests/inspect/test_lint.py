@@ -185,3 +185,21 @@ def test_keys_that_are_twice_are_warnings_and_the_last_counts(root):
         r"split.yaml:\d+: key 'exclude' is there twice .*; the last counts", warnings[0]
     )
     assert report.samples == 9
+
+
+def test_all_datasets_of_a_metadataset_are_read_once(root, tmp_path):
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+    (tmp_path / "m.yaml").write_text(
+        f"{head}  train:\n    blend:\n    - path: set\n    - {{path: set, split_part: val}}\n"
+        "  val: {path: set}\n"
+    )
+    errors, _, report = lint(tmp_path / "m.yaml")
+    assert (errors, report.shards, report.samples) == ([], 4, 9)
+    _, _, report = lint(tmp_path / "m.yaml", split_parts=["val"])
+    assert report.samples == 3
+    (tmp_path / "m.yaml").write_text(f"{head}  train: {{path: gone}}\n")
+    errors, _, _ = lint(tmp_path / "m.yaml")
+    assert len(errors) == 1
+    assert "gone" in errors[0]
+    with pytest.raises(ValueError, match=r"names the files in \.nv-meta itself"):
+        lint(tmp_path / "m.yaml", split_config="other.yaml")
