@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from energon_lite.decoding.media_metadata import (
 )
 from energon_lite.decoding.sample_decoder import PartDecoder, SampleDecoder
 from energon_lite.sources.joined import JoinReader
+from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, ShardReader
 from energon_lite.stores.file_stores import FileStoreWrapper, WebdatasetFileStore
@@ -93,10 +95,12 @@ class _MetadataReader(ShardReader):
 
     Args:
         reader: of the same samples.
+        wants: whether a part is read.
     """
 
-    def __init__(self, reader: ShardReader) -> None:
+    def __init__(self, reader: ShardReader, wants: Callable[[str], bool]) -> None:
         self.__dict__.update(reader.__dict__)
+        self._wants = wants
         self._store = WebdatasetFileStore(reader.root)
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
@@ -130,7 +134,10 @@ class _MetadataReader(ShardReader):
         members = []
         for part, kind, text in sample[1]:
             name, start = f"{sample[0]}.{part}", len(data)
-            data += _in_place(kind, text) if kind else self._store[name][0]
+            if kind:
+                data += _in_place(kind, text)
+            elif self._wants(part):
+                data += self._store[name][0]
             members.append((name, start, len(data)))
         return members
 
@@ -142,15 +149,22 @@ def metadata_source(source: WebdatasetSource[Any]) -> WebdatasetSource[Any]:
         source: its samples are decoded by a `MetadataDecoder`.
     """
     reader: Any = source.reader
+    loader: Any = source.loader
     if isinstance(reader, JoinReader):
-        sides = [dataclasses.replace(s, reader=_with_metadata(s.reader)) for s in reader.sides]
+        sides = [
+            dataclasses.replace(side, reader=_with_metadata(side.reader, own))
+            for side, own in zip(reader.sides, loader.loaders, strict=True)
+        ]
         return dataclasses.replace(source, reader=JoinReader(reader.index, sides))
-    return dataclasses.replace(source, reader=_with_metadata(reader))
+    return dataclasses.replace(source, reader=_with_metadata(reader, loader))
 
 
-def _with_metadata(reader: Any) -> Any:
-    """Returns a reader of stored metadata, or the reader itself where there are none."""
+def _with_metadata(reader: ShardReader, loader: SampleLoader) -> ShardReader:
+    """Returns a reader of stored metadata, or the reader itself where none are stored.
+
+    Code of the user that decodes by itself gets the files.
+    """
     with suppress(RuntimeError):
-        if isinstance(reader, ShardReader) and media_database(reader.root).has_samples:
-            return _MetadataReader(reader)
+        if isinstance(loader.decoder, MetadataDecoder) and media_database(reader.root).has_samples:
+            return _MetadataReader(reader, loader.wants)
     return reader

@@ -27,7 +27,7 @@ BUDGET = {
     "order": 675,
     "prepare": 1506,
     "samplers": 1012,
-    "sources": 1827,
+    "sources": 1837,
     "stages": 3414,
     "storage": 2864,
     "stores": 805,

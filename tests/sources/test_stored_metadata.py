@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Callable
@@ -12,15 +13,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from energon_lite import (
+    AugmentTaskEncoder,
     CaptioningSample,
     Cooker,
+    DefaultDecoderWebdatasetFactory,
     DefaultTaskEncoder,
     Packing,
     SampleDecoder,
+    TextSample,
     WorkerConfig,
     basic_sample_keys,
+    cooker,
     get_loader,
     get_train_dataset,
     stateless,
@@ -31,6 +37,7 @@ from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.prepare.media import prepare_media
 from energon_lite.sources.stored_metadata import MetadataDecoder
 from energon_lite.storage.length_files import lengths_path
+from energon_lite.stores.file_stores import WebdatasetFileStore
 
 from ..conftest import jpeg, write_tar
 from ..helpers import metadataset, prepared
@@ -222,6 +229,68 @@ def test_nothing_is_read_of_samples_of_pictures_alone(num_workers: int, tmp_path
     sizes = [(8 * (1 + i % 4), 8 * (1 + i % 3)) for i in range(NUM_SAMPLES) if i != 5]
     expected = {"tokens": [w * h for w, h in sizes], "tiles": [w // 8 for w, _ in sizes]}
     assert stored(report) == expected
+
+
+class Sizes(DefaultDecoderWebdatasetFactory[TextSample]):
+    """A dataset class that opens its pictures itself."""
+
+    __sample_type__ = TextSample
+
+    def load_sample(self, raw_data: dict[str, Any]) -> TextSample:
+        width, height = Image.open(io.BytesIO(raw_data["jpg"])).size
+        return TextSample(**basic_sample_keys(raw_data), text="x" * (width * height))
+
+
+def test_classes_that_decode_themselves_get_the_files(tmp_path: Path) -> None:
+    root = prepared(tars(tmp_path / "data", "jpg"), "CrudeWebdataset")
+    prepare_media(root, BY_EXTENSION, num_workers=0)
+    config = f"__module__: {__name__}\n__class__: Sizes\n"
+    (root / ".nv-meta/dataset.yaml").write_text(config)
+    report = measured(root, LengthFunction(lambda sample: len(sample.text)))
+    sizes = [(8 * (1 + i % 4), 8 * (1 + i % 3)) for i in range(NUM_SAMPLES)]
+    assert stored(report) == {"tokens": [width * height for width, height in sizes]}
+
+
+@stateless
+@cooker(need_primary=True, need_cache=True)
+def cook_late(sample: Any, primary: Any, cache: Any, pictures: Any) -> CaptioningSample:
+    name = sample["json"]["image"]
+    assert primary.get(".json")["image"] == name
+    late = cache.get_lazy(pictures, name)
+    caption = sample["json"]["caption"]
+    return CaptioningSample(**basic_sample_keys(sample), image=late, caption=caption)
+
+
+class Late(Vlm):
+    cookers: ClassVar = (Cooker(cook_late),)
+
+    def sample_length(self, sample: CaptioningSample) -> dict[str, int]:
+        image: Any = sample.image
+        height, width = image.get(sample).shape[-2:]
+        return {"tokens": len(sample.caption), "tiles": (height // 8) * (width // 8)}
+
+
+@pytest.mark.parametrize("kind", [lines_and_folder, lines_and_tars])
+def test_lazy_values_are_metadata_too_and_augmented_encoders_measure(kind, tmp_path) -> None:
+    media, dataset = kind(tmp_path)
+    path = written(tmp_path, dataset)
+    assert stored(measured(path, AugmentTaskEncoder(Late()))) == EXPECTED
+    prepare_media(media, BY_EXTENSION, num_workers=0)
+    empty_pictures(media)
+    report = measured(path, Late())  # the same lengths, measured again for another encoder
+    assert (stored(report), report.measured) == (EXPECTED, NUM_SAMPLES)
+
+
+def test_parts_that_no_field_has_are_not_read(tmp_path: Path, monkeypatch: Any) -> None:
+    root = prepared(tars(tmp_path / "data", "jpg", "txt"), "ImageSample", {"image": "jpg"})
+    prepare_media(root, MediaFilterConfig.parse("*[!3].jpg", False, False), num_workers=0)
+    keys = []
+    read = WebdatasetFileStore.__getitem__
+    monkeypatch.setattr(
+        WebdatasetFileStore, "__getitem__", lambda store, key: keys.append(key) or read(store, key)
+    )
+    report = measured(root, LengthFunction(lambda sample: sample.image.width))
+    assert (report.failed, set(keys)) == (0, {"003.jpg"})
 
 
 def test_unreadable_pictures_are_listed_with_their_samples(tmp_path: Path) -> None:
