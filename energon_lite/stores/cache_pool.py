@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import Self
@@ -157,16 +158,10 @@ class MockLazy(Lazy[T]):
         return f"MockLazy(fname={self.fname!r}, get_fn={self.get_fn!r})"
 
 
-class Returned(Generic[T]):
-    """A function that returns the same data each time; picklable with the data."""
-
-    def __init__(self, data: T) -> None:
-        self._data = data
-
-    def __call__(self, name: str) -> T:
-        """Returns the data."""
-        del name
-        return self._data
+def same_data(data: T, name: str) -> T:
+    """Returns the data; a function of the name for `MockLazy`, picklable with the data."""
+    del name
+    return data
 
 
 class NoCachePool(CachePool):
@@ -178,7 +173,7 @@ class NoCachePool(CachePool):
 
     def to_cache(self, data: T, name: str) -> MockLazy[T]:
         """Keeps data in memory."""
-        return MockLazy(name, Returned(data))
+        return MockLazy(name, partial(same_data, data))
 
 
 _no_cache = NoCachePool()

@@ -20,6 +20,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,7 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from energon_lite.core.samples import SourceInfo
 from energon_lite.storage import files
-from energon_lite.stores.cache_pool import CachePool, Lazy, MockLazy, Returned
+from energon_lite.stores.cache_pool import CachePool, Lazy, MockLazy, same_data
 from energon_lite.stores.file_stores import DecodeFileStore, FileStore, PrimaryFileStore
 from energon_lite.stores.owned_folders import OwnedFolder, remove_dead_folders
 
@@ -88,13 +89,7 @@ class FileStoreCachePool(CachePool):
         self.method = method
         self.parent_cache_dir.mkdir(parents=True, exist_ok=True)
         self._used: _FileCache | None = None
-        self._clear_at_end()
-
-    def _clear_at_end(self) -> None:
         self.workers_ended()
-        multiprocessing.util.Finalize(
-            self, remove_dead_folders, (self.parent_cache_dir, _PREFIX), exitpriority=-20
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the settings: another process has its own folder."""
@@ -103,7 +98,7 @@ class FileStoreCachePool(CachePool):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Makes a pool with the same settings."""
         vars(self).update(state, _used=None)
-        self._clear_at_end()
+        self.workers_ended()
 
     def __repr__(self) -> str:
         """Names the folder and the limits."""
@@ -204,7 +199,7 @@ class FileCacheLazy(Lazy[T]):
     def __reduce__(self) -> Any:
         """Pickles the place of the file; the data, if they come from no store."""
         if self.ds is None:
-            return MockLazy, (self.fname, Returned(self.get()))
+            return MockLazy, (self.fname, partial(same_data, self.get()))
         return super().__reduce__()
 
 

@@ -76,17 +76,14 @@ class FileStore(Generic[T_co]):
             add_source_info(sample, source)
         return data
 
-    def get_raw(self, key: str) -> tuple[bytes, SourceInfo]:
+    def get_raw(self, key: str) -> tuple[Any, SourceInfo]:
         """Reads one file without decoding it; a store that decodes has its own method."""
-        data: Any
-        data, source = self[key]
-        return data, source
+        return self[key]
 
-    def decode_raw(self, key: str, data: bytes) -> T_co:
+    def decode_raw(self, key: str, data: Any) -> Any:
         """Returns what `self[key]` returns, of the bytes that `get_raw` returned."""
         del key
-        decoded: Any = data
-        return decoded  # type: ignore[no-any-return]
+        return data
 
     def get_path(self) -> str:
         """Returns the path of the store."""
@@ -128,14 +125,13 @@ class FileStoreWrapper(FileStore[T_co]):
         """Reads one file of the other store."""
         return self.inner[self._key(key)]
 
-    def get_raw(self, key: str) -> tuple[bytes, SourceInfo]:
+    def get_raw(self, key: str) -> tuple[Any, SourceInfo]:
         """Reads one file of the other store without decoding it."""
         return self.inner.get_raw(self._key(key))
 
-    def decode_raw(self, key: str, data: bytes) -> T_co:
+    def decode_raw(self, key: str, data: Any) -> Any:
         """Decodes as the other store."""
-        decoded: T_co = self.inner.decode_raw(self._key(key), data)
-        return decoded
+        return self.inner.decode_raw(self._key(key), data)
 
     def get_path(self) -> str:
         """Returns the path of the other store."""
@@ -171,7 +167,7 @@ class DecodeFileStore(FileStoreWrapper[Any]):
         data, source = self.inner[key]
         return self.decoder.decode(key, data), source
 
-    def decode_raw(self, key: str, data: bytes) -> Any:
+    def decode_raw(self, key: str, data: Any) -> Any:
         """Decodes the bytes of a file."""
         return self.decoder.decode(key, super().decode_raw(key, data))
 
