@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -42,8 +43,8 @@ _COMPARED = 256
 def digest_of(sides: Sequence[JoinSide]) -> str:
     """Names what a join index depends on: the indexes, split parts, excludes, and modes."""
     facts = [
-        (side.uuid, side.listed, side.reader.shards, side.counts, sorted(side.excludes),
-         side.excluded, side.span, side.nonmatch)
+        (side.uuid, side.listed, side.reader.shards, np.diff(side.reader.starts).tolist(),
+         sorted(side.excludes), side.excluded, side.span, side.nonmatch)
         for side in sides
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -85,23 +86,31 @@ class JoinReport:
 
 
 def find_index(folder: Path, sides: Sequence[JoinSide]) -> Path | None:
-    """Returns the join index of some datasets, also one that Energon made; None without one."""
-    own = index_file(folder, digest_of(sides))
-    if files.is_there(own):
-        return own
+    """Returns the join index of some datasets, also one that Energon made; None without one.
+
+    An index that is not whole is not used, and a warning is logged.
+    """
+    for own in folder.glob(f"join_index_{digest_of(sides)}_*.bin"):
+        with suppress(DatasetFormatError):
+            if own == index_file(folder, sides, len(JoinIndexReader(own))):
+                return own
+        files.warn_once(f"{own} is not whole, and is replaced")
     theirs = energon_digest_of(sides)
-    path = None if theirs is None else index_file(folder, theirs)
+    path = None if theirs is None else folder / f"join_index_{theirs}.bin"
     if path is None or not files.is_there(path):
         return None
-    problem = _difference(JoinIndexReader(path), sides)
-    if problem:
-        files.warn_once(f"{path}: not used, as it was made for other split parts: {problem}")
-    return None if problem else path
+    try:
+        difference = _difference(JoinIndexReader(path), sides)
+    except DatasetFormatError as error:
+        difference = str(error)
+    if difference:
+        files.warn_once(f"{path}: not used, as it was made for other split parts: {difference}")
+    return None if difference else path
 
 
-def index_file(folder: Path, digest: str) -> Path:
-    """Returns the file of an index."""
-    return folder / f"join_index_{digest}.bin"
+def index_file(folder: Path, sides: Sequence[JoinSide], num_rows: int) -> Path:
+    """Returns the file of an index; by the number of rows an incomplete one is noticed."""
+    return folder / f"join_index_{digest_of(sides)}_{num_rows}.bin"
 
 
 def _difference(index: JoinIndexReader, sides: Sequence[JoinSide]) -> str:
@@ -142,7 +151,7 @@ def _positions_of_keys(side: JoinSide, keys: Sequence[str]) -> list[int]:
     """Returns the positions of samples by key; -1 for those that do not take part."""
     with IndexDatabase(side.root) as index:
         found = index.sample_indices(keys) or {}
-    firsts = dict(zip(side.tar_file_ids, side.starts.tolist(), strict=False))
+    firsts = dict(zip(side.reader.tar_file_ids, side.reader.starts.tolist(), strict=False))
     kept = set(side.kept().tolist())
     places = (found.get(key, (MISSING, 0)) for key in keys)
     positions = [firsts[id_] + place if id_ in firsts else MISSING for id_, place in places]
@@ -153,7 +162,7 @@ def build_index(folder: Path, sides: Sequence[JoinSide], num_workers: int | None
     """Makes the index of a join.
 
     Args:
-        folder: where the index is written, under its digest.
+        folder: where the index is written.
         sides: the datasets, the primary first.
         num_workers: processes; 0: this process.
 
@@ -162,8 +171,9 @@ def build_index(folder: Path, sides: Sequence[JoinSide], num_workers: int | None
             has no match in a dataset with `nonmatch: error`.
         OSError: The index cannot be written.
     """
-    report = JoinReport(index_file(folder, digest_of(sides)))
+    report = JoinReport(folder)
     columns = match_samples(sides, report, num_workers)
+    report.path = index_file(folder, sides, report.rows)
     with files.errors_of(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(folder, {report.path.name}, min_age_sec=60.0)
@@ -257,7 +267,7 @@ def _hashes(sides: Sequence[JoinSide], num_workers: int | None) -> list[Int64Arr
 
 def _hashes_of(side: JoinSide, starts: Int64Array, table: Int64Array) -> Int64Array:
     """Returns the hashes of a split part, of those of a folder and whether these are known."""
-    spans = [slice(starts[id_], starts[id_ + 1]) for id_ in side.tar_file_ids]
+    spans = [slice(starts[id_], starts[id_ + 1]) for id_ in side.reader.tar_file_ids]
     for name, span in zip(side.reader.shards, spans, strict=True):
         if not table[1, span].all():
             raise DatasetFormatError(
@@ -322,15 +332,16 @@ class _Extents:
 
     def __init__(self, side: JoinSide) -> None:
         root, reader = side.root, side.reader
+        counts = np.diff(reader.starts).tolist()
         all_offsets = [
             read_index(root / name, count)
-            for name, count in zip(reader.shards, side.counts, strict=True)
+            for name, count in zip(reader.shards, counts, strict=True)
         ]
         # The last row stands for a missing match.
         self._firsts = np.concatenate([*(own[:-1] for own in all_offsets), [MISSING]])
         self._sizes = np.concatenate([*(np.diff(own) for own in all_offsets), [MISSING]])
         listed = np.flatnonzero(side.numbers >= 0)
-        self._shards = np.repeat(np.append(listed, MISSING), [*side.counts, 1])
+        self._shards = np.repeat(np.append(listed, MISSING), [*counts, 1])
 
     def rows(self, positions: Int64Array) -> Int64Array:
         """Returns (shard, first byte, size) of samples, shape (N, 3)."""

@@ -68,7 +68,7 @@ def open_side(
     samples = split.excludes.samples
     entries = [f"{shard}/{key}" for shard, keys in samples.items() for key in keys]
     return JoinSide(
-        ShardReader(path, part.shards, part.counts, ids, (), max_open), ids, part.counts,
+        ShardReader(path, part.shards, part.counts, ids, (), max_open),
         tuple(split.listed(split_part)), (*entries, *split.excludes.unknown), tuple(excluded),
         (first, last), nonmatch,
     )  # fmt: skip
@@ -457,7 +457,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
         self._check(index)
         self._crc = index.crc()
         self._sides = sides
-        self._read_from(JoinReader(index, sides), -(-len(index) // len(sides[0].counts)))
+        self._read_from(JoinReader(index, sides), -(-len(index) // len(sides[0].reader.shards)))
         # The length index of a join lies beside those of the primary.
         self.split_part = f"{self.split_part}.join-{self.data[:8]}"
 

@@ -186,8 +186,6 @@ class JoinSide:
 
     Attributes:
         reader: reads samples by their positions.
-        tar_file_ids: number of each shard in `index.sqlite`.
-        counts: samples of each shard.
         listed: names of the shards of the split part, excluded shards included.
         excludes: what the split file excludes: samples, as SHARD/KEY.
         excluded: positions of the excluded samples, rising.
@@ -196,13 +194,10 @@ class JoinSide:
         nonmatch: what happens to a sample of the primary without a match here: `error`, `skip` or
             `none`.
         numbers: by number in `listed`, the number of the shard in the reader; -2 if it is excluded.
-        starts: the position of the first sample of each shard, and the number of all samples.
     """
 
     modes: ClassVar[tuple[str, ...]] = ("error", "skip", "none")
     reader: ShardReader
-    tar_file_ids: tuple[int, ...]
-    counts: tuple[int, ...]
     listed: tuple[str, ...]
     excludes: tuple[str, ...]
     excluded: tuple[int, ...]
@@ -210,11 +205,10 @@ class JoinSide:
     nonmatch: str = "error"
 
     def __post_init__(self) -> None:
-        """Numbers the shards and their samples."""
+        """Numbers the shards."""
         inside = set(self.reader.shards)
         is_inside = np.array([name in inside for name in self.listed], dtype=bool)
         self.numbers: Int64Array = np.where(is_inside, np.cumsum(is_inside) - 1, _WRONG)
-        self.starts: Int64Array = np.cumsum([0, *self.counts], dtype=np.int64)
 
     @property
     def root(self) -> Path:
@@ -231,18 +225,16 @@ class JoinSide:
 
     def kept(self) -> Int64Array:
         """Returns the positions of the samples that take part."""
-        positions = np.delete(np.arange(self.starts[-1]), np.array(self.excluded, dtype=np.int64))
+        positions = np.delete(
+            np.arange(self.reader.num_samples), np.array(self.excluded, dtype=np.int64)
+        )
         return positions[slice(*self.span)]
-
-    def places(self, positions: Int64Array) -> list[tuple[int, int]]:
-        """Returns tar_file_id and sample_index of samples."""
-        numbers = np.searchsorted(self.starts, positions, side="right") - 1
-        ids = np.array(self.tar_file_ids)[numbers]
-        return list(zip(ids.tolist(), (positions - self.starts[numbers]).tolist(), strict=True))
 
     def keys(self, positions: Int64Array) -> list[str]:
         """Returns the keys of samples."""
-        places = self.places(positions)
+        shards, numbers = self.reader.locate(positions)
+        ids = np.array(self.reader.tar_file_ids)[shards]
+        places = list(zip(ids.tolist(), numbers.tolist(), strict=True))
         with IndexDatabase(self.root) as index:
             found = index.keys_at(places)
         return [found.get(place, f"number {place[1]}") for place in places]
@@ -277,7 +269,7 @@ class JoinSide:
             # A folder entry before the first sample may not be counted.
             is_there = (offsets[places] == first) | (places == 0)
             is_there &= offsets[places + 1] == first + size
-            positions[own] = self.starts[number] + places
+            positions[own] = self.reader.starts[number] + places
             name = self.reader.shards[number]
             for row in own[~is_there].tolist():
                 text = f"bytes {rows[row, 1]} to {rows[row, 1] + rows[row, 2]} of {name}"

@@ -481,6 +481,9 @@ class ShardReader(BlockReader):
         tar_file_ids: number of each shard in `index.sqlite`, to compare keys with it.
         excluded: positions, ascending, in the concatenated shards that do not count as samples.
         max_open: files that stay open; 0 opens each file again for every block.
+
+    Attributes:
+        starts: the position of the first sample of each shard, and the number of all samples.
     """
 
     def __init__(
@@ -497,17 +500,17 @@ class ShardReader(BlockReader):
         self.shards = tuple(shards)
         self.tar_file_ids = tuple(tar_file_ids)
         self._names = np.array([*shards, ""], dtype=object)[:-1]
-        self._starts = np.cumsum([0, *counts], dtype=np.int64)
+        self.starts = np.cumsum([0, *counts], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
-        self.num_samples = int(self._starts[-1]) - len(excluded)
+        self.num_samples = int(self.starts[-1]) - len(excluded)
         self._files = OpenShards(root, self.shards, tuple(counts), tar_file_ids)
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""
         positions = indices + np.searchsorted(self._excluded, indices, side="right")
-        shards = np.searchsorted(self._starts, positions, side="right") - 1
-        return shards, positions - self._starts[shards]
+        shards = np.searchsorted(self.starts, positions, side="right") - 1
+        return shards, positions - self.starts[shards]
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads samples; the smaller `max_bytes`, the fewer bytes between two samples are read."""
@@ -575,8 +578,8 @@ class ShardReader(BlockReader):
             The samples, and the errors of those that cannot be read, by their position in the
             block; these have no bytes.
         """
-        shards = np.searchsorted(self._starts, positions, side="right") - 1
-        places = positions - self._starts[shards]
+        shards = np.searchsorted(self.starts, positions, side="right") - 1
+        places = positions - self.starts[shards]
         starts, stops = np.zeros((2, len(places)), dtype=np.int64)
         lost: dict[int, Exception] = {}
         for first, last in _groups(shards[1:] != shards[:-1]):

@@ -35,7 +35,7 @@ from energon_lite.metadataset.energon_api import DatasetLoader, JoinDatasetLoade
 from energon_lite.metadataset.open import LeafOpener
 from energon_lite.metadataset.read import read_metadataset
 from energon_lite.prepare import join_keys
-from energon_lite.prepare.join_keys import build_index, digest_of, energon_digest_of, index_file
+from energon_lite.prepare.join_keys import build_index, digest_of, energon_digest_of
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.joined import JoinReader, open_side
 from energon_lite.storage.join_index import JoinIndexReader, JoinIndexWriter
@@ -264,15 +264,15 @@ def test_index_of_energon_is_used_where_it_fits_and_only_there(tmp_path: Path) -
         for uuid, mode in zip(uuids, ("error", "skip"), strict=True)
     )
     assert theirs == hashlib.sha256(text.encode()).hexdigest() == energon_digest_of(val)
-    build_index(cache, train)
-    index_file(cache, digest_of(train)).rename(index_file(cache, theirs or ""))
+    own = cache / f"join_index_{theirs}.bin"
+    build_index(cache, train).path.rename(own)
     assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
     assert len(list(cache.iterdir())) == 1
-    own = index_file(cache, theirs or "")
     content = own.read_bytes()
     own.write_bytes(content + content[16 : 16 + 48])  # the first row twice
     assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
-    index_file(cache, digest_of(train)).unlink()
+    (made,) = cache.glob(f"join_index_{digest_of(train)}_*")
+    made.unlink()
     # An incomplete one, as Energon leaves behind.
     own.write_bytes(content[: 16 + 48 * 7])
     assert [row.__key__ for row in rows_of(path, "train")] == KEYS[:12]
@@ -353,6 +353,18 @@ def test_index_is_written_in_pieces_of_any_size(
     whole = build_index(root / "whole", sides).path.read_bytes()
     monkeypatch.setattr(join_keys, "_ROWS_AT_ONCE", num_rows)
     assert build_index(root / "pieces", sides).path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("size", [0, 11, 16 + 48 * 7, 16 + 48 * 7 + 3])
+def test_index_that_was_cut_is_made_again(root: Path, size: int) -> None:
+    path = file_of(root, joined(root))
+    ((file, _),) = prepare_metadataset(path)
+    whole = file.read_bytes()
+    for again in (prepare_metadataset, rows_of):
+        file.write_bytes(whole[:size])
+        again(path)
+        assert file.read_bytes() == whole
+        assert list(file.parent.iterdir()) == [file]
 
 
 def test_rows_of_other_data_are_skipped_and_not_joined(root: Path) -> None:
