@@ -37,7 +37,7 @@ Method = Literal["raw", "pickle"]
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "cache_"
+_PREFIX, _TEMPORARY = "cache_", ".tmp"
 # How long a fork waits for files that are being read.
 _PAUSE_SEC = 10.0
 
@@ -340,11 +340,13 @@ class _FileCache:
                 return
             self.num_files += 1
             self.num_bytes += num_bytes
-        path = self.folder.path / str(next(self._numbers))
+        path = f"{self.folder.path}/{next(self._numbers)}"
         try:
-            files.write_atomically(path, raw)
+            with open(path + _TEMPORARY, "xb") as file:  # noqa: PTH123  a hot path
+                file.write(raw)
+            os.rename(path + _TEMPORARY, path)  # noqa: PTH104
         except OSError as error:
-            self._free(path, num_bytes)
+            self._free(path + _TEMPORARY, num_bytes)
             if self.is_usable():
                 self._max_bytes = self.num_bytes
                 files.warn_once(
@@ -353,15 +355,15 @@ class _FileCache:
                     "choose another parent_cache_dir."
                 )
             return
-        copy.num_bytes, copy.path = num_bytes, str(path)
+        copy.num_bytes, copy.path = num_bytes, path
         # Not by `__del__`: while that waits for the lock, others could find the object.
         weakref.finalize(copy, self._free, path, num_bytes).atexit = False
 
-    def _free(self, path: Path, num_bytes: int) -> None:
+    def _free(self, path: str, num_bytes: int) -> None:
         """Removes the file of a copy, which is gone; in a fork it belongs to the parent."""
         if self.process == os.getpid():
             with suppress(OSError):
-                path.unlink()
+                os.unlink(path)  # noqa: PTH108
             with _changed:
                 self.num_files -= 1
                 self.num_bytes -= num_bytes

@@ -30,7 +30,7 @@ BUDGET = {
     "sources": 1837,
     "stages": 3414,
     "storage": 2861,
-    "stores": 795,
+    "stores": 797,
     "task_encoder": 732,
     "testing": 397,
     "transforms": 446,
