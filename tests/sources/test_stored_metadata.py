@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from energon_lite import (
     AugmentTaskEncoder,
@@ -31,6 +32,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
+from energon_lite.cli import app
 from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.decoding.media_metadata import AVMetadata, ImageMetadata
 from energon_lite.length_index import LengthFunction, measure_lengths
@@ -291,6 +293,18 @@ def test_parts_that_no_field_has_are_not_read(tmp_path: Path, monkeypatch: Any) 
     )
     report = measured(root, LengthFunction(lambda sample: sample.image.width))
     assert (report.failed, set(keys)) == (0, {"003.jpg"})
+
+
+def test_command_measures_pictures_by_their_headers(tmp_path: Path) -> None:
+    media, dataset = lines_and_folder(tmp_path)
+    for i in range(NUM_SAMPLES):
+        (media / f"{i}.jpg").write_bytes(picture(i)[:-100])  # could not be decoded
+    path = str(written(tmp_path, dataset))
+    arguments = ["lengths", path, "--with", f"{__name__}:Vlm", "--name", "vlm", "--media-metadata"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    (report,) = json.loads(done.stdout)
+    assert report["totals"] == {name: sum(lengths) for name, lengths in EXPECTED.items()}
+    assert report["failed"] == 0
 
 
 def test_unreadable_pictures_are_listed_with_their_samples(tmp_path: Path) -> None:
