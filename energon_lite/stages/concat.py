@@ -214,7 +214,7 @@ class RepeatDataset(Stage[T]):
     Args:
         dataset: what is repeated; its passes must end.
         repeats: how many times; any number above 0. None for ever.
-        restart: accepted for Energon's signature; a pass always has all rounds.
+        restart: a pass always has all rounds; False is accepted where they never end.
         worker_config: by default that of the dataset.
 
     Raises:
@@ -231,7 +231,11 @@ class RepeatDataset(Stage[T]):
         restart: bool = True,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        del restart
+        if repeats is not None and not restart:
+            raise ValueError(
+                "RepeatDataset: restart=False would leave later passes empty, and "
+                "each has all rounds here; leave it out"
+            )
         super().__init__(dataset.nested(), worker_config)
         if self.dataset.endless:
             raise ValueError("RepeatDataset: the dataset never ends; repeat=False makes it finite")

@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 1837,
-    "stages": 3414,
+    "stages": 3418,
     "storage": 2861,
     "stores": 797,
     "task_encoder": 732,

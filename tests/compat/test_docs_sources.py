@@ -55,13 +55,14 @@ def needs(*names):
     return pytest.mark.skipif(bool(missing), reason=f"not in this version: {', '.join(missing)}")
 
 
-def command(*arguments):
+def command(*arguments, answers=""):
     """Runs a command; Energon's own where the tests run against it."""
     if IS_REAL:
         script = Path(sys.executable).with_name("energon")
-        subprocess.run([script, *map(str, arguments)], check=True, capture_output=True)
+        text = answers.encode()
+        subprocess.run([script, *map(str, arguments)], check=True, capture_output=True, input=text)
         return
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=answers)
     assert result.exit_code == 0, result.output
 
 

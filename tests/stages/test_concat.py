@@ -275,3 +275,9 @@ def test_copies_and_children_keep_what_a_dataset_yields(roots) -> None:
     assert draws(dataset, 2) == expected
     item = next(StreamRun(renamed, Stream(0, 1)))
     assert renamed.restore_sample(item.__restore_key__).text == item.text
+
+
+def test_rounds_that_would_not_begin_again_are_refused(roots):
+    with pytest.raises(ValueError, match="restart=False would leave later passes empty"):
+        RepeatDataset(source(roots[3]), repeats=2, restart=False)
+    assert RepeatDataset(source(roots[3]), restart=False).endless
