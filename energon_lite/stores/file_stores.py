@@ -258,6 +258,17 @@ class SystemFileStore(_LocalFileStore):
         data = self._patiently(lambda: self._read(key, path), path)
         return data, SourceInfo(self._path, key, self._path, (key,))
 
+    def get_media_metadata(self, key: str) -> Any:
+        """Returns the stored metadata of a file.
+
+        Raises:
+            RuntimeError: The folder has no media metadata.
+            KeyError: There is none of this file.
+            ValueError: The key leads out of the folder.
+        """
+        self._path_of(key)
+        return super().get_media_metadata(key)
+
     def config(self) -> dict[str, JSON]:
         """Returns the name of the folder; what is in it cannot be compared."""
         return {"store": "filesystem", "folder": self.name}

@@ -30,7 +30,7 @@ BUDGET = {
     "sources": 1837,
     "stages": 3418,
     "storage": 2861,
-    "stores": 797,
+    "stores": 800,
     "task_encoder": 732,
     "testing": 397,
     "transforms": 446,
