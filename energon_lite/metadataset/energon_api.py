@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -365,22 +365,19 @@ class JoinDatasetLoader(DatasetLoaderInterface):
     def node(self, split_part: str) -> Node:
         """Returns the one join."""
         part, tags = self.split_part or split_part, dict(self.subflavors or {})
-        sides: list[Any] = []
-        for _, info in self._named():
+        members = []
+        for name, info in self._named():
             side: Any = info.dataset.node(part)
-            config = self.split_config or side.split_config
-            tags_here = {**side.subflavors, **tags}
-            sides.append(replace(side, split_config=config, subflavors=tags_here))
+            written = {own.name: getattr(side, own.name) for own in fields(Leaf)}
+            written["split_config"] = self.split_config or side.split_config
+            written["subflavors"] = {**side.subflavors, **tags}
+            members.append(JoinMember(**written, nonmatch=info.nonmatch, keyword=name))
         return Join(
-            members=tuple(
-                JoinMember(written=str(side.path), keyword=name, nonmatch=info.nonmatch)
-                for side, (name, info) in zip(sides, self._named(), strict=True)
-            ),
+            members=tuple(members),
             joiner=self.joiner,
-            sides=tuple(sides),
-            path=sides[0].path,
+            path=members[0].path,
             cache=None if self.cache_path is None else Path(self.cache_path),
-            source_id="+".join(side.source_id for side in sides),
+            source_id="+".join(member.source_id for member in members),
             split_part=part,
             subflavors=tags,
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,

@@ -217,7 +217,7 @@ class Leaf(_Anywhere):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinMember:
+class JoinMember(Leaf):
     """An entry of join.
 
     Attributes:
@@ -227,25 +227,15 @@ class JoinMember:
         split_part: The split part to use; by default that of the join.
         subflavors: Tags of the samples; those of the join override them.
         subset: Selects a range of the samples.
-        dataset_config: File in .nv-meta to use instead of dataset.yaml.
-        split_config: File in .nv-meta to use instead of split.yaml.
         shuffle_over_epochs_multiplier: As beside join; that of the first entry counts.
         keyword: the name of the entry in a map; empty in a list.
-        place: the place of the entry in its file.
-        lines: the line of each key in that file.
     """
 
-    written: str = key(TEXT, "path")
     nonmatch: str = key(choice(*JoinSide.modes), default="error")
-    split_part: str = key(optional(TEXT, absent=""), default="")
-    subflavors: dict[str, Any] = key(optional(TAGS, absent={}), default_factory=dict)
-    subset: tuple[SubsetRange, ...] = key(subset(Subset, "subset"), default=())
-    dataset_config: str | None = key(optional(TEXT), default=None)
-    split_config: str | None = key(optional(TEXT), default=None)
-    shuffle_over_epochs_multiplier: int | None = key(MULTIPLIER, default=1)
+    name: str | None = None
+    loss_weight: float = 1.0
+    aux: dict[str, Aux] = field(default_factory=dict)
     keyword: str = ""
-    place: Place = NOWHERE
-    lines: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +306,7 @@ class Join(Leaf):
         members: Datasets, the primary first, whose samples and order the join has: a list, or a
             map, whose names are the keyword arguments of the joiner.
         joiner: What makes one sample of those of a key.
-        sides: the datasets, looked up; the path of the join is that of the primary.
+        path: the absolute path of the primary.
         cache: folder of the join indexes; None in a dict without a file.
     """
 
@@ -326,13 +316,12 @@ class Join(Leaf):
     dataset_config: str | None = None
     split_config: str | None = None
     aux: dict[str, Aux] = field(default_factory=dict)
-    sides: tuple[Leaf, ...] = ()
     cache: Path | None = None
 
     @property
     def folders(self) -> tuple[Leaf, ...]:
         """The dataset folders."""
-        return self.sides
+        return self.members
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ class LeafOpener:
 
     def _open_join(self, join: Join) -> JoinedWebdatasetFactory[Any]:
         keywords = [member.keyword for member in join.members]
-        inner: list[Any] = [self._open_folder(side) for side in join.sides]
+        inner: list[Any] = [self._open_folder(member) for member in join.members]
         joiner = join.joiner
         if isinstance(joiner, Joiner):
             joiner = load_joiner(
@@ -253,18 +253,18 @@ def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[
     for join in leaves(node):
         if isinstance(join, Join) and join.cache is not None:
             with located(join.place):
-                sides = [_side(*pair) for pair in zip(join.sides, join.members, strict=True)]
+                sides = list(map(_side, join.members))
                 yield prepared_index(join.cache, sides, num_workers)
 
 
-def _side(leaf: Leaf, member: JoinMember) -> JoinSide:
+def _side(member: JoinMember) -> JoinSide:
     # What dataset.yaml sets wins, as in the factories; nothing is imported for it here.
-    own = read_dataset_config(leaf.path, leaf.dataset_config)
+    own = read_dataset_config(member.path, member.dataset_config)
     return open_side(
-        leaf.path,
-        own.get("split_part", leaf.split_part),
-        own.get("split_config", leaf.split_config),
-        partial(range_of, leaf.subset) if leaf.subset else None,
+        member.path,
+        own.get("split_part", member.split_part),
+        own.get("split_config", member.split_config),
+        partial(range_of, member.subset) if member.subset else None,
         member.nonmatch,
     )
 

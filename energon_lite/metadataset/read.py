@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -281,28 +281,24 @@ def _looked_up_store(aux: Aux, file: _File) -> Aux:
 def _join(node: Join, file: _File, here: _Around) -> Join:
     """Returns a join with its effective values and its datasets."""
     inside = here._replace(name=None, loss_weight=1.0, subset=())
-    sides: list[Any] = []
+    members: list[Any] = []
     for member in node.members:
-        names = (
-            entry.name for entry in fields(member) if entry.name not in ("nonmatch", "keyword")
-        )
-        leaf = Leaf(**{name: getattr(member, name) for name in names})
-        around = inside.entered(leaf)
-        file.tree.add(leaf, around)
+        around = inside.entered(member)
+        file.tree.add(member, around)
         if Path(member.written).suffix in (*_SUFFIXES, ".jsonl"):
-            raise leaf.at("path").error(
+            raise member.at("path").error(
                 f"{member.written!r}: a join is of prepared dataset folders, as its samples are "
                 "found by key; prepare the samples as a folder of tar shards"
             )
-        sides.append(_leaf(leaf, file, around))
-    primary = sides[0]
+        members.append(_leaf(member, file, around))
+    primary = members[0]
     is_file = file.name != _INLINE
     return replace(
         node,
-        sides=tuple(sides),
+        members=tuple(members),
         path=primary.path,
         cache=file.folder.path / f"{Path(file.name).name}.cache" if is_file else None,
-        source_id=here.name or "+".join(side.source_id for side in sides),
+        source_id=here.name or "+".join(member.source_id for member in members),
         **here._replace(multiplier=primary.shuffle_over_epochs_multiplier).effective(),
     )
 

@@ -22,7 +22,7 @@ BUDGET = {
     "inspect": 1683,
     "loader": 3104,
     "loss": 207,
-    "metadataset": 1611,
+    "metadataset": 1597,
     "names": 159,
     "order": 675,
     "prepare": 1514,

@@ -125,8 +125,8 @@ def rows_of(path: Any, split: str = "train", **settings: Any) -> list[Any]:
 def sides_of(path: Path, split: str = "train") -> list[Any]:
     join: Any = read_metadataset(path, split)
     return [
-        open_side(side.path, side.split_part, side.split_config, nonmatch=member.nonmatch)
-        for side, member in zip(join.sides, join.members, strict=True)
+        open_side(one.path, one.split_part, one.split_config, nonmatch=one.nonmatch)
+        for one in join.members
     ]
 
 
