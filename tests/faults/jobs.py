@@ -42,7 +42,9 @@ def processes_of(session: int) -> dict[int, str]:
             continue
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] not in "ZX":
+            # The first thread may have ended while others still hold files and their locks.
+            has_ended = fields[0] in "ZX" and len(list((folder / "task").iterdir())) <= 1
+            if int(fields[3]) == session and not has_ended:
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[int(folder.name)] = f"{fields[0]} {command[-120:]}"
     return found
