@@ -31,7 +31,7 @@ _DECODE_THREADS = 1
 _READ, _SKIP = 0, 48
 INSTALL = "pip install 'energon_lite[av]'"
 # A seek to this time before the end finds the last packets. [Unit: second]
-_TAIL = 10
+_TAIL = 2
 # What is decoded before an audio clip, until the filters of the decoder have settled: MP3 refers
 # to ten frames, AAC overlaps two, and Opus may need most of this. [Unit: second]
 _PREROLL = Fraction(1)
@@ -152,7 +152,8 @@ class Media:
 
     def _streams(self) -> list[Any]:
         streams = (*self.container.streams.video, *self.container.streams.audio)
-        return [stream for stream in streams if stream.codec_context is not None]
+        known = (stream for stream in streams if stream.codec_context is not None)
+        return [s for s in known if s.type == "video" or s.codec_context.sample_rate]
 
     def start(self) -> Fraction:
         """Returns the second at which the first stream starts, from which times are counted."""
@@ -284,6 +285,9 @@ class VideoReader:
         Returns:
             The clips in the order of `ranges`; None for a range behind the end.
         """
+        if len(ranges) > 1 and self._media.index_mode() is AVIndexMode.PTS:
+            # The first seek reads the index. Later, it would move what is being read.
+            self._media.container.seek(0)
         if self._has_no_times():
             rate = float(self.rate)
             numbers = [tuple(_floor((x + _TOLERANCE) * rate) for x in pair) for pair in ranges]
@@ -544,6 +548,7 @@ class AudioReader:
         can_number = (self._is_exact or self._grid > 0) and not _has_pause(media)
         self._can_seek = can_number and (is_pcm or codec.name in _SEEKABLE)
         self._num_noisy = _NOISE_SECONDS * self.rate if codec.name in _NOISY else 0
+        self._num_unseekable = 0  # the samples among them, once noise was found
         self._preroll = 0 if is_pcm or codec.name == "flac" else int(_PREROLL * self.rate)
         self._end = 0  # when the last packet that was read ends, in units of the time base
 
@@ -604,7 +609,7 @@ class AudioReader:
         """Returns the samples of overlapping ranges; None if only a decode of all is exact."""
         first, last = int(ranges[0][0]), max(last for _, last in ranges)
         around = first - self._preroll // 2, last
-        frames = self._from(first)
+        frames = None if first < self._num_unseekable else self._from(first)
         if frames is None:
             return None
         *found, heard = _cut_samples(frames, [*ranges, around])
@@ -612,6 +617,7 @@ class AudioReader:
             frames = self._from(first - self._preroll)  # noise would be other noise
             again = None if frames is None else _cut_samples(frames, [around])[0]
             if again is None or heard is None or not np.array_equal(again, heard):
+                self._num_unseekable = self._num_noisy
                 return None
         return found
 

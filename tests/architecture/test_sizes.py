@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 2976,
     "cli": 696,
     "core": 2180,
-    "decoding": 1533,
+    "decoding": 1538,
     "inspect": 1683,
     "loader": 3104,
     "loss": 207,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import pickle
 import time
@@ -19,13 +20,24 @@ from energon_lite import (
     AVData,
     AVDecoder,
     AVWebdatasetDecoder,
+    Cooker,
+    DefaultTaskEncoder,
     SampleDecoder,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
     get_clips_uniform,
+    get_savable_loader,
     get_single_frames_uniform,
+    get_train_dataset,
+    stateless,
 )
 from energon_lite.core.errors import DecodingError
 from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.decoding.part_formats import is_av
+from energon_lite.prepare import prepare_dataset
+
+from ..conftest import write_tar
 
 av = pytest.importorskip("av", reason="PyAV is not here: pip install energon_lite[av]")
 
@@ -293,6 +305,67 @@ def test_a_clip_of_a_recording_reads_only_what_is_around_it(tmp_path, name) -> N
     assert file.num_read < 0.4 * len(file.getvalue())
 
 
+@pytest.mark.parametrize("name", ["long.mp4", "long.mov", "long.mkv", "long.webm"])
+def test_uniform_clips_read_less_than_two_fifths_of_the_file(tmp_path, name) -> None:
+    codec = "libvpx" if name.endswith("webm") else "libx264"
+    with av.open(str(tmp_path / name), "w") as container:
+        options = {"g": "20", "deadline": "realtime", "bf": "0", "b": "2000000"}
+        stream = container.add_stream(codec, rate=FPS, options=options)
+        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
+        rng = np.random.default_rng(0)
+        for number in range(60 * FPS):
+            pixels = rng.integers(0, 256, (96, 128, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    file = CountedBytes((tmp_path / name).read_bytes())
+    data = get_clips_uniform(AVDecoder(file), 1, 8, request_video=True)
+    assert [clip.shape[0] for clip in data.video_clips] == [11] * 7 + [10]
+    assert file.num_read < 0.4 * len(file.getvalue())
+
+
+def test_clips_may_begin_before_the_start_be_single_frames_and_be_none(clips) -> None:
+    raw = clips["b_frames.mp4"]
+    pixels, _ = all_frames(raw)
+    found, times = decoder_of(raw).get_video_clips([(-3, 0.25)])
+    assert_frames(found[0], pixels[:3])
+    assert times[0] == pytest.approx((0, 0.3))
+    audio, heard = decoder_of(raw).get_audio_clips([(-1, 0.5), (4.9, math.inf)])
+    assert audio[0].shape == (1, RATE // 2)
+    assert heard[0] == (0, 0.5)
+    assert np.array_equal(audio[1], all_samples(raw)[:, int(4.9 * RATE) :])
+    strided = [(number, number) for number in range(3, NUM_FRAMES, 7)]
+    found, _ = decoder_of(raw).get_video_clips(strided, "frames", (32, 24))
+    assert {clip.shape for clip in found} == {(1, 3, 24, 32)}
+    whole, _ = decoder_of(raw).get_video_clips([(0, math.inf)], "frames", (32, 24))
+    assert torch.equal(torch.cat(found), whole[0][3::7])
+    assert decoder_of(raw).get_video_clips([]) == ([], [])
+    assert decoder_of(raw).get_clips() == decoder_of(raw).get_clips([], [])
+
+
+def test_the_first_stream_counts_and_frames_stay_as_they_are_stored(tmp_path) -> None:
+    """Which way up a player shows them is metadata, and is for the hook to apply."""
+    path = tmp_path / "two.mkv"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("libx264", rate=FPS, options={"g": "1"})
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        audio = [container.add_stream("flac", rate=8000, layout="mono") for _ in range(2)]
+        frame = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+        frame.pts = 0
+        container.mux([*video.encode(frame), *video.encode(None)])
+        for number, stream in enumerate(audio):
+            samples = np.full((1, 4000), 1000 * (number + 1), np.int16)
+            sound = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            sound.sample_rate, sound.pts = 8000, 0
+            container.mux([*stream.encode(sound), *stream.encode(None)])
+    data = AVDecoder(path).get_video_with_audio()
+    assert data.video_clips[0].shape == (1, 3, 48, 64)
+    assert (data.audio_clips[0] == 1000).all()
+    frames = get_single_frames_uniform(AVDecoder(path), 3)
+    assert frames.shape == (3, 3, 48, 64)
+
+
 def test_frames_are_resized_to_width_and_height(clips) -> None:
     found, _ = decoder_of(clips["b_frames.mp4"]).get_video_clips([(1, 2)], "seconds", (20, 10))
     assert found[0].shape == (11, 3, 10, 20)
@@ -487,3 +560,102 @@ def test_samples_of_real_clips_are_exact(path) -> None:
         expected, rate = soundfile.read(path, dtype="int16", always_2d=True)
         assert np.array_equal(expected.T, samples)
         assert AVDecoder(path).get_audio_samples_per_second() == rate
+
+
+# ------------------------------------------------------------------------------ in a pipeline
+
+
+@stateless
+def cook_video(parts):
+    return TextSample(**basic_sample_keys(parts), text=parts["mp4"])
+
+
+class Frames(DefaultTaskEncoder):
+    """Holds decoders in a packing buffer, and decodes them in the pack."""
+
+    cookers = (Cooker(cook_video),)
+
+    def select_samples_to_pack(self, samples):
+        return [samples[at : at + 2] for at in range(0, len(samples), 2)]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        frames = [get_single_frames_uniform(sample.text, 3) for sample in samples]
+        sounds = [sample.text.get_audio_clips([(0.5, 1)])[0][0] for sample in samples]
+        return TextSample.derive_from(samples[0], text=(frames, sounds))
+
+    def batch(self, samples):
+        return samples
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory, clips):
+    """A dataset of videos; one of them is cut short."""
+    root = tmp_path_factory.mktemp("videos")
+    names = [name for name, (_, audio, *_) in FORMATS.items() if audio and name.endswith("mp4")]
+    for shard in range(2):
+        members = []
+        for number in range(6 * shard, 6 * shard + 6):
+            raw = clips[names[number % len(names)]]
+            members.append((f"{number:03d}.mp4", raw[:900] if number == 4 else raw))
+        write_tar(root / f"{shard}.tar", members)
+    prepare_dataset(root, split_ratio="1,0,0")
+    (root / ".nv-meta/dataset.yaml").write_text(
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    )
+    return root
+
+
+def loader_of(root, encoder, start_method=None, **options):
+    workers = {"num_workers": 2, "start_method": start_method} if start_method else {}
+    config = WorkerConfig(rank=0, world_size=1, **{"num_workers": 0, **workers})
+    dataset = get_train_dataset(
+        root, task_encoder=encoder, worker_config=config, shuffle_buffer_size=None,
+        max_samples_per_sequence=None, repeat=False, **options,
+    )  # fmt: skip
+    return get_savable_loader(dataset)
+
+
+@pytest.mark.parametrize("start_method", [None, "fork", "spawn"])
+def test_decoders_in_packing_buffers_resume_in_any_process(videos, start_method, caplog) -> None:
+    options = {"batch_size": None, "packing_buffer_size": 4}
+    loader = loader_of(videos, Frames(), start_method, **options)
+    packs = iter(loader)
+    next(packs)
+    state = json.loads(json.dumps(loader.save_state_rank()))
+    rest = list(packs)
+    assert len(rest) >= 3
+    if start_method is None:
+        assert "audio or video cannot be decoded" in caplog.text
+        assert "004" in caplog.text
+    again = loader_of(videos, Frames(), start_method, **options)
+    again.restore_state_rank(state)
+    for one, other in itertools.zip_longest(rest, again):
+        assert one.__key__ == other.__key__
+        for some, others in zip(one.text, other.text, strict=True):
+            assert all(map(torch.equal, some, others))
+    assert again.restore_sample(rest[0].__restore_key__).__key__ == rest[0].__key__
+
+
+@stateless
+def cook_kind(parts):
+    return TextSample(**basic_sample_keys(parts), text=type(parts["mp4"]).__name__)
+
+
+class Kinds(DefaultTaskEncoder):
+    cookers = (Cooker(cook_kind),)
+
+    def __init__(self, av_decode):
+        super().__init__()
+        self.decoder = SampleDecoder(av_decode=av_decode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "num"),
+    [("AVDecoder", "AVDecoder", 12), ("torch", "AVData", 11), ("pyav", "InputContainer", 11),
+     ("bytes", "bytes", 12)],
+)  # fmt: skip
+@pytest.mark.parametrize("start_method", [None, "fork"])
+def test_every_mode_decodes_in_a_loader(videos, mode, kind, num, start_method) -> None:
+    loader = loader_of(videos, Kinds(mode), start_method, batch_size=1)
+    assert [text for batch in loader for text in batch.text] == [kind] * num
