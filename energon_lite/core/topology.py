@@ -125,7 +125,7 @@ class WorkerConfig:
         seed_offset: the seed of the run: another value means another order.
         worker_debug_path: file of the lines of `LogSampleDataset`; `{worker_id}` and `{pid}` in it
             are replaced.
-        worker_log_level: 1 and more to write them.
+        worker_log_level: 1 to write them for training, 2 for validation, too.
         global_error_handler: called with (exception, sample, sources) for each failed sample; the
             sample is skipped if it returns.
         restore_error_handler: the same, while samples are re-created from restore keys.

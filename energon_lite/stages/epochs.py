@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from energon_lite.core.dataset import SavableDataset, Traits
 from energon_lite.core.stage import Stage
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.stages.observers import LogSampleDataset
 
 T = TypeVar("T")
 
@@ -78,15 +79,29 @@ class LimitDataset(EpochizeDataset[T]):
         return dataclasses.replace(below, pass_length=self.length, ordering=True)
 
 
+def _logged(dataset: SavableDataset[Any], mode: str, level: int) -> SavableDataset[Any]:
+    config = dataset.worker_config
+    is_on = config is not None and config.should_log(level)
+    return LogSampleDataset(dataset, mode) if is_on else dataset
+
+
 def virtual_epochs(dataset: SavableDataset[Any], length: int) -> SavableDataset[Any]:
-    """Wraps a dataset in an `EpochizeDataset` for a positive length; 0 is no end."""
+    """Wraps a training dataset in an `EpochizeDataset` for a positive length; 0 is no end.
+
+    From `worker_log_level` 1 on its items are logged.
+    """
     if length < 0:
         raise ValueError(f"virtual_epoch_length={length} is negative; 0 for no end")
+    dataset = _logged(dataset, "train", 1)
     return EpochizeDataset(dataset, length) if length else dataset
 
 
 def limited(dataset: SavableDataset[Any], limit: int | None) -> SavableDataset[Any]:
-    """Wraps a dataset in a `LimitDataset` for a positive limit; 0 and None are no limit."""
+    """Wraps a validation dataset in a `LimitDataset` for a positive limit; 0 and None are none.
+
+    From `worker_log_level` 2 on its items are logged.
+    """
     if limit is not None and limit < 0:
         raise ValueError(f"limit={limit} is negative; 0 or None for no limit")
+    dataset = _logged(dataset, "val", 2)
     return LimitDataset(dataset, limit) if limit else dataset

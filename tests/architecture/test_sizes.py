@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 1837,
-    "stages": 3418,
+    "stages": 3425,
     "storage": 2861,
     "stores": 800,
     "task_encoder": 732,

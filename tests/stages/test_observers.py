@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import pickle
@@ -19,6 +20,8 @@ from energon_lite import (
     MapDataset,
     WorkerConfig,
     get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
     stateless,
 )
 from energon_lite.core.dataset import StreamRun
@@ -187,3 +190,21 @@ def test_worker_processes_have_files_of_their_own(texts, tmp_path) -> None:
 )
 def test_keys_are_found_in_samples_batches_and_lists(item, expected) -> None:
     assert default_get_keys(item) == expected
+
+
+@pytest.mark.parametrize(("level", "modes"), [(0, set()), (1, {"train"}), (2, {"train", "val"})])
+def test_levels_of_the_log_are_those_of_training_and_validation(texts, tmp_path, level, modes):
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=0, worker_log_level=level,
+        worker_debug_path=str(tmp_path / "log.jsonl"),
+    )  # fmt: skip
+    settings = {"worker_config": config, "batch_size": 2, "split_part": "train"}
+    training = get_train_dataset(texts, shuffle_buffer_size=None, **settings)
+    batches = list(itertools.islice(get_savable_loader(training), 2))
+    list(get_savable_loader(get_val_dataset(texts, limit=1, **settings)))
+    path = tmp_path / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert {line["m"] for line in lines} == modes
+    train = [line["keys"] for line in lines if line["m"] == "train"]
+    assert train == [batch.__key__ for batch in batches][: len(train)]
+    assert len(train) == 2 * (level > 0)
