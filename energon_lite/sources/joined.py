@@ -27,7 +27,7 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.prepare.join_keys import JoinReport, build_index, find_index
 from energon_lite.sources.excluded import open_part
-from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader
+from energon_lite.sources.sample_loader import FieldMapMaker, SampleLoader, make_crude
 from energon_lite.sources.source_factory import SourceFactory, Subset
 from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.field_access import mappable_fields
@@ -248,10 +248,15 @@ class JoinLoader:
         self.loss_weight = loss_weight
         method = joiner.from_joined if isinstance(joiner, type) else joiner  # type: ignore[attr-defined]
         self.function = UserFunction(method, name="joiner", seed=seed)
-        self._is_ours = is_default_joiner(joiner)
+        self._is_ours = getattr(method, "__func__", None) is Sample.from_joined.__func__  # type: ignore[attr-defined]
         self._sample_type: Any = joiner
         # Of each side the fields that no part fills, if joining takes fields only.
         makers = [load.maker for load in loaders]
+        if self._is_ours and make_crude in makers:
+            raise DatasetFormatError(
+                f"joiner: {self._sample_type.__qualname__} takes the fields of samples, and crude "
+                "samples have none. Override from_joined, or write a sample_type into dataset.yaml"
+            )
         are_plain = all(isinstance(maker, FieldMapMaker) for maker in makers)
         defaults = [maker.defaults() for maker in makers] if are_plain else []  # type: ignore[attr-defined]
         self._is_direct = self._is_ours and are_plain and None not in defaults
@@ -364,12 +369,6 @@ class JoinLoader:
         return joined
 
 
-def is_default_joiner(joiner: Any) -> bool:
-    """Returns whether a joiner is a class with the `from_joined` of `Sample`."""
-    method = getattr(joiner, "from_joined", None)
-    return getattr(method, "__func__", None) is Sample.from_joined.__func__  # type: ignore[attr-defined]
-
-
 def _check_keys(data: Sequence[JoinColumn], place: int) -> None:
     """Checks that all samples of a row have the same key in their files.
 
@@ -474,11 +473,6 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
     def sample_loader(self) -> Any:
         """Makes what turns rows into samples."""
         loaders = [one.sample_loader() for one in self.inner_datasets]
-        if is_default_joiner(self.joiner) and any(one.is_crude for one in self.inner_datasets):
-            raise DatasetFormatError(
-                f"joiner: {self.joiner.__qualname__} takes the fields of samples, and crude "
-                "samples have none. Override from_joined, or write a sample_type into dataset.yaml"
-            )
         for loader in loaders:
             loader.subflavors = {**loader.subflavors, **self._own_tags}
         may_lack = [side.nonmatch == "none" for side in self._sides]
