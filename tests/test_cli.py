@@ -326,7 +326,7 @@ def test_optional_fields_are_passed_over_by_an_empty_answer(tmp_path):
     }
 
 
-def test_nothing_is_asked_that_an_option_answers(tmp_path):
+def test_no_question_is_put_that_an_option_answers(tmp_path):
     write_captions(tmp_path, num_shards=4, samples_per_shard=2)
     result = run(
         "prepare", tmp_path, "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample",

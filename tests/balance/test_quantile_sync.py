@@ -20,7 +20,7 @@ def test_dear_packs_of_all_ranks_meet() -> None:
     assert imbalance(np.stack(ordered, axis=1)) < 0.4 * imbalance(np.stack(ranks, axis=1))
 
 
-def test_each_window_has_an_order_of_its_own() -> None:
+def test_each_window_has_its_order() -> None:
     costs = range(50)
     orders = {tuple(quantile_sync(costs, 50, 0, number)) for number in range(5)}
     orders |= {tuple(quantile_sync(costs, 50, seed, 0)) for seed in range(1, 5)}
@@ -39,7 +39,7 @@ def test_windows_that_are_not_equally_full_keep_about_the_same_rhythm() -> None:
     assert imbalance(np.stack([costs[:180] for costs in ordered], axis=1)) < 0.4 * unsorted
 
 
-def test_without_packs_there_is_none_to_give() -> None:
+def test_without_packs_none_is_emitted() -> None:
     with pytest.raises(IndexError, match="No pack is buffered"):
         QuantileSync(4, 0).next_pack()
 

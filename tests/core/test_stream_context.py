@@ -65,7 +65,7 @@ def test_draws_are_those_of_the_stream_not_of_the_run() -> None:
         fail(context, range(3, 20_000 * 64, 50 * 64))
 
 
-def test_skips_on_purpose_never_stop_but_are_told_once_in_a_row(caplog) -> None:
+def test_skips_on_purpose_never_stop_but_are_reported_once_in_a_row(caplog) -> None:
     context = StreamContext(Stream(0, 1))
     for draw in range(5000):
         context.count_skip(record(draw, on_purpose=True, num_samples=3))

@@ -90,7 +90,7 @@ def test_ctrl_c_ends_the_job_as_python_does_and_leaves_nothing(
     ("way", "code"),
     [("sys.exit", 5), ("raise", 1), ("drop", 0), ("circle", 0), ("with", 0), ("fall off", 0)],
 )
-def test_every_way_out_of_the_loop_leaves_nothing(server, texts, way, code) -> None:
+def test_every_end_of_the_loop_leaves_nothing(server, texts, way, code) -> None:
     args = {"texts": str(texts), "start_method": "fork", "num_workers": 2, "payload": 200_000}
     with server.job("train_and_leave", way=way, **args) as job:
         seconds_to_end(job, {code})
@@ -126,7 +126,7 @@ def test_a_hundred_interrupts_at_random(server, texts) -> None:
 
 
 @pytest.mark.soak
-def test_every_way_out_of_the_loop_with_any_start_method(server, texts) -> None:
+def test_every_end_of_the_loop_with_any_start_method(server, texts) -> None:
     rng, figures = random.Random(13), Figures("sys.exit, exception, dropped loader: s to the end")
     ways = {"sys.exit": 5, "raise": 1, "drop": 0, "circle": 0, "with": 0, "fall off": 0}
     for reference in range(60):

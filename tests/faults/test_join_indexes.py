@@ -93,7 +93,7 @@ def index_of(root: Path) -> bytes:
     st.integers(0, 16 + 48 * NUM_SAMPLES),
     st.sampled_from(["skip", "none"]),
 )
-def test_a_damaged_index_pairs_no_other_samples(
+def test_a_corrupt_index_pairs_no_other_samples(
     root: Path, tmp_path_factory: pytest.TempPathFactory, changes: Any, size: int, nonmatch: str
 ) -> None:
     whole = bytearray(index_of(root))

@@ -142,7 +142,7 @@ def test_shards_outside_of_the_dataset_are_refused(root: Path, outside: Path, sh
 
 
 @pytest.mark.parametrize("part", ["../../../../../outside/x", "/tmp/x", "a\0b"])
-def test_a_split_part_is_no_way_out_for_a_length_index(
+def test_a_length_index_leaves_the_folder_by_no_split_part(
     root: Path, outside: Path, part: str
 ) -> None:
     with pytest.raises(DatasetFormatError, match="has no slash"):

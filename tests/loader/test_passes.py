@@ -319,7 +319,7 @@ def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts) ->
         assert_same([rest[0], *list(rest.values())[1:]], [passes[1][0], *passes[1][2:]])
 
 
-def test_slots_of_ranks_that_stood_apart_on_several_topologies_are_not_given_again(texts) -> None:
+def test_slots_of_ranks_that_stood_apart_on_several_topologies_are_not_emitted_again(texts) -> None:
     make = train(texts, "expanding", repeat=False, batch_size=1)
     run, found = Ranks(make, 2, num_streams=4), dict[int, Any]()
     whole = Ranks(make, 1, num_streams=4).rest()

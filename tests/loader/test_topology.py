@@ -73,7 +73,7 @@ def test_default_number_of_streams_yields_to_that_of_the_checkpoint(texts) -> No
     assert resumed.loaders[0].num_streams == 6
 
 
-def test_ranks_that_share_streams_are_told_what_it_costs(texts, caplog) -> None:
+def test_ranks_that_share_streams_log_what_it_costs(texts, caplog) -> None:
     run = Ranks(train(texts[40]), 3, num_streams=8)
     run.next(0)
     assert [record.getMessage() for record in caplog.records] == [

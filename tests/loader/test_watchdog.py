@@ -25,7 +25,7 @@ def watchers() -> int:
     return sum(thread.name == "watchdog" for thread in threading.enumerate())
 
 
-def test_long_wait_is_told_once_with_the_stacks_of_all_threads(caplog) -> None:
+def test_long_wait_is_reported_once_with_the_stacks_of_all_threads(caplog) -> None:
     watchdog = Watchdog(0.05, None)
     with watchdog:
         wait_until(lambda: "watchdog_timeout_seconds=0.05" in caplog.text)

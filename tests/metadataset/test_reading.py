@@ -116,7 +116,7 @@ def test_every_tree_is_read_with_its_weights_and_ids(tree: Any) -> None:
 
 
 @given(trees)
-def test_a_tree_in_a_file_of_its_own_is_the_same_tree(tree: Any) -> None:
+def test_a_tree_in_a_separate_file_is_the_same_tree(tree: Any) -> None:
     write("inner.yaml", train=tree)
     outer = read_metadataset(write("outer.yaml", train={"path": "inner.yaml"}), "train")
     alone = read_metadataset("inner.yaml", "train")

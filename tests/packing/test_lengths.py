@@ -51,7 +51,7 @@ def test_what_is_not_integers_is_refused(lengths: Any) -> None:
         first_fit_decreasing(lengths, 8)
 
 
-def test_floats_are_refused_with_a_way_out() -> None:
+def test_floats_are_refused_with_a_remedy() -> None:
     with pytest.raises(TypeError, match=r"\.astype\(np\.int64\)"):
         first_fit_decreasing([1.5], 8)
     with pytest.raises(TypeError, match="capacity must be integers"):

@@ -389,7 +389,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("kind", OTHER)
-def test_a_file_of_another_kind_is_refused_with_the_way_out(tmp_path, kind) -> None:
+def test_a_file_of_another_kind_is_refused_with_a_remedy(tmp_path, kind) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(OTHER[kind])
     for use in (prepare_dataset, val_texts):

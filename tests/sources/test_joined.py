@@ -356,7 +356,7 @@ def test_index_is_written_in_pieces_of_any_size(
 
 
 @pytest.mark.parametrize("size", [0, 11, 16 + 48 * 7, 16 + 48 * 7 + 3])
-def test_index_that_was_cut_is_made_again(root: Path, size: int) -> None:
+def test_index_that_was_cut_is_written_again(root: Path, size: int) -> None:
     path = file_of(root, joined(root))
     ((file, _),) = prepare_metadataset(path)
     whole = file.read_bytes()

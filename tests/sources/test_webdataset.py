@@ -312,6 +312,6 @@ def test_senseless_settings_are_refused_by_name(texts, settings, message) -> Non
         load_factory(texts, split_part="train", **settings)
 
 
-def test_class_without_a_sample_type_is_told_so(texts) -> None:
+def test_class_without_a_sample_type_is_an_error_that_names_it(texts) -> None:
     with pytest.raises(TypeError, match="must set __sample_type__"):
         DefaultDecoderWebdatasetFactory(texts, field_map={"text": "txt"})

@@ -241,7 +241,7 @@ def test_what_never_ends_cannot_be_repeated_or_followed(roots) -> None:
         ConcatDataset(endless, source(roots[3], "b"))
 
 
-def test_one_source_used_again_has_an_id_and_an_order_of_its_own(roots) -> None:
+def test_one_source_used_twice_has_another_id_and_order(roots) -> None:
     same = source(roots[11])
     dataset = ConcatDataset(same, RepeatDataset(same, repeats=1), ConcatDataset(same, same))
     names = [facts.name for facts in dataset.sources()]

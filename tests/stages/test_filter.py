@@ -42,7 +42,7 @@ def test_filtered_items_count_as_skipped_on_purpose(texts) -> None:
     assert {(record.on_purpose, record.stage) for record in records} == {(True, "filter")}
 
 
-def test_replay_asks_only_whether_what_is_below_can_be_made_again(texts) -> None:
+def test_replay_needs_only_that_what_is_below_can_be_recreated(texts) -> None:
     dataset = FilterDataset(in_file_order(texts), filter_fn=is_odd)
     assert dataset.can_restore_sample()
     assert number_of(dataset.restore_sample(("texts/train", 0, 3, 3))) == 3

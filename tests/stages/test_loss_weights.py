@@ -166,7 +166,7 @@ def test_batch_of_each_type_has_a_loss_weight_per_sample(sets, carrier) -> None:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_batch_made_again_has_the_same_loss_weights(sets, carrier, batch_size) -> None:
+def test_recreated_batch_has_the_same_loss_weights(sets, carrier, batch_size) -> None:
     make, read = CARRIERS[carrier]
     dataset = dataset_of(sets, encoder_of(make), batch_size=batch_size)
     for item, key in pairs(sets, make, batch_size=batch_size):

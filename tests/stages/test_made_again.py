@@ -129,7 +129,7 @@ def test_each_input_is_expanded_once_for_all_buffered_items(
     assert max(more.values()) <= 2 + twice + (stage == "balanced packs")  # which has two buffers
 
 
-def test_item_is_made_again_though_a_sibling_fails_now(chunks: Path) -> None:
+def test_item_is_recreated_though_a_sibling_fails_now(chunks: Path) -> None:
     fails_at = 99
 
     @stateless

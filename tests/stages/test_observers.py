@@ -142,7 +142,7 @@ def test_without_a_path_lines_go_to_the_logger(texts, caplog) -> None:
     assert json.loads(caplog.records[3].message)["keys"] == ["00003"]
 
 
-def test_what_is_made_again_on_a_resume_is_not_written_again(texts, tmp_path) -> None:
+def test_what_is_recreated_on_a_resume_is_not_written_again(texts, tmp_path) -> None:
     path = tmp_path / "log.jsonl"
     logged = LogSampleDataset(in_file_order(texts), "train", worker_config=logging_config(path))
     for dataset in (MapDataset(logged, twice), IterMapDataset(logged, iter)):

@@ -346,7 +346,7 @@ def test_any_path_that_is_no_file_is_refused_by_a_store_without_a_folder(root: P
 # ------------------------------------------------------------------------------- replaced files
 
 
-def test_a_damaged_index_is_an_error_or_returns_what_is_right(root: Path) -> None:
+def test_a_corrupt_index_is_an_error_or_returns_what_is_right(root: Path) -> None:
     index = root / "tars/.nv-meta/index.sqlite"
     whole = index.read_bytes()
     rng = random.Random(0)
