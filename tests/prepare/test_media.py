@@ -344,7 +344,7 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(root, tmp_path)
     with pytest.raises(RuntimeError, match=f"holds no media metadata; {again}"):
         read_media_metadata(root, "000.jpg")
     prepare_media(root, BY_EXTENSION)
-    with pytest.raises(KeyError, match=r"no media metadata of '000\.txt'"):
+    with pytest.raises(ValueError, match="leads out of the folder"):
         read_media_metadata(root, "000.txt")
     with pytest.raises(KeyError):
         read_media_metadata(root, "half \ud800")
@@ -364,7 +364,7 @@ def test_stores_read_metadata_in_any_thread_and_after_a_fork(root, folder):
         files.get_media_metadata("z.txt")
     prepare_media(folder, BY_HEADER)  # the database is another file now
     assert files.get_media_metadata("z.txt").width == 7
-    with pytest.raises(KeyError, match=r"no media metadata of '\.\./y'"):
+    with pytest.raises(ValueError, match="leads out of the folder"):
         files.get_media_metadata("../y.JPG")
     with pytest.raises(RuntimeError, match="need a store with a folder"):
         SystemFileStore().get_media_metadata("y.JPG")
