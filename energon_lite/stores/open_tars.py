@@ -117,10 +117,10 @@ class OpenTars:
         if self._process != os.getpid():
             _inherited.append(self._index)
             self._open_nothing()
-        index = self._index
-        if index is None:
-            index = self._index = IndexDatabase(self._root)
-        return index
+        with self._lock:  # another connection would stay open until garbage is collected
+            if self._index is None:
+                self._index = IndexDatabase(self._root)
+            return self._index
 
     def ask(self, question: Callable[[IndexDatabase], T]) -> T:
         """Asks the index something.
