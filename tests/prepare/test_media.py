@@ -344,7 +344,7 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(root, tmp_path)
     with pytest.raises(RuntimeError, match=f"holds no media metadata; {again}"):
         read_media_metadata(root, "000.jpg")
     prepare_media(root, BY_EXTENSION)
-    with pytest.raises(ValueError, match="leads out of the folder"):
+    with pytest.raises(KeyError, match=r"no media metadata of '000\.txt'"):
         read_media_metadata(root, "000.txt")
     with pytest.raises(KeyError):
         read_media_metadata(root, "half \ud800")
