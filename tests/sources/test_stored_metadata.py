@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -305,6 +306,32 @@ def test_command_measures_pictures_by_their_headers(tmp_path: Path) -> None:
     (report,) = json.loads(done.stdout)
     assert report["totals"] == {name: sum(lengths) for name, lengths in EXPECTED.items()}
     assert report["failed"] == 0
+
+
+def sounds(sample: Any) -> int:
+    return round(1000 * sample["wav"].get_metadata().audio_duration)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_recordings_and_their_metadata_are_measured_by_one_function(
+    tmp_path: Path, is_stored: bool
+) -> None:
+    pytest.importorskip("av")
+    members = []
+    for i in range(NUM_SAMPLES):
+        wav = io.BytesIO()
+        with wave.open(wav, "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+            file.writeframes(bytes(2 * 800 * (i + 1)))
+        members.append((f"{i:03d}.wav", wav.getvalue()))
+    write_tar(tmp_path / "data/0.tar", members)
+    root = prepared(tmp_path / "data", "CrudeWebdataset")
+    if is_stored:
+        prepare_media(root, BY_EXTENSION, num_workers=0)
+    expected = {"tokens": [100 * (i + 1) for i in range(NUM_SAMPLES)]}
+    for media_metadata in (True, False):
+        report = measured(root, LengthFunction(sounds), media_metadata=media_metadata)
+        assert (stored(report), report.measured) == (expected, NUM_SAMPLES)
 
 
 def test_unreadable_pictures_are_listed_with_their_samples(tmp_path: Path) -> None:
