@@ -344,7 +344,7 @@ class RankRun(Generic[T]):
         settings, config, position = self._settings, self._config, self.position
         if position.count or self._snapshots:  # to where the run stood when workers were stopped
             self.position = resumed = self.resumed([json.loads(json.dumps(self.state()))])
-            resumed.items_in_pass, resumed.peers = position.items_in_pass, position.peers
+            resumed.peers = position.peers
         start = self.position.start
         # A worker without a stream would have nothing to compute.
         num_workers = min(config.num_workers, start.slots.num_turns)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_lite.core.errors import DecodingError
+from energon_lite.core.errors import DecodingError, add_note
 from energon_lite.core.samples import CrudeSample, SourceInfo
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import LOSS_WEIGHT
@@ -35,7 +35,21 @@ class LineLoader(SampleLoader):
         del members, shard
         return f"{self.root}, {sample_place(place)}"
 
-    def _make(self, data: memoryview, members: Any, shard: str, key: RestoreKey) -> Any:
+    def __call__(
+        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
+    ) -> Any:
+        """Makes the sample of one line.
+
+        Raises:
+            Exception: As of other samples.
+        """
+        try:
+            return self._made(data, members, shard, key)
+        except Exception as error:
+            add_note(error, self.place_of(members, shard, place))
+            raise
+
+    def _made(self, data: memoryview, members: Any, shard: str, key: RestoreKey) -> Any:
         if isinstance(members, Exception):
             raise copy.copy(members)
         ((name, first, last),) = members

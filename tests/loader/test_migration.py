@@ -23,8 +23,9 @@ from energon_lite import (
 from energon_lite.balance import CostModel
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
-from energon_lite.core.state import as_key
+from energon_lite.core.state import Snapshot, as_key
 from energon_lite.core.topology import Stream
+from energon_lite.loader.migration import _token_fields
 from energon_lite.sources.source import WebdatasetSource
 
 from ..helpers import (
@@ -282,6 +283,12 @@ CASES: dict[str, tuple[str, str, str, str, list[str]]] = {
             "source c/train: moved to another blend; it resumes there",
             "source d/train: added; it starts at its beginning",
         ],
+    ),
+    "into a nested one": (
+        "blend: [{path: a}, {path: b}]",
+        "blend: [{path: a}, {blend_mode: random, blend: [{path: b}, {path: d}]}]",
+        "ab", "d",
+        ["source d/train: added; it starts at its beginning"],
     ),
     "from one source": (
         "path: a",
@@ -768,3 +775,13 @@ def test_corrupt_state_is_refused_while_it_is_migrated(sets, states, damage) -> 
     damage(states[0])
     states[0] = signed(states[0])
     assert refusal(blend_of(sets, ALL_AT_ONCE[1], Skipping), states)
+
+
+def test_debts_and_pending_draws_of_a_token_blend_follow_their_sources() -> None:
+    inner = tuple(Snapshot("source", {"name": name, "position": 0}) for name in "abc")
+    debts = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (3.0, 0.0, 0.0))
+    fields = {"debts": debts, "pending": ((2, "x"), (0, "y"), (1, "z")), "measured": ()}
+    old = Snapshot("token_blend", fields, inner, tuple("abc"))
+    found = _token_fields(old, [2, None, 0])  # c, a new source, a; b was removed
+    assert found["debts"] == (debts[2], (0.0, 0.0, 0.0), debts[0])
+    assert found["pending"] == ((0, "x"), (2, "y"))

@@ -303,12 +303,14 @@ def test_one_rank_has_begun_the_next_pass_and_another_stands_at_the_end(texts) -
         assert_same(list(resumed.rest().values()), passes[1])
 
 
-def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts) -> None:
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])  # that have a batch before: both, or one
+def test_ranks_have_begun_the_next_pass_and_only_one_has_emitted_of_it(texts, ranks) -> None:
     make = train(texts, "skipping", repeat=False)
     one = loader_of(make, num_streams=2)
     passes = [list(one), list(one)]
     run = Ranks(make, 2, num_streams=2)
-    run.steps(1)
+    for rank in ranks:
+        run.next(rank)
     run = Ranks(make, 3, states=run.save())
     run.rest()
     run.iterators[1] = iter(run.loaders[1])

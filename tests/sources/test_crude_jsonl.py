@@ -124,6 +124,9 @@ def test_crude_samples_have_energons_fields(tmp_path) -> None:
         "__subflavors__": {"a": 1}, "json": {"text": text_of(0), "n": 0},
     }  # fmt: skip
     assert (len(factory), factory.paths, factory.subflavors) == (NUM_SAMPLES, [path], {"a": 1})
+    for found in DefaultCrudeJsonlDatasetFactory(path).build():  # shuffled
+        (source,) = found["__sources__"]
+        assert (str(source.index), *source.file_names) == (found["__key__"], f"{source.index}.json")
     bare = CrudeJsonlDatasetFactory(path, training=False, part_filter=lambda part: part != "json")
     assert "json" not in next(bare.build().cursor(Stream(0, 1)))
 
@@ -211,9 +214,10 @@ def test_a_line_with_another_value_than_an_object_is_broken(tmp_path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n[1, 2]\n{"text": "b"}\n')
     dataset = get_val_dataset(path, worker_config=ONE, batch_size=None, task_encoder=Cooking())
-    loader = get_savable_loader(dataset, max_skip_rate=0.5)
+    loader = get_savable_loader(dataset, max_skip_rate=0.5, skip_log=tmp_path / "log")
     assert [sample.text for sample in loader] == ["a", "b"]
     assert loader.num_skipped == {"a.jsonl/val": 1}
+    assert "is no JSON object, but a list" in (tmp_path / "log").read_text()
 
 
 def test_cookers_match_a_file_with_and_without_subflavors(tmp_path) -> None:

@@ -36,6 +36,7 @@ from energon_lite import (
     SystemFileStore,
     TextSample,
 )
+from energon_lite.storage import files
 
 
 class CountingStore(FileStore[Any]):
@@ -77,7 +78,7 @@ def sample() -> TextSample:
 def files_of(parent: Path) -> list[str]:
     """The copies in all folders below a parent folder."""
     paths = parent.glob("cache_*/[0-9]*")
-    return sorted(path.name for path in paths if path.suffix != ".tmp")
+    return sorted(path.name for path in paths if path.suffix != ".part")
 
 
 def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
@@ -354,6 +355,37 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_
     assert store.reads == Counter(["first", *"abc"])
     assert pool.current_cache_count == 0
     assert [r.message.count("cannot be written") for r in caplog.records] == [1]
+
+
+def test_a_copy_whose_last_value_is_dropped_while_it_is_written_is_removed(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, is_writing, may_end = make_pool(), threading.Event(), threading.Event()
+    folder, write = pool.cache_dir, files.write_atomically
+
+    def wait(path: Path, content: bytes) -> None:
+        is_writing.set()
+        assert may_end.wait(20)
+        write(path, content)
+
+    monkeypatch.setattr(files, "write_atomically", wait)
+    value = pool.get_lazy(CountingStore(), "a")
+    assert is_writing.wait(20)
+    assert pool.current_cache_count == 1
+    del value
+    gc.collect()
+    may_end.set()
+    eventually(lambda: pool.current_cache_count == 0)
+    assert not files_of(folder.parent)
+
+
+def test_room_in_a_full_cache_is_used_as_soon_as_it_is_there(make_pool: MakePool) -> None:
+    pool, store = make_pool(max_cache_count=1, num_workers=1), CountingStore()
+    values = {key: pool.get_lazy(store, key) for key in "abc"}
+    for key, value in values.items():
+        eventually(lambda key=key: store.reads[key] == 1 and pool.current_cache_count == 1)
+        assert value.get() == key.encode()
+    assert store.reads.total() == 3
 
 
 def test_stores_of_one_class_and_path_do_not_share_copies(make_pool: MakePool) -> None:

@@ -70,7 +70,9 @@ def test_threads_forked_and_other_processes_read_the_same(path) -> None:
     assert [again[f"{i}.json"][0] for i in range(3)] == expected
     child = os.fork()
     if not child:
-        os._exit(0 if [store[f"{i}.json"][0] for i in range(3)] == expected else 1)
+        is_same = [store[f"{i}.json"][0] for i in range(3)] == expected
+        has_own_file = store._open is not None and store._open[0] == os.getpid()
+        os._exit(0 if is_same and has_own_file else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -87,6 +87,22 @@ def test_whole_pixels_are_moved_exactly(kind):
     assert not shifted[:, :, :3].any()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_flips_are_exact(axis):
+    image, matrix = picture(), np.eye(3)
+    matrix[axis, axis], matrix[axis, 2] = -1, image.shape[2 - axis]
+    size = (image.shape[1], image.shape[2])
+    assert warp(image, matrix, size).equal(image.flip(2 - axis))
+    assert pixels(warp(pil(image), matrix, size)).equal(image.flip(2 - axis))
+
+
+def test_nothing_is_shown_behind_the_horizon_of_a_perspective():
+    inverse = np.array([[-1, 0, 5], [0, -1, 0], [-0.1, 0, 1.0]])  # the horizon is at x = 10
+    image = torch.ones((1, 12, 20))
+    drawn = warp(image, np.linalg.inv(inverse), (12, 30), "nearest")
+    assert not drawn[..., 10:].any()
+
+
 @pytest.mark.parametrize("angle", [0.1, 0.5, 2.0])
 def test_turns_that_cancel_return_the_image(angle):
     turn = TransformMapper.rotate(angle)
