@@ -8,8 +8,12 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import random
+import signal
 import textwrap
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -340,6 +344,29 @@ def signed(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was changed, with the checksum that belongs to it."""
     state = {**state, "pipeline": digest(state["config"])}
     return {**state, "checksum": checksum(state)}
+
+
+def is_true_in_fork(function: Callable[[], Any], limit_sec: float = 60.0) -> bool:
+    """Returns whether a function returns something true in a fork of this process.
+
+    The fork ends with the function, also by an error: else it would go on as a second test runner,
+    for which this process waits.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if function() else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + limit_sec
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return ended[1] == 0
 
 
 def ignore(error: Exception, sample: Any, sources: Any = None) -> None:

@@ -44,30 +44,28 @@ class LineLoader(SampleLoader):
             Exception: As of other samples.
         """
         try:
-            return self._made(data, members, shard, key)
+            if isinstance(members, Exception):
+                raise copy.copy(members)
+            ((name, first, last),) = members
+            plans = self._plans
+            target, decode = plans.get(_JSON) or plans.setdefault(_JSON, self._plan(_JSON))
+            sample = CrudeSample(
+                __key__=name.removesuffix(".json"),
+                __restore_key__=key,
+                __subflavors__=self.subflavors.copy(),
+                __sources__=(SourceInfo(self.path, key[2], shard, (name,)),),
+                __shard__=shard,
+            )
+            if target is not None and decode is not None:
+                sample[_JSON] = value = decode(data[first:last].tobytes())
+                if not isinstance(value, dict):
+                    raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
+            if self.loss_weight != 1:
+                sample[LOSS_WEIGHT] = self.loss_weight
+            return sample
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
-
-    def _made(self, data: memoryview, members: Any, shard: str, key: RestoreKey) -> Any:
-        if isinstance(members, Exception):
-            raise copy.copy(members)
-        ((name, first, last),) = members
-        target, decode = self._plans.get(_JSON) or self._plans.setdefault(_JSON, self._plan(_JSON))
-        sample = CrudeSample(
-            __key__=name.removesuffix(".json"),
-            __restore_key__=key,
-            __subflavors__=self.subflavors.copy(),
-            __sources__=(SourceInfo(self.path, key[2], shard, (name,)),),
-            __shard__=shard,
-        )
-        if target is not None and decode is not None:
-            sample[_JSON] = value = decode(data[first:last].tobytes())
-            if not isinstance(value, dict):
-                raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
-        if self.loss_weight != 1:
-            sample[LOSS_WEIGHT] = self.loss_weight
-        return sample
 
 
 class JsonlPreparator:

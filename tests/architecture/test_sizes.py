@@ -27,7 +27,7 @@ BUDGET = {
     "order": 675,
     "prepare": 1514,
     "samplers": 1012,
-    "sources": 1834,
+    "sources": 1841,
     "stages": 3425,
     "storage": 2861,
     "stores": 800,

@@ -22,6 +22,7 @@ from energon_lite.inspect.file_view import SAME_KEY, DatasetFiles, FilePlace
 from energon_lite.inspect.mounting import MountedFiles, mount_dataset
 
 from ..conftest import write_tar
+from ..helpers import is_true_in_fork
 
 KEYS = ["s1", "s0", "deep/er/x1", "deep/x0", "deep-1"]
 
@@ -153,10 +154,7 @@ def test_files_are_found_from_other_threads_and_after_a_fork(root):
     thread.start()
     thread.join()
     assert found == [expected()]
-    child = os.fork()
-    if not child:
-        os._exit(0 if walk(files) == expected() else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert is_true_in_fork(lambda: walk(files) == expected())
 
 
 def test_what_does_not_fit_the_index_is_an_input_output_error(root):

@@ -32,7 +32,7 @@ from energon_lite import (
 from energon_lite.loader import messages, worker_pool
 from energon_lite.loader.messages import Message, packed, unpacked
 
-from ..helpers import Ranks, assert_same, through_json, train
+from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
 
 pytestmark = pytest.mark.processes
 
@@ -303,17 +303,14 @@ def test_fork_of_the_main_process_leaves_the_workers_alone(texts) -> None:
     whole = Ranks(make, 1, num_streams=2).slots(8)
     run = Ranks(make, 1, 2)
     assert_same(run.slots(3), {m: whole[m] for m in range(3)})
-    pid = os.fork()
-    if pid == 0:  # it has workers of its own, and ends as a program does
-        code = 1
-        try:
-            assert_same(run.slots(2), {m: whole[m] for m in range(3, 5)})
-            run.loaders[0].shutdown()
-            multiprocessing.util._exit_function()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def uses_workers_of_its_own() -> bool:
+        assert_same(run.slots(2), {m: whole[m] for m in range(3, 5)})
+        run.loaders[0].shutdown()
+        multiprocessing.util._exit_function()  # as at the end of a program
+        return True
+
+    assert is_true_in_fork(uses_workers_of_its_own)
     assert all(worker.is_alive() for worker in workers_of(run))
     assert_same(run.slots(5), {m: whole[m] for m in range(3, 8)})
 

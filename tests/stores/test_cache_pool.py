@@ -36,7 +36,8 @@ from energon_lite import (
     SystemFileStore,
     TextSample,
 )
-from energon_lite.storage import files
+
+from ..helpers import is_true_in_fork
 
 
 class CountingStore(FileStore[Any]):
@@ -357,26 +358,20 @@ def test_a_folder_that_cannot_be_written_is_logged_once_and_nothing_is_read_for_
     assert [r.message.count("cannot be written") for r in caplog.records] == [1]
 
 
-def test_a_copy_whose_last_value_is_dropped_while_it_is_written_is_removed(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_whose_last_value_is_dropped_while_it_is_made_is_removed(
+    make_pool: MakePool, parent: Path
 ) -> None:
-    pool, is_writing, may_end = make_pool(), threading.Event(), threading.Event()
-    folder, write = pool.cache_dir, files.write_atomically
-
-    def wait(path: Path, content: bytes) -> None:
-        is_writing.set()
-        assert may_end.wait(20)
-        write(path, content)
-
-    monkeypatch.setattr(files, "write_atomically", wait)
-    value = pool.get_lazy(CountingStore(), "a")
-    assert is_writing.wait(20)
-    assert pool.current_cache_count == 1
+    pool, store = make_pool(num_workers=1), CountingStore()
+    store.gate.clear()
+    value = pool.get_lazy(store, "a")
+    assert store.has_begun.wait(20)
     del value
     gc.collect()
-    may_end.set()
-    eventually(lambda: pool.current_cache_count == 0)
-    assert not files_of(folder.parent)
+    store.gate.set()
+    kept = pool.get_lazy(store, "b")  # which the only thread copies next
+    eventually(lambda: store.reads["b"] == 1 and pool.current_cache_count == 1)
+    eventually(lambda: len(files_of(parent)) == 1)
+    assert kept.get() == b"b"
 
 
 def test_room_in_a_full_cache_is_used_as_soon_as_it_is_there(make_pool: MakePool) -> None:
@@ -452,18 +447,15 @@ def test_a_fork_has_its_own_folder_and_reads_what_it_inherited_directly(
     pool, store = make_pool(), CountingStore()
     values = [pool.get_lazy(store, key) for key in ("a", "b", "c")]
     eventually(lambda: len(files_of(parent)) == 3)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            own = pool.get_lazy(store, "own")
-            folders = list(parent.glob("cache_*"))
-            right = [value.get() for value in (*values, own)] == [b"a", b"b", b"c", b"own"]
-            code = 0 if right and len(folders) == 2 else 2
-            pool.close()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def reads_all_and_has_its_own_folder() -> bool:
+        own = pool.get_lazy(store, "own")
+        folders = list(parent.glob("cache_*"))
+        found = [value.get() for value in (*values, own)]
+        pool.close()
+        return found == [b"a", b"b", b"c", b"own"] and len(folders) == 2
+
+    assert is_true_in_fork(reads_all_and_has_its_own_folder)
     assert len(list(parent.iterdir())) == 1
     assert len(files_of(parent)) == 3
     before = store.reads.copy()
@@ -478,10 +470,7 @@ def test_a_fork_waits_for_files_that_are_being_copied(make_pool: MakePool) -> No
     value = pool.get_lazy(store, "a")
     assert store.has_begun.wait(20)
     threading.Timer(0.1, store.gate.set).start()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if store.gate.is_set() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert is_true_in_fork(store.gate.is_set)
     assert value.get() == b"a"
     assert type(value) is FileCacheLazy
 

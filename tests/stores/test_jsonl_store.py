@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +26,7 @@ from energon_lite.core.samples import SourceInfo
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stores.file_stores import JsonlFileStore
 
-from ..helpers import metadataset
+from ..helpers import is_true_in_fork, metadataset
 
 CONTENT = b'\n{"id": 0, "q": "What is 1+2?"}\n\n{"id": 1, "q": "two"}\n  {"id": 2, "q": "three"}\n'
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -68,12 +67,7 @@ def test_threads_forked_and_other_processes_read_the_same(path) -> None:
         assert list(found) == expected * 100
     again = pickle.loads(pickle.dumps(store))
     assert [again[f"{i}.json"][0] for i in range(3)] == expected
-    child = os.fork()
-    if not child:
-        is_same = [store[f"{i}.json"][0] for i in range(3)] == expected
-        has_own_file = store._open is not None and store._open[0] == os.getpid()
-        os._exit(0 if is_same and has_own_file else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert is_true_in_fork(lambda: [store[f"{i}.json"][0] for i in range(3)] == expected)
 
 
 def test_a_file_that_was_replaced_is_refused_by_the_next_process(path) -> None:

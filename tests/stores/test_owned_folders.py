@@ -70,14 +70,17 @@ def test_a_fork_does_not_keep_the_folder_of_its_parent_alive(tmp_path: Path) -> 
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:
-        folder = OwnedFolder(tmp_path, PREFIX)
-        child = os.fork()
-        if child == 0:
-            folder.leave()
-            time.sleep(30)
-        else:
-            os.write(writing, str(child).encode())
-        os._exit(0)
+        try:
+            folder = OwnedFolder(tmp_path, PREFIX)
+            child = os.fork()
+            if child == 0:
+                folder.leave()
+                time.sleep(30)
+            else:
+                os.write(writing, str(child).encode())
+        finally:
+            os.write(writing, b" ")
+            os._exit(0)
     child = int(os.read(reading, 100))
     try:
         os.waitpid(parent, 0)
