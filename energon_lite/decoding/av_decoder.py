@@ -138,14 +138,27 @@ class AVDecoder:
                 such stream.
             DecodingError: The content is broken.
         """
-        video, audio = self._video_audio(
-            video_clip_ranges, audio_clip_ranges, video_unit, audio_unit, video_out_frame_size
-        )
+        _check("video", video_clip_ranges, video_unit, ("seconds", "frames"))
+        _check("audio", audio_clip_ranges, audio_unit, ("seconds", "samples"))
+        video: list[Clip | None] = []
+        audio: list[Clip | None] = []
+        if video_clip_ranges or audio_clip_ranges:
+            with Media(self.stream) as media:
+                if video_clip_ranges:
+                    frames = VideoReader(media, video_out_frame_size)
+                    read = frames.by_number if video_unit == "frames" else frames.by_seconds
+                    video = read(video_clip_ranges)
+                if audio_clip_ranges:
+                    samples = AudioReader(media)
+                    read = samples.by_number if audio_unit == "samples" else samples.by_seconds
+                    audio = read(audio_clip_ranges)
+        shown = self._found("video", video, video_clip_ranges or (), video_unit)
+        heard = self._found("audio", audio, audio_clip_ranges or (), audio_unit)
         return AVData(
-            video_clips=[clip.data for clip in video],
-            video_timestamps=[clip.times for clip in video],
-            audio_clips=[clip.data for clip in audio],
-            audio_timestamps=[clip.times for clip in audio],
+            video_clips=[clip.data for clip in shown],
+            video_timestamps=[clip.times for clip in shown],
+            audio_clips=[clip.data for clip in heard],
+            audio_timestamps=[clip.times for clip in heard],
         )
 
     def get_video_clips(
@@ -155,45 +168,17 @@ class AVDecoder:
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         """Returns clips of video and their times; as `get_clips`."""
-        video, _ = self._video_audio(
-            video_clip_ranges, None, video_unit, "seconds", video_out_frame_size
+        data = self.get_clips(
+            video_clip_ranges, video_unit=video_unit, video_out_frame_size=video_out_frame_size
         )
-        return [clip.data for clip in video], [clip.times for clip in video]
+        return data.video_clips or [], data.video_timestamps or []
 
     def get_audio_clips(
         self, audio_clip_ranges: Sequence[Range], audio_unit: AudioUnit = "seconds"
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         """Returns clips of audio and their times; as `get_clips`."""
-        _, audio = self._video_audio(None, audio_clip_ranges, "seconds", audio_unit, None)
-        return [clip.data for clip in audio], [clip.times for clip in audio]
-
-    def _video_audio(
-        self,
-        video_ranges: Sequence[Range] | None,
-        audio_ranges: Sequence[Range] | None,
-        video_unit: str,
-        audio_unit: str,
-        frame_size: tuple[int, int] | None,
-    ) -> tuple[list[Clip], list[Clip]]:
-        _check("video", video_ranges, video_unit, ("seconds", "frames"))
-        _check("audio", audio_ranges, audio_unit, ("seconds", "samples"))
-        video: list[Clip | None] = []
-        audio: list[Clip | None] = []
-        if not video_ranges and not audio_ranges:
-            return [], []
-        with Media(self.stream) as media:
-            if video_ranges:
-                frames = VideoReader(media, frame_size)
-                is_number = video_unit == "frames"
-                video = (frames.by_number if is_number else frames.by_seconds)(video_ranges)
-            if audio_ranges:
-                samples = AudioReader(media)
-                is_number = audio_unit == "samples"
-                audio = (samples.by_number if is_number else samples.by_seconds)(audio_ranges)
-        return (
-            self._found("video", video, video_ranges or (), video_unit),
-            self._found("audio", audio, audio_ranges or (), audio_unit),
-        )
+        data = self.get_clips(None, audio_clip_ranges, audio_unit=audio_unit)
+        return data.audio_clips or [], data.audio_timestamps or []
 
     def _found(
         self, kind: str, clips: list[Clip | None], ranges: Sequence[Range], unit: str
@@ -201,7 +186,7 @@ class AVDecoder:
         missing = [pair for pair, clip in zip(ranges, clips, strict=True) if clip is None]
         if missing and not self.suppress_warnings:
             text = f"{kind}: no clip for {missing} ({unit}), which is behind the end"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         return [clip for clip in clips if clip is not None]
 
     # ------------------------------------------------------------------ metadata

@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 2976,
     "cli": 696,
     "core": 2180,
-    "decoding": 1538,
+    "decoding": 1524,
     "inspect": 1683,
     "loader": 3104,
     "loss": 207,
