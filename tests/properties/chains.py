@@ -23,7 +23,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.loader import worker_pool
 from energon_lite.loader.rank_feed import Delivery, RankFeed
 from energon_lite.loader.stats import Counter, FailureLimit, SourceStats, lost_samples
-from energon_lite.loader.worker_main import Pass, Settings
+from energon_lite.loader.worker_main import Pass, WorkerSettings
 
 from ..helpers import MakeDataset, Ranks, assert_same
 
@@ -289,8 +289,8 @@ class Chain:
 class WorkerHere:
     """In place of a worker process: has a copy of the dataset, and its deliveries are pickled."""
 
-    def __init__(self, _: Any, settings: Settings, job: Pass) -> None:
-        self._dataset = pickle.loads(pickle.dumps(settings.dataset))
+    def __init__(self, _: Any, settings: WorkerSettings, job: Pass) -> None:
+        self._dataset = pickle.loads(pickle.dumps(settings.info.dataset))
         self._max_skip_rate = settings.run.max_skip_rate
         self.begin(job)
 
