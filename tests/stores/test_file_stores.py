@@ -293,11 +293,11 @@ def test_store_of_what_is_not_prepared_names_the_command(
 
 
 def test_tars_that_were_read_last_stay_open(prepared: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(file_stores, "_MAX_OPEN", 1)
+    monkeypatch.setattr(open_tars, "_MAX_OPEN", 1)
     store = WebdatasetFileStore(prepared)
     for i in (0, 1, 0, 1):
         store.get(f"dir/{i:04d}.json")
-        assert list(store._tars()._tars) == [i]
+        assert list(store._tars._tars) == [i]
 
 
 def test_many_threads_read_more_tars_than_may_be_open(prepared: Path, monkeypatch: Any) -> None:
