@@ -603,3 +603,12 @@ def test_files_without_a_state_are_refused_and_nothing_is_unpickled(states, tmp_
     redist = run("checkpoint", "redist", "a", "b", "--new-world-size", 4)
     assert redist.exit_code == 2
     assert "loaded as they are on any number of ranks" in redist.stderr
+
+
+def test_preview_ends_with_its_answers(tmp_path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\n')
+    shown = run("preview", path, answers="y\n")
+    assert shown.exit_code == 0
+    assert shown.output.count("train, sample") == 2
+    assert "Error" not in shown.output

