@@ -117,6 +117,7 @@ def test_folders_of_other_hosts_and_other_programs_stay(
 
 def test_a_missing_parent_folder_is_no_error(tmp_path: Path) -> None:
     remove_dead_folders(tmp_path / "missing", PREFIX)
+    assert names(tmp_path) == []
 
 
 def test_folders_are_made_while_others_look_for_dead_ones(tmp_path: Path) -> None:
