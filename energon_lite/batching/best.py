@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -134,8 +135,10 @@ def _thresholds(lengths_D: Int64Array, counts_D: Int64Array, capacity: int) -> i
     return bound
 
 
-# Samples that the streaming packer may choose from.
-_WINDOWS = (16, 64, 128, 256)
+# Samples that the streaming packer may choose from, the best numbers as a rule first.
+_WINDOWS = (64, 128, 256, 16)
+# How often packs that are not full are packed again, each time with as many others.
+_REPACKED = 4
 
 
 def pack_best(
@@ -150,9 +153,10 @@ def pack_best(
     """Packs with each of several methods, cheap ones first, and returns the fewest packs.
 
     First-fit decreasing; then packs opened with the next sample in random order, from buffers of
-    several sizes, with a search for what fills them [1]. It stops as soon as `lower_bound` is
-    reached. The result depends on the arguments only. About 1 second for 100,000 samples, and far
-    less if first-fit decreasing reaches the bound.
+    several sizes, with a search for what fills them [1]. A method is given up as soon as it leaves
+    so much free that it cannot be the best. Packs that are not full are packed again. It stops as
+    soon as `lower_bound` is reached. The result depends on the arguments only. About 0.3 seconds
+    for 100,000 samples, and far less if first-fit decreasing reaches the bound.
 
     Args:
         lengths: shape (N,), each in 1..capacity; or (N, R), see `first_fit_decreasing`.
@@ -186,32 +190,67 @@ def pack_best(
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
     bound = bound_of(sizes)
     enough = int(bound * (1 + tolerance))
-    best: Lists | None = None
-    for packs in _attempts(sizes, bound, max_steps):
-        if best is None or len(packs) < len(best):
-            best = packs
-        if len(best) <= enough:
-            break
-    assert best is not None
+    best = fit_decreasing(sizes)
+    attempts = _attempts(sizes, bound, max_steps)
+    while len(best) > enough and (attempt := next(attempts, None)):
+        packs = attempt(len(best) - 1)
+        best = best if packs is None else _repacked(sizes, packs, enough, max_steps)
     return best
 
 
-def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Lists]:
-    """Packs with one method after the other, when asked for the next."""
-    yield fit_decreasing(sizes)
+# A method: returns at most the given number of packs, or None.
+Attempt = Callable[[int], Lists | None]
+
+
+def _attempts(sizes: Sizes, bound: int, max_steps: int) -> Iterator[Attempt]:
+    """Yields one method after the other."""
     num_samples = len(sizes.lengths)
-    # Raw words, not a permutation of numpy's, which another version may draw otherwise.
-    words = random_words(key_of("packing.portfolio"), size=num_samples)
-    samples_N = np.argsort(words, kind="stable")
+    samples_N = _shuffled(np.arange(num_samples))
     per_pack = num_samples / max(bound, 1)
     # Too little to choose from, and the last places of a pack stay empty.
     needed = 1 << int(2 * per_pack).bit_length()
-    shuffled = replace(sizes, lengths=np.ascontiguousarray(sizes.lengths[samples_N]))
     if sizes.max_samples < 3 * per_pack:
-        yield fit_in_order(sizes, samples_N)
-    for window in sorted({max(window, needed) for window in _WINDOWS}):
-        packs = pack_sizes(shuffled, window, max_steps)
-        yield Lists(samples_N[packs.indices], packs.offsets)
+        yield lambda most: _no_more_than(most, fit_in_order(sizes, samples_N))
+    windows = dict.fromkeys(max(window, needed) for window in _WINDOWS)
+    streamed = functools.partial(_streamed, sizes, samples_N, max_steps)
+    # The smallest is the fastest: it is tried first, until it misses the bound.
+    yield lambda _: streamed(min(windows), bound)
+    for window in windows:
+        yield functools.partial(streamed, window)
+
+
+def _shuffled(samples_N: Int64Array) -> Int64Array:
+    # Raw words, not a permutation of numpy's, which another version may draw otherwise.
+    words = random_words(key_of("packing.portfolio"), size=len(samples_N))
+    return samples_N[np.argsort(words, kind="stable")]
+
+
+def _no_more_than(most: int, packs: Lists) -> Lists | None:
+    return packs if len(packs) <= most else None
+
+
+def _streamed(
+    sizes: Sizes, samples_N: Int64Array, max_steps: int, window: int, most: int
+) -> Lists | None:
+    """Packs some samples from a buffer, in the order in which they are given."""
+    chosen = replace(sizes, lengths=sizes.lengths[samples_N])
+    packs = pack_sizes(chosen, window, max_steps, most)
+    return packs and Lists(samples_N[packs.indices], packs.offsets)
+
+
+def _repacked(sizes: Sizes, packs: Lists, enough: int, max_steps: int) -> Lists:
+    """Packs samples again whose packs are not full, and those of as many other packs."""
+    for _ in range(_REPACKED):
+        free_P = (sizes.capacities - packs.sizes(sizes.lengths)).min(axis=1)
+        order, num = np.argsort(-free_P, kind="stable"), 2 * int((free_P > 0).sum())
+        if len(packs) <= enough or not 0 < 2 * num <= len(packs):
+            break
+        chosen, others = packs.reordered(order[:num]), packs.reordered(order[num:])
+        found = _streamed(sizes, _shuffled(chosen.indices), max_steps, _WINDOWS[0], num)
+        if found is None:
+            break
+        packs = Lists.joined([others, found])
+    return packs
 
 
 ALGORITHMS = {

@@ -318,19 +318,30 @@ def pack_stream(
         [[0, 3], [1, 2], [4]]
     """
     sizes = check_sizes(lengths, capacity, max_samples=max_samples, align=align)
-    return pack_sizes(sizes, at_least("buffer_size", buffer_size), at_least("max_steps", max_steps))
+    buffer_size, max_steps = at_least("buffer_size", buffer_size), at_least("max_steps", max_steps)
+    packs = pack_sizes(sizes, buffer_size, max_steps, len(sizes.lengths))
+    assert packs is not None  # a pack for each sample is always enough
+    return packs
 
 
-def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int) -> Lists:
-    """Packs as `pack_stream` does, lengths that are checked and aligned."""
+def pack_sizes(sizes: Sizes, buffer_size: int, max_steps: int, most: int) -> Lists | None:
+    """Packs as `pack_stream` does, lengths that are checked and aligned.
+
+    Returns:
+        At most `most` packs; or None as soon as so much has stayed free that there will be more.
+    """
     num_samples, num = sizes.lengths.shape
     align_R = np.ones(num, np.int64)  # the lengths are aligned already
     max_samples = sizes.max_samples if sizes.max_samples < num_samples else None
     table = _new_table(sizes.capacities, align_R, buffer_size, max_samples, max_steps)
     indices, offsets = np.empty(num_samples, np.int64), np.zeros(num_samples + 1, np.int64)
-    progress = np.zeros(3, np.int64)
+    totals = sizes.lengths.sum(axis=0).tolist()
+    free = [most * c - total for c, total in zip(sizes.capacities.tolist(), totals, strict=True)]
+    progress = np.array([0, 0, 0, *(min(room, _MAX_TOTAL) for room in free)])
     while not search.choose_all(table, sizes.lengths, indices, offsets, progress):
         table = _with_room(table)
+    if progress[1] < num_samples or progress[2] > most:
+        return None
     return Lists(indices, offsets[: progress[2] + 1].copy())
 
 

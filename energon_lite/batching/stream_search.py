@@ -364,26 +364,28 @@ def choose_all(
 ) -> bool:
     """Packs a whole stream; false where it stops because the table is full.
 
-    Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, and the
-    packs. It resumes from there with a table that has room.
+    Fills `indices` and `offsets`; `progress` has the samples read, the samples packed, the packs,
+    and R numbers: how much may stay free in the packs to come. It resumes from there with a table
+    that has room. As soon as more stays free it ends, with samples that are not packed.
     """
     num_samples, num = lengths_NR.shape
-    num_read, num_packed, num_packs = progress
     header = table[HEADER]
-    while num_packed < num_samples:
-        while num_read < num_samples and not _is_full(table):
+    while progress[1] < num_samples:
+        while progress[0] < num_samples and not _is_full(table):
             if header[TAIL] == table.shape[1]:
-                progress[0], progress[1], progress[2] = num_read, num_packed, num_packs
                 return False
             for r in range(num):
-                table[LENGTHS + r, header[TAIL]] = lengths_NR[num_read, r]
-            num_read += 1
+                table[LENGTHS + r, header[TAIL]] = lengths_NR[progress[0], r]
+            progress[0] += 1
             _take_in(table, header[TAIL] + 1)
         num_chosen = choose_next(table, header[TAIL])
         for j in range(num_chosen):
-            indices[num_packed + j] = table[CHOSEN, j]
-        num_packed += num_chosen
-        num_packs += 1
-        offsets[num_packs] = num_packed
-    progress[2] = num_packs
+            indices[progress[1] + j] = table[CHOSEN, j]
+        progress[1] += num_chosen
+        progress[2] += 1
+        offsets[progress[2]] = progress[1]
+        for r in range(num):
+            progress[3 + r] -= table[LENGTHS + 2 * num + r, 0]
+            if progress[3 + r] < 0:
+                return True
     return True

@@ -43,7 +43,7 @@ def check(lengths: Any, capacity: Any, share: float, **limits: Any) -> None:
 @pytest.mark.parametrize("capacity", [4096, 8192, 32_768])
 def test_image_lengths_are_packed_to_the_bound(omnibal: Any, capacity: int) -> None:
     # First-fit decreasing reaches 96.96 % at 4,096.
-    check(omnibal[:, 0], capacity, 0.9997)
+    check(omnibal[:, 0], capacity, 0.99994)
 
 
 @needs_omnibal

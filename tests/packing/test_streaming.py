@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.stream import StreamingPacker, pack_stream
+from energon_lite.batching.sizes import check_sizes
+from energon_lite.batching.stream import StreamingPacker, pack_sizes, pack_stream
 
 from ..conftest import examples
 
@@ -501,3 +502,20 @@ def test_the_first_pack_is_the_fullest_with_the_oldest_sample(
 def test_packs_come_in_the_order_of_their_oldest_samples() -> None:
     packs = pack_stream(text_lengths(2000, 2048), 2048).tolist()
     assert all(a[0] < b[0] for a, b in pairwise(packs))
+
+
+@examples(50)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=80),
+    num_resources=st.sampled_from([1, 2]),
+    max_samples=st.sampled_from([None, 1, 3]),
+)
+def test_packing_is_given_up_only_where_there_would_be_more_packs_than_allowed(
+    lengths: list[tuple[int, int]], num_resources: int, max_samples: int | None
+) -> None:
+    rows, capacity = np.array(lengths)[:, :num_resources], [20, 12][:num_resources]
+    sizes = check_sizes(rows, capacity, max_samples=max_samples)
+    packs = pack_stream(rows, capacity, buffer_size=16, max_samples=max_samples)
+    for most in range(len(packs) + 2):
+        found = pack_sizes(sizes, 16, 2000, most)
+        assert found == (packs if most >= len(packs) else None)
