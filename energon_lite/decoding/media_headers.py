@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from energon_lite.decoding.av_decoder import AVDecoder
 from energon_lite.decoding.av_streams import pyav
+from energon_lite.decoding.images import image_format, image_header
 from energon_lite.decoding.media_metadata import (
     AVMetadata,
     ImageMetadata,
@@ -26,7 +27,6 @@ from energon_lite.decoding.media_metadata import (
     MediaMetadataType,
     serialize_media_metadata,
 )
-from energon_lite.decoding.part_formats import image_format, image_header
 from energon_lite.storage.files import open_regular
 
 _IMAGES = "bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp"

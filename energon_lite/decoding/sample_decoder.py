@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
-from energon_lite.decoding import part_formats
+from energon_lite.decoding import images, part_formats
 from energon_lite.decoding.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
 from energon_lite.storage.files import warn_once
 
@@ -97,10 +97,10 @@ class SampleDecoder(FileStoreDecoder):
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        if self.image_decode not in (*part_formats.IMAGE_MODES, part_formats.UNDECODED):
-            part_formats.image_decoder(self.image_decode)  # raises, with the closest mode
-        if self.av_decode not in (*AV_MODES, part_formats.UNDECODED):
-            hint = did_you_mean(self.av_decode, (*AV_MODES, part_formats.UNDECODED))
+        if self.image_decode not in (*images.IMAGE_MODES, images.UNDECODED):
+            images.image_decoder(self.image_decode)  # raises, with the closest mode
+        if self.av_decode not in (*AV_MODES, images.UNDECODED):
+            hint = did_you_mean(self.av_decode, (*AV_MODES, images.UNDECODED))
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
         wanted: Any = self.unpickle  # a list, or a single name, is taken as well
         names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
@@ -213,12 +213,12 @@ class SampleDecoder(FileStoreDecoder):
     def _media_decoder(self, part: str, extension: str) -> PartDecoder | None:
         """Returns what decodes an image, audio or video: by its name, or by its first bytes."""
         image = av = None
-        if self.image_decode != part_formats.UNDECODED:
-            image = _guarded(part, part_formats.image_decoder(self.image_decode, self.max_bytes))
-        if self.av_decode != part_formats.UNDECODED:
+        if self.image_decode != images.UNDECODED:
+            image = _guarded(part, images.image_decoder(self.image_decode, self.max_bytes))
+        if self.av_decode != images.UNDECODED:
             decode = av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)
             av = _guarded(part, decode, "audio or video")
-        if extension in part_formats.IMAGE_EXTENSIONS:
+        if extension in images.IMAGE_EXTENSIONS:
             return image
         if extension in AV_EXTENSIONS:
             return av
@@ -226,7 +226,7 @@ class SampleDecoder(FileStoreDecoder):
             return None
 
         def guess(raw: bytes) -> Any:
-            if part_formats.image_format(raw) is not None:
+            if images.image_format(raw) is not None:
                 return raw if image is None else image(raw)
             return av(raw) if av is not None and part_formats.is_av(raw) else raw
 
@@ -281,7 +281,7 @@ def _not(what: str, raw: bytes, error: object = "") -> str:
 
 def _not_image(part: str, raw: bytes, error: Exception) -> str:
     """Describes an image that cannot be decoded: a corrupt image, or no image."""
-    found = part_formats.image_format(raw)
+    found = images.image_format(raw)
     if found is not None:
         return f"is a broken {found} of {len(raw):,} bytes: {error}"
     extension = _extension_of(part).lower()

@@ -26,7 +26,8 @@ ROWS: list[list[str | frozenset[str]]] = [
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
     "mfusepy": "energon_lite/inspect/mounting.py",
-    "PIL": "energon_lite/decoding/part_formats.py",
+    "PIL": "energon_lite/decoding/images.py",
+    "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import
 }
 

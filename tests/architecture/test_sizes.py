@@ -18,7 +18,7 @@ BUDGET = {
     "batching": 3007,
     "cli": 697,
     "core": 2180,
-    "decoding": 1524,
+    "decoding": 1580,
     "inspect": 1683,
     "loader": 3104,
     "loss": 207,

@@ -20,7 +20,7 @@ from webdataset.autodecode import ImageHandler
 
 from energon_lite.core.errors import DecodingError
 from energon_lite.core.samples import CrudeSample
-from energon_lite.decoding.part_formats import IMAGE_MODES
+from energon_lite.decoding.images import IMAGE_MODES
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage import files
 

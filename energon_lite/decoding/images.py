@@ -1,0 +1,272 @@
+"""Decodes images by content, into numpy arrays, tensors or Pillow images.
+
+JPEGs are decoded by libjpeg-turbo, if the package simplejpeg is installed. Pillow decodes all other
+images, and those JPEGs that libjpeg-turbo refuses. The values are the same either way.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import math
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+from energon_lite.core.arrays import UInt8Array
+from energon_lite.core.errors import did_you_mean
+from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
+
+logger = logging.getLogger(__name__)
+
+# Parts that are images, as webdataset has them, less those that Pillow only recognises (h5, mpg,
+# grib, ...) or hands to another program (eps, ps, wmf, emf): these stay bytes.
+_EXTENSIONS = (
+    "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k "
+    "jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba sgi "
+    "tga tif tiff vda vst webp xbm xpm"
+)
+IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
+
+# Never tried, whatever a part contains: Ghostscript would run on data of unknown origin.
+_FOREIGN_FORMATS = frozenset({"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"})
+
+_MAGIC = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+)
+
+
+class ImageMode(NamedTuple):
+    """What an image is decoded to.
+
+    Attributes:
+        kind: `numpy` (H, W, C), `torch` (C, H, W) or `pil`.
+        is_float: float32 in [0, 1] instead of uint8.
+        colors: Pillow's mode, `L`, `RGB` or `RGBA`. With `L` there is no channel axis: (H, W).
+    """
+
+    kind: str
+    is_float: bool
+    colors: str
+
+
+IMAGE_MODES = {
+    f"{prefix}{colors.lower()}{suffix}": ImageMode(kind, is_float, colors)
+    for prefix, suffix, kind, is_float in (
+        ("", "8", "numpy", False),
+        ("", "", "numpy", True),
+        ("torch", "8", "torch", False),
+        ("torch", "", "torch", True),
+        ("pil", "", "pil", False),
+    )
+    for colors in ("L", "RGB", "RGBA")
+}
+IMAGE_MODES |= {"torch": IMAGE_MODES["torchrgb"], "pil": IMAGE_MODES["pilrgb"]}
+
+# The mode in which images are not decoded.
+UNDECODED = "bytes"
+
+# A tensor, so that the quotient is float32 independent of torch.set_default_dtype.
+_WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
+
+
+def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callable[[bytes], Any]:
+    """Returns the function that decodes the bytes of an image to one of `IMAGE_MODES`.
+
+    Args:
+        mode_name: the mode.
+        max_bytes: largest image that is decoded.
+
+    Raises:
+        ValueError: There is no such mode; names the closest one.
+    """
+    mode = IMAGE_MODES.get(mode_name)
+    if mode is None:
+        hint = did_you_mean(mode_name, (*IMAGE_MODES, UNDECODED))
+        raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
+    return functools.partial(_decode_image, mode=mode, max_bytes=max_bytes)
+
+
+def image_format(raw: bytes) -> str | None:
+    """Returns Pillow's name of the format that the first bytes show; None if they show none."""
+    for magic, name in _MAGIC:
+        if raw.startswith(magic):
+            return name
+    if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
+        return "WEBP"
+    if raw[4:12] in (b"ftypavif", b"ftypavis"):
+        return "AVIF"
+    # Two letters are little evidence: also ask for the reserved zeros of the header.
+    if raw[:2] == b"BM" and raw[6:10] == b"\0\0\0\0":
+        return "BMP"
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _pillow() -> types.ModuleType:
+    """Imports Pillow on first use; no other place of the package does."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("Images need Pillow to be decoded: pip install pillow") from error
+    return Image
+
+
+@functools.lru_cache(maxsize=1)
+def _turbo() -> types.ModuleType | None:
+    """Imports simplejpeg on first use; None if it is not installed, which is logged."""
+    try:
+        import simplejpeg
+    except ImportError:
+        worker = get_worker_info()
+        if worker is None or worker.id == 0:
+            logger.warning(
+                "JPEGs are decoded by Pillow. libjpeg-turbo needs half the time for the same "
+                "result: pip install 'energon_lite[jpeg]'"
+            )
+        return None
+    return simplejpeg  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=1)
+def _all_formats() -> tuple[str, ...]:
+    pillow = _pillow()
+    pillow.init()
+    return tuple(name for name in pillow.ID if name not in _FOREIGN_FORMATS)
+
+
+def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
+    """Returns width, height, format and mode of an image; its pixels are not decoded.
+
+    Raises:
+        ValueError: It is no image, or its header is corrupt.
+        OSError: As ValueError, or the file cannot be read.
+    """
+    name = image_format(file.read(16))
+    file.seek(0)
+    pillow = _pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of images that are large; nothing is allocated
+        try:
+            opened = pillow.open(file, formats=_all_formats() if name is None else (name,))
+        except pillow.DecompressionBombError as error:
+            raise ValueError(
+                f"{error}; if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
+            ) from None
+    return (*opened.size, str(opened.format), str(opened.mode))
+
+
+def _decode_image(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
+    pixels = _jpeg_pixels(raw, mode, max_bytes)
+    if pixels is None or mode.kind == "pil":
+        with _open_image(raw) as opened:
+            if pixels is None:
+                image = _load(opened, mode, max_bytes)
+            else:
+                image = _pillow().fromarray(pixels)
+                image.info = opened.info  # its EXIF and its colour profile
+        if mode.kind == "pil":
+            return image
+        pixels = np.asarray(image)
+    return _to_tensor(pixels, mode) if mode.kind == "torch" else _to_array(pixels, mode)
+
+
+def _jpeg_pixels(raw: bytes, mode: ImageMode, max_bytes: int) -> UInt8Array | None:
+    """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""
+    if image_format(raw) != "JPEG" or (turbo := _turbo()) is None:
+        return None
+    pillow = _pillow()
+    try:
+        height, width, stored, _ = turbo.decode_jpeg_header(raw)
+        if stored in ("CMYK", "YCCK") or width * height > (pillow.MAX_IMAGE_PIXELS or math.inf):
+            return None
+        _check_pixels((width, height), mode, max_bytes)
+        if mode.colors != "L":
+            return turbo.decode_jpeg(raw, mode.colors)  # type: ignore[no-any-return]
+        if stored == "Gray":
+            return turbo.decode_jpeg(raw, "GRAY")[..., 0]  # type: ignore[no-any-return]
+        # The stored luminance would not be the same: colours that do not exist are cut off first.
+        return np.asarray(pillow.fromarray(turbo.decode_jpeg(raw, "RGB")).convert("L"))
+    except TooLargeError:
+        raise
+    except ValueError:  # Pillow tolerates more, such as bytes between two markers
+        return None
+
+
+def _open_image(raw: bytes) -> Any:
+    # Naming the format saves Pillow the search through all its plug-ins.
+    name = image_format(raw)
+    pillow = _pillow()
+    try:
+        return pillow.open(io.BytesIO(raw), formats=_all_formats() if name is None else (name,))
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        text = "if the data are right, raise PIL.Image.MAX_IMAGE_PIXELS"
+        raise TooLargeError(f"is refused by Pillow ({error}); {text}") from None
+
+
+def _load(image: Any, mode: ImageMode, max_bytes: int) -> Any:
+    """Returns an opened image in the colours of a mode."""
+    size = image.size
+    _check_pixels(size, mode, max_bytes)
+    image.load()
+    if image.size != size:  # an icon's
+        _check_pixels(image.size, mode, max_bytes)
+    if mode.kind != "pil" and image.mode == mode.colors:
+        return image
+    return _unify(image).convert(mode.colors)
+
+
+def _check_pixels(size: tuple[int, int], mode: ImageMode, max_bytes: int) -> None:
+    # Pillow takes 4 bytes for a pixel, whatever comes of it.
+    num_bytes = size[0] * size[1] * max(4, len(mode.colors) * (4 if mode.is_float else 1))
+    check_size(num_bytes, max_bytes, f"{size[0]:,} x {size[1]:,} pixels")
+
+
+def _unify(image: Any) -> Any:
+    """Makes images of the modes that Pillow converts badly into ones that it converts well."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        # Pillow would cut 16-bit values off at 255, so that nearly all is white; the upper byte
+        # is what it takes of 16-bit colours.
+        return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "LAB":
+        return image.convert("RGB")  # the only conversion that Pillow has
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA")  # straight to RGB: the same colours, and a warning
+    return image
+
+
+def _to_tensor(pixels: UInt8Array, mode: ImageMode) -> torch.Tensor:
+    if pixels.ndim == 3:
+        planes = np.empty((pixels.shape[2], *pixels.shape[:2]), dtype=np.uint8)
+        # Plane by plane is quicker than a transposed copy.
+        for plane, values in zip(planes, np.moveaxis(pixels, 2, 0), strict=True):
+            plane[...] = values
+    else:
+        planes = _writable(pixels)
+    tensor = torch.from_numpy(planes)
+    return torch.div(tensor, _WHITE) if mode.is_float else tensor
+
+
+def _to_array(pixels: UInt8Array, mode: ImageMode) -> npt.NDArray[Any]:
+    if mode.is_float:
+        scaled: npt.NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
+        return scaled
+    return _writable(pixels)
+
+
+def _writable(pixels: UInt8Array) -> UInt8Array:
+    """Returns an array that may be written to, which Pillow's own may not."""
+    return pixels if pixels.flags.writeable else pixels.copy()
