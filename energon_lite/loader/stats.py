@@ -187,7 +187,7 @@ class SavedStats:
 # What costs, skips and the wait of a batch come as; and the sums, with what is not in them yet.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
 CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...], int]
-_MAX_ROWS = 64
+_MAX_ROWS = 256
 
 
 class Counter:
@@ -304,7 +304,8 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
     touched: dict[str, SourceStats] = {}
 
     def of(source: str) -> SourceStats:
-        stats = touched[source] = dataclasses.replace(sums.get(source, SourceStats()))
+        # A fraction of the time of `dataclasses.replace`, which 1,000 sources notice.
+        stats = touched[source] = SourceStats(**vars(sums.get(source, _NOTHING)))
         return stats
 
     for costs, skipped, wait_sec in rows:

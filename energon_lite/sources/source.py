@@ -301,7 +301,7 @@ class SourceCursor(Cursor[T]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        return Snapshot("source", {"name": self.spec.name, "position": self._position})
+        return Snapshot("source", {"name": self._name, "position": self._position})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a position."""

@@ -449,8 +449,9 @@ class _BlendCursor(StageCursor[T]):
 
     def _begin(self) -> None:
         self._ended: set[int] = set()
-        # The snapshots of datasets from which nothing was drawn since.
-        self._places: list[Snapshot | None] = [None] * len(self.cursors)
+        # The snapshots of all datasets, and those from which something was drawn since.
+        self._places: list[Any] = [None] * len(self.cursors)
+        self._drawn = set(range(len(self.cursors)))
 
     def __next__(self) -> T:
         chooser = self._chooser
@@ -458,7 +459,7 @@ class _BlendCursor(StageCursor[T]):
             at = chooser.at
             child = chooser.plan[at] if at < chooser.stop else chooser.choose()
             cursor = self.cursors[child]
-            self._places[child] = None
+            self._drawn.add(child)
             try:
                 item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
             except StopIteration:
@@ -496,7 +497,7 @@ class _BlendCursor(StageCursor[T]):
     def take_columns(self, n: int) -> OrderColumns:
         """As `OrderCursor`."""
         cursors: Any = self.cursors
-        self._places = [None] * len(cursors)
+        self._drawn.update(range(len(cursors)))
         if len(cursors) == 1:
             columns: OrderColumns = cursors[0].take_columns(n)
             return columns
@@ -510,12 +511,10 @@ class _BlendCursor(StageCursor[T]):
         return self._chooser.state()
 
     def places(self) -> tuple[Snapshot, ...]:
-        places = [
-            cursor.snapshot() if place is None else place
-            for cursor, place in zip(self.cursors, self._places, strict=True)
-        ]
-        self._places = [*places]
-        return tuple(places)
+        for child in self._drawn:
+            self._places[child] = self.cursors[child].snapshot()
+        self._drawn.clear()
+        return tuple(self._places)
 
     def set_fields(self, snapshot: Snapshot) -> None:
         self._chooser.restore(snapshot)
