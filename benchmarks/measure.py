@@ -154,7 +154,9 @@ def in_turn(
 def probe(what: str, *arguments: object, python: str = sys.executable) -> dict[str, float]:
     """Measures in a fresh process; see `probes.py`."""
     script = Path(__file__).with_name("probes.py")
-    environment = {**os.environ, "PYTHONPATH": str(REPO)} if python == sys.executable else None
+    # With bytecode, as an installed package has it.
+    own = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = own if python == sys.executable else None
     done = subprocess.run(
         [python, str(script), what, *map(str, arguments)],
         env=environment,

@@ -27,7 +27,12 @@ def measure_import() -> dict[str, float]:
     import torch  # noqa: F401
 
     with_torch = now()
-    import energon_lite  # noqa: F401
+    from energon_lite import (  # noqa: F401
+        DefaultTaskEncoder,
+        WorkerConfig,
+        get_loader,
+        get_train_dataset,
+    )
 
     return {"torch": with_torch - start, "package": now() - with_torch}
 

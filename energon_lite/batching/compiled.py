@@ -1,26 +1,57 @@
 """Compiling with numba: one decorator for all kernels, and when they are compiled.
 
-A kernel is compiled when it is first called, or by `compile_all`, which belongs before worker
-processes start. The machine code is kept beside the source, in `__pycache__`, or where that cannot
-be written to, in the user's cache folder or `NUMBA_CACHE_DIR`; other processes read it from there.
+numba is imported and a kernel is compiled when it is first called, or by `compile_all`, which
+belongs before worker processes start: a run that packs nothing needs neither. The machine code is
+kept beside the source, in `__pycache__`, or where that cannot be written to, in the user's cache
+folder or `NUMBA_CACHE_DIR`; other processes read it from there.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar, cast
-
-import numba
-from numba.core import event, sigutils
 
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_kernels: list[tuple[Any, str]] = []
-_functions: set[Callable[..., Any]] = set()
+# By file: the functions that become machine code.
+_functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
+_kernels: list[Kernel] = []
+
+
+class Kernel:
+    """A function that numba compiles when it is first called.
+
+    Attributes:
+        file: module of the function.
+        name: its name.
+        signatures: argument types in numba's notation, one for each way in which it is called.
+    """
+
+    def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...]) -> None:
+        """Stands for `function`, which is compiled with all others of its file."""
+        functools.update_wrapper(self, function)
+        self.file, self.name = function.__module__, function.__name__
+        self.signatures = signatures
+        self._dispatcher: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the compiled function."""
+        return (self._dispatcher or self.dispatcher())(*arguments)
+
+    def dispatcher(self) -> Any:
+        """Returns what numba made of the function; imports numba when first called."""
+        if self._dispatcher is None:
+            made = _dispatchers(self.file)
+            for kernel in _kernels:
+                if kernel.file == self.file:
+                    kernel._dispatcher = made[kernel.name]
+        return self._dispatcher
 
 
 def kernel(*signatures: str) -> Callable[[Function], Function]:
@@ -36,10 +67,11 @@ def kernel(*signatures: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        compiled = _jit(function, is_kept=bool(signatures))
-        _functions.add(function)
-        _kernels.extend((compiled, signature) for signature in signatures)
-        return cast(Function, compiled)
+        _functions[function.__module__].append(cast(FunctionType, function))
+        if not signatures:
+            return function
+        _kernels.append(Kernel(function, signatures))
+        return cast(Function, _kernels[-1])
 
     return decorate
 
@@ -50,35 +82,52 @@ def compile_all() -> None:
     Workers that are forked inherit the result; others find it in the cache. A process that first
     compiles in the middle of training would stall its rank for seconds.
     """
-    for compiled, signature in _kernels:
+    for kernel in _kernels:
+        compiled = kernel.dispatcher()
         if not hasattr(compiled, "compile"):  # with NUMBA_DISABLE_JIT, kernels are plain Python
             continue
-        # As types, since a call looks for its code by those: by the text there would be another.
-        types, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
-        try:
-            compiled.compile(types)
-        except OSError as error:  # no space left, for example; it is compiled all the same
-            _warn_not_kept(str(error))
-        except Exception:  # a corrupt file of the cache may raise anything
-            logger.warning(
-                "The cached code of %s is corrupt; compiling it again.", compiled.__name__
-            )
-            compiled.recompile()
-            compiled.compile(types)
+        for signature in kernel.signatures:
+            _compile(compiled, signature)
 
 
-class _Compiling(event.Listener):
-    """Logs once per process that kernels are compiled because no cached code fits."""
+def _compile(compiled: Any, signature: str) -> None:
+    from numba.core import sigutils
 
-    def on_start(self, event: event.Event) -> None:
-        if event.data["dispatcher"].py_func in _functions:
-            _say_compiling()
+    # As types, since a call looks for its code by those: by the text there would be another.
+    types, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
+    try:
+        compiled.compile(types)
+    except OSError as error:  # no space left, for example; it is compiled all the same
+        _warn_not_kept(str(error))
+    except Exception:  # a corrupt file of the cache may raise anything
+        logger.warning("The cached code of %s is corrupt; compiling it again.", compiled.__name__)
+        compiled.recompile()
+        compiled.compile(types)
 
-    def on_end(self, event: event.Event) -> None:
-        pass
 
+def _dispatchers(module: str) -> dict[str, Any]:
+    """Hands the functions of a file to numba, as copies that call each other's compiled code."""
+    from numba.core import event
 
-event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
+    class Compiling(event.Listener):
+        """Logs once per process that kernels are compiled because no cached code fits."""
+
+        def on_start(self, event: event.Event) -> None:
+            if event.data["dispatcher"].py_func in copies:
+                _say_compiling()
+
+        def on_end(self, event: event.Event) -> None:
+            pass
+
+    functions = _functions[module]
+    names = dict(functions[0].__globals__)
+    copies = [FunctionType(f.__code__, names, f.__name__, f.__defaults__) for f in functions]
+    for copy, function in zip(copies, functions, strict=True):
+        copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+        kernel = function.__globals__[function.__name__]
+        names[copy.__name__] = _jit(copy, is_kept=isinstance(kernel, Kernel))
+    event.register("numba:compile", Compiling())  # type: ignore[no-untyped-call]
+    return names
 
 
 @functools.cache
@@ -90,6 +139,8 @@ def _say_compiling() -> None:
 
 
 def _jit(function: Callable[..., Any], is_kept: bool) -> Any:
+    import numba
+
     # error_model: no branch for a division by zero; no kernel divides by what may be zero.
     try:
         return numba.njit(cache=is_kept, error_model="numpy", nogil=True)(function)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 _OURS = str(Path(__file__).resolve().parent.parent)
-_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 # A list of more or longer words is not read by a person.
 _LONGEST_HINT, _MOST_HINTS = 200, 20_000
@@ -173,7 +172,8 @@ def place_of(error: BaseException) -> Place | None:
         if not file.startswith(_OURS):
             places.append(Place(type(error).__name__, file, traceback.tb_lineno))
         traceback = traceback.tb_next
-    own = [place for place in places if not place.file.startswith(_INSTALLED)]
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    own = [place for place in places if not place.file.startswith(installed)]
     return own[-1] if own else places[0] if places else None
 
 

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from energon_lite import sources  # joins are imported on first use
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
@@ -28,7 +29,6 @@ from energon_lite.metadataset.nodes import (
 from energon_lite.metadataset.read import is_metadataset, read_metadataset
 from energon_lite.metadataset.values import Place, SubsetRange
 from energon_lite.sources.dataset_config import load_factory, load_joiner
-from energon_lite.sources.joined import JoinedWebdatasetFactory, open_side, prepared_index
 from energon_lite.sources.source_factory import SourceFactory
 from energon_lite.storage.join_index import JoinSide
 from energon_lite.storage.local_paths import local_path
@@ -176,7 +176,7 @@ class LeafOpener:
             **self._settings_of(leaf),
         )
 
-    def _open_join(self, join: Join) -> JoinedWebdatasetFactory[Any]:
+    def _open_join(self, join: Join) -> SourceFactory[Any]:
         keywords = [member.keyword for member in join.members]
         inner: list[Any] = [self._open_folder(member) for member in join.members]
         joiner = join.joiner
@@ -185,7 +185,7 @@ class LeafOpener:
                 joiner.module, joiner.class_name or joiner.function, bool(joiner.class_name),
                 str(joiner.place), self.settings.get("trust"),
             )  # fmt: skip
-        return JoinedWebdatasetFactory(
+        return sources.joined.JoinedWebdatasetFactory(
             dict(zip(keywords, inner, strict=True)) if keywords[0] else inner,
             join_index=join.cache,
             joiner=joiner,
@@ -254,19 +254,20 @@ def prepare_joins(node: Node, num_workers: int | None = None) -> Iterator[tuple[
         if isinstance(join, Join) and join.cache is not None:
             with located(join.place):
                 sides = list(map(_side, join.members))
-                yield prepared_index(join.cache, sides, num_workers)
+                yield sources.joined.prepared_index(join.cache, sides, num_workers)
 
 
 def _side(member: JoinMember) -> JoinSide:
     # What dataset.yaml sets wins, as in the factories; nothing is imported for it here.
     own = read_dataset_config(member.path, member.dataset_config)
-    return open_side(
+    side: JoinSide = sources.joined.open_side(
         member.path,
         own.get("split_part", member.split_part),
         own.get("split_config", member.split_config),
         partial(range_of, member.subset) if member.subset else None,
         member.nonmatch,
     )
+    return side
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -39,6 +40,34 @@ def name_table(file: str) -> dict[str, list[str]]:
     return {key: names.split() for key, _, names in rows}
 
 
+def import_name(home: str, name: str = "") -> Any:
+    """Returns a name from its home, `module` or `module:name`, which is imported if necessary.
+
+    Garbage collection waits meanwhile. Modules leave no garbage, but their objects would start a
+    search of all those of torch, which takes half as long as the import.
+    """
+    place, _, own_name = home.partition(":")
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(place), own_name or name)
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+class LazyFunction:
+    """A static method of a class that is a function of a module, which is imported on first use."""
+
+    def __init__(self, home: str) -> None:
+        """Stands for the function at `home`, which is `module:name`."""
+        self.home = home
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        """Returns the function."""
+        return import_name(self.home)
+
+
 def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns a `__getattr__` for `module`, which imports a name from its home on first use.
 
@@ -54,8 +83,7 @@ def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         home = homes.get(name)
         if home is not None:
-            place, _, other_name = home.partition(":")
-            value = getattr(import_module(place), other_name or name)
+            value = import_name(home, name)
             setattr(sys.modules[module], name, value)
             return value
         inner = f"{module}.{name}"

@@ -10,8 +10,8 @@
 - `run`: puts it together and writes `.nv-meta`, all or nothing; also as Energon's class does.
 """
 
-from energon_lite.prepare.decisions import Progress
-from energon_lite.prepare.report import PrepareReport, SplitCount
-from energon_lite.prepare.run import prepare_dataset
+from energon_lite.names.energon_modules import lazy_names
 
-__all__ = ["PrepareReport", "Progress", "SplitCount", "prepare_dataset"]
+_HOMES = {"PrepareReport": "report", "SplitCount": "report", "Progress": "decisions"}
+_HOMES["prepare_dataset"] = "run"
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})

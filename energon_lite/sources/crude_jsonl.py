@@ -15,7 +15,7 @@ from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import LOSS_WEIGHT
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.prepare.lines import prepare_lines
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.sources.sample_loader import SampleLoader, make_crude
 from energon_lite.sources.source_factory import SourceFactory, plain
 from energon_lite.storage.jsonl import LINES, LineReader, sample_place
@@ -71,6 +71,8 @@ class LineLoader(SampleLoader):
 class JsonlPreparator:
     """Energon's name for what prepares JSONL files."""
 
+    _prepare = LazyFunction("energon_lite.prepare.lines:prepare_lines")
+
     @staticmethod
     def prepare_dataset(path: str | PathLike[str]) -> int:
         """Writes the index of a JSONL file.
@@ -78,7 +80,8 @@ class JsonlPreparator:
         Returns:
             The number of samples.
         """
-        return prepare_lines(path).samples
+        samples: int = JsonlPreparator._prepare(path).samples
+        return samples
 
     @staticmethod
     def iter_dataset_content(path: str | PathLike[str]) -> Iterator[dict[str, bytes]]:

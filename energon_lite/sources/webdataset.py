@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from energon_lite.core.errors import EmptyDatasetError
 from energon_lite.core.state import JSON
 from energon_lite.decoding.sample_decoder import SampleDecoder
-from energon_lite.prepare.media import add_media_metadata
-from energon_lite.prepare.run import iter_dataset_content, prepare_like_energon
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.sources.excluded import open_part
 from energon_lite.sources.sample_loader import OwnMaker, SampleLoader
 from energon_lite.sources.source_factory import SourceFactory
@@ -27,9 +26,9 @@ T_sample = TypeVar("T_sample")
 class WebdatasetPreparator:
     """Energon's name for what prepares folders; see `prepare_dataset` of this package."""
 
-    prepare_dataset = staticmethod(prepare_like_energon)
-    iter_dataset_content = staticmethod(iter_dataset_content)
-    add_media_metadata = staticmethod(add_media_metadata)
+    prepare_dataset = LazyFunction("energon_lite.prepare.run:prepare_like_energon")
+    iter_dataset_content = LazyFunction("energon_lite.prepare.run:iter_dataset_content")
+    add_media_metadata = LazyFunction("energon_lite.prepare.media:add_media_metadata")
 
 
 class BaseWebdatasetFactory(SourceFactory[T_sample], WebdatasetPreparator):

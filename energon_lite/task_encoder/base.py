@@ -7,7 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.samples import CrudeSample
@@ -22,12 +22,14 @@ from energon_lite.core.stream_context import current_batch_index, current_sample
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.names.energon_modules import energon_names
-from energon_lite.stages.pack_lists import PackedSamplesOutput
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
 from energon_lite.stores.cache_pool import CachePool, current_cache_pool
 from energon_lite.stores.file_stores import PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
 from energon_lite.task_encoder.cooking import Cooker
+
+if TYPE_CHECKING:
+    from energon_lite.stages.pack_lists import PackedSamplesOutput
 
 T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")

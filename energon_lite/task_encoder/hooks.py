@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from energon_lite import stages  # those that few pipelines have are imported on first use
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.samples import CrudeSample, Sample
@@ -22,8 +23,6 @@ from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset, WrappedFunction
-from energon_lite.stages.modality_batches import SplitModalityBatchDataset
-from energon_lite.stages.packing_stage import PackingDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.stores.file_stores import DecodeFileStore, FileStore
 from energon_lite.task_encoder.cooking import Cooker, check_takes, find_cooker
@@ -269,7 +268,7 @@ class Hooks:
         # Which of a sample's tokens count, and how much, changes what a resumed run returns.
         loss = packing.loss if packing and isinstance(packing.loss, str) else "function"
         encodes = encoder.overrides("postencode_sample")
-        return PackingDataset(
+        return stages.packing_stage.PackingDataset(
             dataset,
             batching.packing_buffer_size,
             packing or self.hook("select_samples_to_pack"),
@@ -297,7 +296,7 @@ class Hooks:
         if lists is not None:
             assert batch_size is not None
             split = replace(lists, end="drop") if drop_last else lists
-            return SplitModalityBatchDataset(
+            return stages.modality_batches.SplitModalityBatchDataset(
                 dataset, split, batch_size, batch, sample_length=self.hook("sample_length")
             )
         if self.encoder.overrides("batch_group_criterion"):

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import subprocess
 import sys
+import textwrap
+from fractions import Fraction
 from pathlib import Path
 from typing import Optional
 
 import pytest
 
 import energon_lite
-from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, home_of, public_homes
+from energon_lite.names.energon_modules import (
+    ENERGON_MODULES,
+    REAL_MODULES,
+    home_of,
+    import_name,
+    public_homes,
+)
 from energon_lite.names.later import REASONS, Later
+from energon_lite.prepare.media import add_media_metadata
+from energon_lite.prepare.run import prepare_like_energon
+from energon_lite.sources.webdataset import BaseWebdatasetFactory, WebdatasetPreparator
 
 PACKAGE = Path(energon_lite.__file__).parent
 
@@ -53,6 +65,37 @@ def test_import_of_the_library_imports_no_torch():
     code = "import sys, energon_lite; print('torch' in sys.modules, 'numpy' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False False\n"
+
+
+def test_names_of_a_run_import_nothing_that_only_packing_or_preparing_or_joining_needs():
+    code = """
+        import sys
+        from energon_lite import DefaultTaskEncoder, get_loader, get_train_dataset
+        late = ["numba", "energon_lite.prepare.run", "energon_lite.batching.fit",
+                "energon_lite.sources.joined", "energon_lite.stages.packing_stage"]
+        print([name for name in late if name in sys.modules])
+    """
+    code = textwrap.dedent(code)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("is_collecting", [False, True])
+def test_import_of_a_name_leaves_garbage_collection_as_it_was(is_collecting):
+    was_collecting = gc.isenabled()
+    try:
+        (gc.enable if is_collecting else gc.disable)()
+        assert import_name("fractions:Fraction") is Fraction
+        with pytest.raises(ModuleNotFoundError):
+            import_name("energon_lite.nowhere:Name")
+        assert gc.isenabled() == is_collecting
+    finally:
+        (gc.enable if was_collecting else gc.disable)()
+
+
+def test_functions_of_preparators_are_those_of_the_modules():
+    assert BaseWebdatasetFactory.prepare_dataset is prepare_like_energon
+    assert WebdatasetPreparator().add_media_metadata is add_media_metadata
 
 
 def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_used():

@@ -17,10 +17,10 @@ import energon_lite.batching.best
 from energon_lite.batching import compiled
 
 compiled.compile_all()
-kept = [kernel.stats for kernel, _ in compiled._kernels]
+kept = [kernel.dispatcher().stats for kernel in compiled._kernels]
 print(sum(sum(s.cache_hits.values()) for s in kept),
       sum(sum(s.cache_misses.values()) for s in kept))
-before = [len(kernel.signatures) for kernel, _ in compiled._kernels]
+before = [len(kernel.dispatcher().signatures) for kernel in compiled._kernels]
 
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.best import pack_best
@@ -28,7 +28,7 @@ for pack in (first_fit, first_fit_decreasing, sequential, pack_best):
     pack([4, 3, 3, 2] * 50 + [5] * 20, 7, max_samples=2)
 pack_best([[4, 1], [3, 3]] * 50, [7, 4])
 first_fit_decreasing([1 << 30, 5], 1 << 31)
-assert before == [len(kernel.signatures) for kernel, _ in compiled._kernels]
+assert before == [len(kernel.dispatcher().signatures) for kernel in compiled._kernels]
 """
 
 NO_CACHE = """
@@ -110,7 +110,8 @@ def test_first_call_finds_what_was_compiled_before(cache: Path) -> None:
         "from energon_lite.batching import compiled\n"
         "from energon_lite.packing import first_fit_decreasing\n"
         "first_fit_decreasing([4, 3, 3, 2], 6)\n"
-        "print(sum(sum(k.stats.cache_misses.values()) for k, _ in compiled._kernels))"
+        "found = [k.dispatcher().stats.cache_misses.values() for k in compiled._kernels]\n"
+        "print(sum(map(sum, found)))"
     )
     assert run(code, NUMBA_CACHE_DIR=str(cache)).stdout == "0\n"
 
