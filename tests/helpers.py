@@ -257,7 +257,7 @@ class Ranks:
     Args:
         make: the pipeline.
         world_size: number of ranks.
-        num_workers: worker processes of each rank.
+        num_workers: workers of each rank.
         num_streams: streams of a new run.
         states: the states of all ranks of the run that goes on.
         loader: arguments of the loaders.
@@ -272,6 +272,7 @@ class Ranks:
         num_streams: int | None = None,
         seed: int = 0,
         start_method: str | None = None,
+        worker_type: str = "process",
         states: Sequence[dict[str, Any]] | None = None,
         **loader: Any,
     ) -> None:
@@ -284,6 +285,7 @@ class Ranks:
                 num_streams=num_streams,
                 seed_offset=seed,
                 start_method=start_method,
+                worker_type=worker_type,
                 global_error_handler=ignore,
             )
             made = get_savable_loader(make(config), **{"max_skip_rate": 1, **loader})

@@ -338,6 +338,17 @@ def generators_of(
     )
 
 
+def drawing_functions(dataset: AnyDataset) -> Iterator[UserFunction]:
+    """Yields the functions that may draw from the global generators, also with seeds of their own.
+
+    Args:
+        dataset: the pipeline.
+    """
+    yield from (f for f in dataset.functions if f.may_draw or f.restore_seeds)
+    for child in dataset.children:
+        yield from drawing_functions(child)
+
+
 def _drawing(
     dataset: Any, is_expanded: bool = False, is_buffered: bool = False
 ) -> Iterator[tuple[UserFunction, bool]]:

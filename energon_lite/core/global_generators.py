@@ -7,7 +7,9 @@ Python's own functions it takes 100.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import Kind
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, current
 
 TORCH, NUMPY, PYTHON = 1, 2, 4
 ALL = TORCH | NUMPY | PYTHON
@@ -127,15 +129,39 @@ def seed_generators(key: int, which: int = ALL) -> None:
         random.seed(key)
 
 
+# Held while hooks have the generators of this process; of its threads, one at a time.
+_turn = threading.RLock()
+# How long a fork waits until no other thread's hooks have the generators. In the child they would
+# stay where the hooks are, and torch's lock of its generator might stay locked.
+_FORK_SEC = 5.0
+_forks: list[bool] = []
+
+
+def _end_fork(is_child: bool = False) -> None:
+    global _turn
+    if _forks.pop():
+        _turn.release()
+    elif is_child:
+        _turn = threading.RLock()
+
+
+os.register_at_fork(
+    before=lambda: _forks.append(_turn.acquire(timeout=_FORK_SEC)),
+    after_in_parent=_end_fork,
+    after_in_child=lambda: _end_fork(is_child=True),
+)
+
+
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Seeds the global generators for a `with` block, and puts them back after it."""
-    before = GlobalStates()
-    seed_generators(key)
-    try:
-        yield
-    finally:
-        before.put()
+    with _turn:
+        before = GlobalStates()
+        seed_generators(key)
+        try:
+            yield
+        finally:
+            before.put()
 
 
 # Names of the generators that were drawn from, as a state has them.
@@ -182,7 +208,7 @@ class StreamGenerators:
         self._start: GlobalStates | None = None
         self._marks: tuple[Any, ...] = ()
         self._before: GlobalStates | None = None
-        self._is_worker = get_worker_info() is not None
+        self._is_worker = get_worker_info() is not None and current.worker_id is None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -196,10 +222,19 @@ class StreamGenerators:
 
     def __enter__(self) -> None:
         """Takes over the generators."""
-        if not self._is_worker:
-            self._before = GlobalStates()
-        elif _Owner.generators is self:
+        if self._is_worker:
+            if _Owner.generators is not self:
+                self._begin()
             return
+        _turn.acquire()
+        try:
+            self._before = GlobalStates()
+            self._begin()
+        except BaseException:  # such as an interrupt
+            self._put_back()
+            raise
+
+    def _begin(self) -> None:
         _Owner.generators = self
         if self.drawn == ALL:
             return
@@ -211,12 +246,24 @@ class StreamGenerators:
 
     def __exit__(self, *error: object) -> None:
         """Records which generators were drawn from, and puts the user's back."""
-        if self.drawn != ALL:
-            for bit, before, now in zip(GENERATORS.values(), self._marks, _marks(), strict=True):
-                if before != now:
-                    self.drawn |= bit
-        if self._before is not None:
-            self._before.put()
+        try:
+            if self.drawn != ALL:
+                marks = zip(GENERATORS.values(), self._marks, _marks(), strict=True)
+                for bit, before, now in marks:
+                    if before != now:
+                        self.drawn |= bit
+        finally:
+            if not self._is_worker:
+                self._put_back()
+
+    def _put_back(self) -> None:
+        """Puts the user's generators back; they are free for another thread then."""
+        try:
+            before, self._before = self._before, None
+            if before is not None:
+                before.put()
+        finally:
+            _turn.release()
 
 
 class SystemRngState(NamedTuple):

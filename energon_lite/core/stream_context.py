@@ -134,6 +134,10 @@ class StreamContext:
         self.restore_key = key
         self.rng = None
 
+    def stop(self) -> None:
+        """Lets the next hook of the stream end its thread; may be called from any thread."""
+        self.enter = _end_thread  # type: ignore[assignment, method-assign]
+
     def count_skip(self, record: SkipRecord) -> None:
         """Counts a skipped sample or batch.
 
@@ -212,6 +216,10 @@ class StreamContext:
         """Returns what was skipped since the last call, and forgets it."""
         records, self.records = self.records, []
         return records
+
+
+def _end_thread(*_: object) -> None:
+    raise SystemExit
 
 
 def set_context(context: StreamContext | None) -> StreamContext | None:

@@ -26,6 +26,7 @@ from energon_lite.core.errors import ErrorHandler, append, log_exception, rerais
 logger = logging.getLogger(__name__)
 
 START_METHODS = ("fork", "forkserver", "spawn")
+WORKER_TYPES = ("process", "thread")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,7 @@ class RankSlots(NamedTuple):
 
 class _Current(threading.local):
     context: Any = None
+    worker_id: int | None = None  # of a worker thread
     # Set by `worker_activate`, where a user's code plays the loader.
     config: Any = None
     indices: tuple[int, ...] = ()
@@ -104,6 +106,14 @@ class _Current(threading.local):
 
 
 current = _Current()
+
+
+def own_worker_id() -> int | None:
+    """Returns which worker of the rank runs this code; None outside of one."""
+    if current.worker_id is not None:
+        return current.worker_id
+    info = get_worker_info()
+    return None if info is None else info.id
 
 
 class _ActiveConfig:
@@ -115,12 +125,12 @@ class _ActiveConfig:
 
 @dataclasses.dataclass(kw_only=True, eq=False, slots=True)
 class WorkerConfig:
-    """The place of this process in the run, and how its worker processes are made.
+    """The place of this process in the run, and how its workers are made.
 
     Args:
         rank: index of this data-parallel process.
         world_size: number of data-parallel processes.
-        num_workers: loader processes of this rank; 0 loads in the calling process.
+        num_workers: workers of this rank; 0 loads in the calling thread.
         data_parallel_group: the `torch.distributed` group of the data-parallel ranks.
         seed_offset: the seed of the run: another value means another order.
         worker_debug_path: file of the lines of `LogSampleDataset`; `{worker_id}` and `{pid}` in it
@@ -132,7 +142,9 @@ class WorkerConfig:
         num_streams: how many streams the run consists of; by default
             `world_size * max(1, num_workers)` when the run first starts. It stays the same over
             the whole run, on whatever ranks and workers it resumes.
-        start_method: "fork", "forkserver" or "spawn"; by default that of `multiprocessing`.
+        start_method: of worker processes: "fork", "forkserver" or "spawn"; by default that of
+            `multiprocessing`.
+        worker_type: "process" or "thread". No content depends on it, and a resume may change it.
     """
 
     rank: int
@@ -146,6 +158,7 @@ class WorkerConfig:
     restore_error_handler: ErrorHandler = reraise_exception
     num_streams: int | None = None
     start_method: str | None = None
+    worker_type: str = "process"
     # Whether rank and world size were taken while torch.distributed was not initialised.
     is_assumed: bool = dataclasses.field(default=False, init=False, repr=False)
 
@@ -162,6 +175,15 @@ class WorkerConfig:
         if self.start_method not in (None, *START_METHODS):
             raise ValueError(
                 f"start_method={self.start_method!r} is not one of {', '.join(START_METHODS)}"
+            )
+        if self.worker_type not in WORKER_TYPES:
+            raise ValueError(
+                f"worker_type={self.worker_type!r} is not one of {', '.join(WORKER_TYPES)}"
+            )
+        if self.worker_type == "thread" and self.start_method is not None:
+            raise ValueError(
+                f"start_method={self.start_method!r} is of worker processes; leave it out with "
+                "worker_type='thread'"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -241,24 +263,23 @@ class WorkerConfig:
     active_worker_config = _ActiveConfig()
 
     def rank_worker_id(self) -> int:
-        """Returns the number of this loader process in its rank; 0 outside of one."""
-        info = get_worker_info()
-        return 0 if info is None else info.id
+        """Returns the number of this worker in its rank; 0 outside of one."""
+        return own_worker_id() or 0
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Returns a number of this loader process in the run, for logs; no content depends on it.
+        """Returns a number of this worker in the run, for logs; no content depends on it.
 
         Args:
-            override_local_worker_id: the process in the rank; by default this one.
+            override_local_worker_id: the worker in the rank; by default this one.
         """
         local = override_local_worker_id
         return self.rank * self.num_workers + (self.rank_worker_id() if local is None else local)
 
     def worker_seed(self, override_local_worker_id: int | None = None) -> int:
-        """Returns Energon's seed of a loader process, in 0..2^32-1; no content here depends on it.
+        """Returns Energon's seed of a worker, in 0..2^32-1; no content here depends on it.
 
         Args:
-            override_local_worker_id: the process in the rank; by default this one.
+            override_local_worker_id: the worker in the rank; by default this one.
         """
         worker = self.global_worker_id(override_local_worker_id) if self.num_workers else self.rank
         digest = hashlib.sha1(f"{worker},{self.seed_offset}".encode()).digest()
@@ -347,10 +368,9 @@ class WorkerConfig:
         append(self.debug_path(), line + "\n")
 
     def debug_path(self) -> Path:
-        """Returns the file of this process; the ids of rank r start at `r * (num_workers + 1)`."""
-        info = get_worker_info()
-        local = 0 if info is None else 1 + info.id
-        worker_id = self.rank * (self.num_workers + 1) + local
+        """Returns the file of this worker; the ids of rank r start at `r * (num_workers + 1)`."""
+        own = own_worker_id()
+        worker_id = self.rank * (self.num_workers + 1) + (0 if own is None else 1 + own)
         return Path(str(self.worker_debug_path).format(worker_id=worker_id, pid=os.getpid()))
 
     def config(self) -> dict[str, Any]:

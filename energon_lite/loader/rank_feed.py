@@ -128,7 +128,12 @@ class RankFeed(Iterator[Delivery]):
         self._runs: dict[int, StreamRun[Any]] = {}
 
     def end(self) -> None:
-        """Ends nothing: no process computes for it."""
+        """Ends nothing: no worker computes for it."""
+
+    def stop(self) -> None:
+        """Ends, from another thread, what is being computed: at its next hook."""
+        if self.run is not None:
+            self.run.context.stop()
 
     def __next__(self) -> Delivery:
         """Returns the next delivery; that of a stream's end has the mark END."""

@@ -1,4 +1,4 @@
-"""The run of one rank: its position, its worker processes, and the batches that they deliver."""
+"""The run of one rank: its position, its workers, and the batches that they deliver."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from energon_lite.loader.resume import (
 from energon_lite.loader.stats import Counter, FailureLimit
 from energon_lite.loader.trainers import Seek
 from energon_lite.loader.watchdog import Watchdog
-from energon_lite.loader.worker_main import RunSettings
-from energon_lite.loader.worker_pool import WorkerDied, WorkerPool
+from energon_lite.loader.worker_main import RunSettings, WorkerDied
+from energon_lite.loader.worker_pool import WorkerPool
 
 T = TypeVar("T")
 
@@ -310,7 +310,7 @@ class RankRun(Generic[T]):
                     self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
         except WorkerDied as error:
             raise RuntimeError(
-                f"Worker process {error} of rank {self._config.rank} died after batch "
+                f"Worker {error} of rank {self._config.rank} died after batch "
                 f"{self.position.count - 1} of the rank (a kill by signal 9 is often a lack of "
                 "memory). Nothing is lost: iterate the loader again to resume with the next batch, "
                 f"or resume from a saved state. {error.report}".rstrip()

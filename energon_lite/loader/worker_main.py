@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import multiprocessing
 import os
 import pickle
@@ -41,6 +42,8 @@ from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.stores.cache_pool import CachePool
 
+logger = logging.getLogger(__name__)
+
 # Kinds of messages, and of orders.
 DELIVERY, REPORT = range(2)
 TAKEN, PASS = range(2, 4)
@@ -52,7 +55,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Pass(NamedTuple):
-    """What a worker process is to compute.
+    """What a worker is to compute.
 
     Attributes:
         number: counts the passes of a loader.
@@ -69,8 +72,8 @@ class Limits(NamedTuple):
     """How long a delivery may be waited for, in seconds; 0 for any time.
 
     Attributes:
-        report_sec: until it is logged what the worker process does.
-        stall_sec: until it is taken for stuck, and ended.
+        report_sec: until it is logged what the worker does.
+        stall_sec: until it is taken for stuck, and replaced.
         timeout_sec: until the wait is an error.
     """
 
@@ -79,14 +82,76 @@ class Limits(NamedTuple):
     timeout_sec: float = 0
 
 
+class WorkerDied(Exception):
+    """A worker ended by itself, or was given up as it was stuck.
+
+    Args:
+        name: which, and how it ended.
+        report: what it did, as far as that is known.
+        may_restart: whether another one may do better.
+    """
+
+    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
+        super().__init__(name)
+        self.report = report
+        self.may_restart = may_restart
+
+
+class WorkerTimeout(Exception):
+    """A batch took too long; the text reports what the worker does."""
+
+
+class Wait:
+    """One wait for a delivery of a worker.
+
+    Args:
+        name: of the worker.
+        limits: how long it may take.
+
+    Attributes:
+        poll_sec: after which time the limits are to be looked at again.
+    """
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self._name = name
+        self._limits = limits
+        self._since = time.monotonic()
+        self._due = sorted(limit for limit in limits if limit)
+        self.poll_sec = min([_POLL_SEC, *(limit / 4 for limit in self._due)])
+
+    def is_due(self) -> bool:
+        """Returns whether another limit has passed, so that the worker is to report."""
+        waited = time.monotonic() - self._since
+        if not self._due or waited <= self._due[0]:
+            return False
+        self._due = [limit for limit in self._due if waited <= limit]
+        return True
+
+    def on_report(self, report: str) -> None:
+        """Logs what the worker does.
+
+        Raises:
+            WorkerDied: It is stuck.
+            WorkerTimeout: The wait was too long.
+        """
+        waited = time.monotonic() - self._since
+        _, stall_sec, timeout_sec = self._limits
+        if stall_sec and waited > stall_sec:
+            name = f"{self._name} (stuck for {waited:.1f} s, stall_timeout_sec={stall_sec:g})"
+            raise WorkerDied(name, report)
+        if timeout_sec and waited > timeout_sec:
+            raise WorkerTimeout(report)
+        logger.warning("No batch of worker %s for %.0f s. %s", self._name, waited, report)
+
+
 class RunSettings(NamedTuple):
     """What decides how a rank runs, and no content.
 
     Attributes:
-        prefetch_factor: batches that each worker process computes ahead.
-        limits: how long a batch of a worker process may be waited for.
+        prefetch_factor: batches that each worker computes ahead.
+        limits: how long a batch of a worker may be waited for.
         first_report_sec: `report_sec` of the first batch.
-        restart_workers: how many worker processes may be replaced within ten minutes.
+        restart_workers: how many workers may be replaced within ten minutes.
         max_skip_rate: failures per sample that a stream may have.
         max_pass_rate: failures per sample that a validation pass may have.
         skip_log: file of the samples that were skipped.
@@ -104,11 +169,11 @@ class RunSettings(NamedTuple):
 
 
 class WorkerSettings(NamedTuple):
-    """What a worker process gets when it starts.
+    """What a worker gets when it starts.
 
     Attributes:
         info: its number, how many there are, the seed of its global generators, and the pipeline;
-            what `torch.utils.data.get_worker_info` returns in it.
+            what `torch.utils.data.get_worker_info` returns in a worker process.
         run: how the rank runs.
     """
 

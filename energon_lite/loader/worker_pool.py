@@ -1,4 +1,4 @@
-"""The worker processes of a rank: started, received from in turn, replaced, and ended."""
+"""The workers of a rank: started, received from in turn, replaced, and ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -41,16 +41,19 @@ from energon_lite.loader.worker_main import (
     Limits,
     Pass,
     RunSettings,
+    Wait,
+    WorkerDied,
     WorkerSettings,
+    WorkerTimeout,
     work,
 )  # fmt: skip
+from energon_lite.loader.worker_threads import WorkerThread, warn_of_draws
 from energon_lite.stores.cache_pool import CachePool
 
 logger = logging.getLogger(__name__)
 
 # Worker processes that die in this time are counted together.
 RESTART_WINDOW_SEC = 600.0
-_POLL_SEC = 0.5
 # How long a worker may take to report what it does.
 _ANSWER_SEC = 1.0
 # After a kill; a process in an uninterruptible wait for a storage outlives it.
@@ -61,25 +64,6 @@ _STATES = {
     "S": "it sleeps in native code that keeps Python's lock",
     "T": "it was stopped by a signal",
 }
-
-
-class WorkerDied(Exception):
-    """A worker process ended by itself, or was ended as it was stuck.
-
-    Args:
-        name: which, and how it ended.
-        report: what it did, as far as that is known.
-        may_restart: whether another one may do better.
-    """
-
-    def __init__(self, name: str, report: str = "", may_restart: bool = True) -> None:
-        super().__init__(name)
-        self.report = report
-        self.may_restart = may_restart
-
-
-class WorkerTimeout(Exception):
-    """A batch took too long; the text reports what the worker process does."""
 
 
 class Worker:
@@ -129,7 +113,7 @@ class Worker:
             WorkerDied: It ended, or is stuck and was ended.
             WorkerTimeout: The wait was too long.
         """
-        wait = _Wait(self, limits)
+        wait = _SocketWait(self, limits)
         while True:
             try:
                 message = receive(self._sock, wait)
@@ -166,11 +150,24 @@ class Worker:
         if code is not None and code < 0:
             how = f"signal {-code}"
         is_broken = code is not None and code > 0 and not self._has_sent  # it could not start
-        return WorkerDied(f"{self.process.pid} ({how})", may_restart=not is_broken)
+        return WorkerDied(f"{self.name} ({how})", may_restart=not is_broken)
+
+    @property
+    def name(self) -> str:
+        """Names the process in messages."""
+        return f"process {self.process.pid}"
 
     def leave(self) -> None:
         """Closes the socket, upon which the process ends by itself."""
         self._sock.close()
+
+    def join(self, for_sec: float) -> None:
+        """Waits for the end."""
+        self.process.join(for_sec)
+
+    def kill(self) -> None:
+        """Ends the process, if it has not ended."""
+        self.process.kill()
 
     def forget(self) -> None:
         """Forgets the process, in a fork of its parent."""
@@ -178,15 +175,12 @@ class Worker:
         multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
 
 
-class _Wait:
+class _SocketWait(Wait):
     """One wait for a message of a worker process; called before each read of the socket."""
 
     def __init__(self, worker: Worker, limits: Limits) -> None:
+        super().__init__(worker.name, limits)
         self._worker = worker
-        self._limits = limits
-        self._since = time.monotonic()
-        self._due = sorted(limit for limit in limits if limit)
-        self._poll_sec = min([_POLL_SEC, *(limit / 4 for limit in self._due)])
         self._answer_due = 0.0
 
     def __call__(self) -> None:
@@ -198,13 +192,12 @@ class _Wait:
             WorkerTimeout: The wait was too long.
         """
         worker = self._worker
-        while not worker.is_ready(self._poll_sec):
+        while not worker.is_ready(self.poll_sec):
             # A process that it started may have its end of the socket.
             if not worker.process.is_alive() and not worker.is_ready():
                 raise Closed
             now = time.monotonic()
-            if self._due and now > self._since + self._due[0]:
-                self._due = [limit for limit in self._due if now <= self._since + limit]
+            if self.is_due():
                 self._answer_due = now + _ANSWER_SEC
                 worker.ask()
             if self._answer_due and now > self._answer_due:
@@ -214,16 +207,11 @@ class _Wait:
     def on_report(self, report: str, grace_sec: float = GRACE_SEC) -> None:
         """Logs what the process does, or ends the wait."""
         self._answer_due = 0.0
-        waited = time.monotonic() - self._since
-        pid = self._worker.process.pid
-        _, stall_sec, timeout_sec = self._limits
-        if stall_sec and waited > stall_sec:
+        try:
+            super().on_report(report)
+        except WorkerDied:
             end_workers([self._worker], grace_sec)
-            name = f"{pid} (stuck for {waited:.1f} s, stall_timeout_sec={stall_sec:g})"
-            raise WorkerDied(name, report)
-        if timeout_sec and waited > timeout_sec:
-            raise WorkerTimeout(report)
-        logger.warning("No batch of worker process %d for %.0f s. %s", pid, waited, report)
+            raise
 
 
 def _state_of(pid: int) -> str:
@@ -246,22 +234,22 @@ def _forget_workers() -> None:
 os.register_at_fork(after_in_child=_forget_workers)
 
 
-def end_workers(workers: list[Worker], grace_sec: float = GRACE_SEC) -> None:
-    """Ends worker processes: by themselves, or after some time by a kill."""
+def end_workers(workers: Sequence[Worker | WorkerThread], grace_sec: float = GRACE_SEC) -> None:
+    """Ends workers: by themselves, or after some time by a kill."""
     with DeferredSignals():
         deadline = time.monotonic() + grace_sec
         for worker in workers:
             worker.leave()
         for worker in workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.join(max(0.0, deadline - time.monotonic()))
         for worker in workers:
-            worker.process.kill()
+            worker.kill()
         for worker in workers:
-            worker.process.join(_KILL_SEC)
+            worker.join(_KILL_SEC)
 
 
-def _end_dropped(workers: list[Worker], cache_pool: CachePool | None) -> None:
-    """Ends the worker processes of a loader that was dropped, or at the end of the program."""
+def _end_dropped(workers: list[Worker | WorkerThread], cache_pool: CachePool | None) -> None:
+    """Ends the workers of a loader that was dropped, or at the end of the program."""
     with suppress(KeyboardInterrupt):  # it hurries the end
         end_workers(workers)
         if cache_pool is not None:
@@ -269,13 +257,13 @@ def _end_dropped(workers: list[Worker], cache_pool: CachePool | None) -> None:
 
 
 class WorkerPool(Iterator[Delivery]):
-    """Collects the deliveries of a rank from worker processes, in the order of slots.
+    """Collects the deliveries of a rank from its workers, in the order of slots.
 
-    The j-th stream of the rank belongs to worker j mod W. The processes live over all passes.
+    The j-th stream of the rank belongs to worker j mod W. The workers live over all passes.
 
     Args:
         dataset: the pipeline.
-        config: rank, seed and start method.
+        config: rank, seed, and what the workers are.
         settings: how the rank runs.
         num_workers: how many there are, at least one.
         start: where the first pass begins.
@@ -294,7 +282,7 @@ class WorkerPool(Iterator[Delivery]):
         self._config = config
         self._settings = settings
         self._num_workers = num_workers
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | WorkerThread] = []
         self._finalizer = multiprocessing.util.Finalize(
             self, _end_dropped, (self._workers, settings.cache_pool), exitpriority=100
         )
@@ -303,6 +291,8 @@ class WorkerPool(Iterator[Delivery]):
         self._limits = settings.limits._replace(report_sec=settings.first_report_sec)
         self._pinned = PinnedAhead() if torch.cuda.is_available() else None
         self._go_to(start)
+        if config.worker_type == "thread":
+            warn_of_draws(dataset)
         for worker in range(num_workers):
             self._workers.append(self._started(worker))
 
@@ -336,13 +326,15 @@ class WorkerPool(Iterator[Delivery]):
     def _own(self, worker: int) -> list[int]:
         return self._streams[worker :: self._num_workers]
 
-    def _started(self, number: int) -> Worker:
+    def _started(self, number: int) -> Worker | WorkerThread:
         config = self._config
         seed = key_of("workers", config.seed_offset, config.rank, number) & (2**63 - 1)
         info = WorkerInfo(
             id=number, num_workers=self._num_workers, seed=seed, dataset=self._dataset
         )
         settings = WorkerSettings(info, self._settings)
+        if config.worker_type == "thread":
+            return WorkerThread(settings, self._pass_of(number))
         return Worker(config.start_method, settings, self._pass_of(number))
 
     def _is_ready(self) -> bool:
@@ -356,9 +348,9 @@ class WorkerPool(Iterator[Delivery]):
         """Returns the next delivery.
 
         Raises:
-            WorkerDied: A worker process ended by itself.
+            WorkerDied: A worker ended by itself.
             RuntimeError: A wait was too long.
-            Exception: Of a worker process, in which it was raised.
+            Exception: Of a worker, in which it was raised.
         """
         if self._pinned is None:
             return self._receive()
@@ -396,7 +388,7 @@ class WorkerPool(Iterator[Delivery]):
                 self._replace(worker, error)
 
     def _replace(self, worker: int, death: WorkerDied) -> None:
-        """Starts another process for the streams of a worker.
+        """Starts another worker for the streams of one.
 
         Raises:
             WorkerDied: It is of no use, or too many have died.
@@ -412,7 +404,7 @@ class WorkerPool(Iterator[Delivery]):
             raise death
         deaths.append(now)
         logger.warning(
-            "Worker process %s of rank %d died%s. Another one computes its streams %s from where "
+            "Worker %s of rank %d died%s. Another one computes its streams %s from where "
             "they stood; no batch changes. %d more may die within %.0f minutes "
             "(restart_workers=%d).%s",
             str(death),  # a record that is kept would keep the pool, by the frames of the error
@@ -428,7 +420,7 @@ class WorkerPool(Iterator[Delivery]):
             self._workers[worker] = self._started(worker)
 
     def end(self) -> None:
-        """Ends the worker processes."""
+        """Ends the workers."""
         if self.pid == os.getpid():
             end_workers(self._workers)
             if self._settings.cache_pool is not None:

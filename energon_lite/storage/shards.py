@@ -63,10 +63,20 @@ class Rows(NamedTuple):
     stops: Int64Array
 
 
-class _OpenShard(NamedTuple):
-    descriptor: int
-    offsets: Int64Array
-    size_bytes: int
+class _OpenShard:
+    """A shard that stays open as long as some thread uses this object."""
+
+    def __init__(self, path: Path, offsets: Int64Array) -> None:
+        self.descriptor = -1
+        self.descriptor = files.open_regular(path)
+        self.offsets = offsets
+        status = os.fstat(self.descriptor)
+        self.size_bytes, self.inode = status.st_size, status.st_ino
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                os.close(self.descriptor)
 
 
 class KeyCheck:
@@ -194,7 +204,9 @@ def _key_sum(key: str) -> int:
 
 
 class OpenShards:
-    """Reads byte ranges of shards.
+    """Reads byte ranges of shards; any number of threads may do so.
+
+    No lock is held: a fork would have it.
 
     Args:
         root: folder of the dataset.
@@ -223,11 +235,6 @@ class OpenShards:
         """Pickles the arguments only: another process opens its own files."""
         return OpenShards, self._arguments
 
-    def __del__(self) -> None:
-        """Closes the files."""
-        if "_open" in self.__dict__:
-            self.close_down_to(0)
-
     def offsets(self, shard: int) -> Int64Array:
         """Returns where the samples of a shard begin, and where the last one ends.
 
@@ -236,9 +243,9 @@ class OpenShards:
             DatasetFormatError: The shard or its index is invalid.
             FatalSampleError: The dataset cannot be read at all.
         """
-        if shard not in self._open:
-            self._patiently(shard, lambda: self._opened(shard))
-        return self._opened(shard).offsets
+        if shard in self._open:
+            return self._opened(shard).offsets
+        return self._patiently(shard, lambda: self._opened(shard)).offsets
 
     def end_of(self, shard: int) -> int | None:
         """Returns the size of a shard whose index goes beyond its end now; None for others."""
@@ -367,20 +374,13 @@ class OpenShards:
     def _opened(self, number: int) -> _OpenShard:
         shard = self._open.get(number)
         if shard is not None:
-            self._open.move_to_end(number)
+            with suppress(KeyError):  # another thread has closed it
+                self._open.move_to_end(number)
             return shard
         path = self._root / self._shards[number]
         self.close_down_to(self._most_open - 1)
-        offsets = self._load_offsets(number)
-        descriptor = files.open_regular(path)
-        try:
-            status = os.fstat(descriptor)
-            shard = _OpenShard(descriptor, offsets, status.st_size)
-            self._check(number, shard, status.st_ino)
-        except BaseException:
-            with suppress(OSError):
-                os.close(descriptor)
-            raise
+        shard = _OpenShard(path, self._load_offsets(number))
+        self._check(number, shard)
         self._open[number] = shard
         return shard
 
@@ -392,7 +392,7 @@ class OpenShards:
         """Compares a shard that was opened with `index.sqlite`."""
         self.keys.check_shard(number, descriptor, offsets)
 
-    def _check(self, number: int, shard: _OpenShard, inode: int) -> None:
+    def _check(self, number: int, shard: _OpenShard) -> None:
         """Checks that an opened file is the one that was opened before, and is indexed.
 
         Raises:
@@ -410,20 +410,18 @@ class OpenShards:
         else:
             self._seen[number] = seen
             self._overrun.pop(number, None)
-        if self._compared.get(number) != inode:
+        if self._compared.get(number) != shard.inode:
             self._check_first_key(number, shard.descriptor, shard.offsets)
-            self._compared[number] = inode
+            self._compared[number] = shard.inode
 
     def _close(self, number: int) -> None:
-        shard = self._open.pop(number, None)
-        if shard is not None:
-            with suppress(OSError):
-                os.close(shard.descriptor)
+        self._open.pop(number, None)
 
     def close_down_to(self, number: int) -> None:
         """Closes the least recently used shards until `number` are open."""
-        while len(self._open) > number:
-            self._close(next(iter(self._open)))
+        with suppress(KeyError):  # other threads have closed all
+            while len(self._open) > number:
+                self._open.popitem(last=False)
 
 
 class Block(NamedTuple):

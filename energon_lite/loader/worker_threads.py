@@ -1,0 +1,162 @@
+"""Worker threads: they compute the deliveries of their streams in the process of the training loop.
+
+They start at once, share all that is in memory, and hand batches over without a copy. A thread
+cannot be killed: it ends before the next hook, or with its delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from energon_lite.core.dataset import SavableDataset, drawing_functions
+from energon_lite.core.topology import current
+from energon_lite.loader.rank_feed import Delivery, RankFeed
+from energon_lite.loader.watchdog import describe_thread
+from energon_lite.loader.worker_main import Limits, Pass, Wait, WorkerDied, WorkerSettings
+from energon_lite.storage.files import warn_once
+
+logger = logging.getLogger(__name__)
+
+
+class _Taken:
+    """The order to compute another delivery, as one was taken."""
+
+
+class WorkerThread:
+    """One worker thread.
+
+    Only queues are between it and the training loop: whatever runs at any moment, such as the end
+    of a loader that was dropped in a garbage collection, may put something into them.
+
+    Args:
+        settings: of the worker.
+        first: what it computes first.
+    """
+
+    def __init__(self, settings: WorkerSettings, first: Pass) -> None:
+        self.name = f"thread {settings.info.id}"
+        self._settings = settings
+        self._orders: SimpleQueue[Pass | type[_Taken] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper] | WorkerDied]
+        self._outbox = SimpleQueue()
+        self._feed: RankFeed | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(
+            target=self._run, args=(first,), name=f"energon_lite worker {self.name}", daemon=True
+        )
+        self._thread.start()
+
+    # ------------------------------------------------------------------- in the training loop
+
+    def is_ready(self) -> bool:
+        """Whether a delivery, or the end of the thread, can be received at once."""
+        return not self._outbox.empty()
+
+    def receive(self, number: int, limits: Limits) -> Any:
+        """Returns its next delivery, or the error that it met; as of a worker process."""
+        wait = Wait(self.name, limits)
+        while True:
+            try:
+                message = self._outbox.get(timeout=wait.poll_sec)
+            except Empty:
+                if wait.is_due():
+                    self._report(wait)
+                continue
+            if isinstance(message, WorkerDied):
+                raise message
+            if message[0] == number:
+                self._orders.put(_Taken)
+                return message[1]
+
+    def _report(self, wait: Wait) -> None:
+        feed, ident = self._feed, self._thread.ident or 0
+        try:
+            wait.on_report(f"It computes {feed or 'nothing'}. {describe_thread(ident)}")
+        except WorkerDied:
+            self.leave()
+            self._is_given_up = True
+            raise
+
+    def begin(self, job: Pass) -> None:
+        """Orders the thread to begin a pass."""
+        self._orders.put(job)
+
+    def leave(self) -> None:
+        """Orders the thread to end."""
+        self._orders.put(None)
+        if (feed := self._feed) is not None:
+            feed.stop()
+
+    def join(self, for_sec: float) -> None:
+        """Waits for the end, if it is worth it."""
+        if not self._is_given_up and self._thread is not threading.current_thread():
+            self._thread.join(for_sec)
+
+    def kill(self) -> None:
+        """Reports the thread if it has not ended; nothing waits for it any more."""
+        if self._thread.is_alive() and not self._is_given_up:
+            self._is_given_up = True
+            logger.warning(
+                "Worker %s has not ended: a thread cannot be killed, and ends when the call "
+                "returns that it is in. %s",
+                self.name,
+                describe_thread(self._thread.ident or 0),
+            )
+
+    # ----------------------------------------------------------------------------- in the thread
+
+    def _run(self, job: Pass | None) -> None:
+        current.worker_id = self._settings.info.id
+        try:
+            while job is not None:
+                job = self._run_pass(job)
+        except BaseException as error:  # of the machinery, or the end that a hook wants
+            error = error.with_traceback(None)
+            self._outbox.put(WorkerDied(f"{self.name} ({type(error).__name__}: {error})"))
+        finally:
+            self._feed = None
+
+    def _run_pass(self, job: Pass) -> Pass | None:
+        """Computes a pass; returns the order that comes after it."""
+        info, run = self._settings
+        dataset: Any = info.dataset
+        self._feed = feed = RankFeed(
+            dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
+        )
+        room, is_over = run.prefetch_factor, False
+        while True:
+            while is_over or not room or not self._orders.empty():
+                order = self._orders.get()
+                if order is None or isinstance(order, Pass):
+                    return order  # the rest of this pass is not wanted
+                room += 1
+            room -= 1
+            found: Delivery | ExceptionWrapper
+            try:
+                found = next(feed)
+            except StopIteration:
+                is_over = True
+                continue
+            except Exception:
+                found = ExceptionWrapper(where=f"in worker {self.name}")  # type: ignore[no-untyped-call]
+                is_over = True
+            self._outbox.put((job.number, found))
+            del found
+
+
+def warn_of_draws(dataset: SavableDataset[Any]) -> None:
+    """Warns, once, of hooks that may draw from the generators that the training loop draws from."""
+    names = dict.fromkeys(f"{hook.name}, {hook.where}" for hook in drawing_functions(dataset))
+    if names:
+        warn_once(
+            f"worker_type='thread': these may draw from the global generators of torch, numpy and "
+            f"random: {'; '.join(names)}. So they run one at a time, and meanwhile the training "
+            "loop must draw from none of these generators (CUDA's are not concerned). Mark those "
+            "that draw nothing with @stateless, draw from sample_rng() in the others, or use "
+            "worker_type='process'."
+        )
