@@ -28,7 +28,7 @@ from energon_lite.decoding.sample_decoder import PartDecoder, SampleDecoder
 from energon_lite.sources.joined import JoinReader
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.sources.source import WebdatasetSource
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, ShardReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockReader, ShardReader
 from energon_lite.stores.file_stores import FileStoreWrapper, WebdatasetFileStore
 
 # Begins what stands in the place of a file: type and JSON of its metadata. No file of media does.
@@ -121,6 +121,8 @@ class _MetadataReader(ShardReader):
             except (OSError, ValueError, KeyError) as error:
                 members.append(error)
         return Block(memoryview(data), members, names, places[: len(names)].tolist())
+
+    blocks = BlockReader.blocks  # one read() after the other
 
     def _add_files(
         self, data: bytearray, sample: tuple[str, list[tuple[str, str, str]]] | None

@@ -40,7 +40,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 # A block is cut where its samples reach this size, so that a look-ahead is bounded in bytes too.
-MAX_BLOCK_BYTES = 1 << 20
+MAX_BLOCK_BYTES = 1 << 22
 # Bytes between two samples that are cheaper to read as well than to call the kernel again.
 MAX_GAP_BYTES = 8 << 10
 MAX_OPEN = 128
@@ -297,9 +297,12 @@ class OpenShards:
         Raises:
             FatalSampleError: The dataset cannot be read at all.
         """
+        opened = self._open.get(shard)
         try:
-            if shard not in self._open:
+            if opened is None:
                 self.offsets(shard)
+            elif os.preadv(opened.descriptor, [target], base) == len(target):
+                return {}
             self._fill(shard, target, base)
             return {}
         except (OSError, DatasetFormatError) as error:
@@ -428,7 +431,7 @@ class Block(NamedTuple):
     """Samples that were read together.
 
     Attributes:
-        data: the bytes of all of them.
+        data: the bytes of all of them, until the next block is read.
         members: for each sample (name, first byte, byte after the last) of its files, as positions
             in `data`; or the error that reading it raised.
         shards: for each sample the name of its shard.
@@ -512,28 +515,39 @@ class ShardReader(BlockReader):
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads samples; the smaller `max_bytes`, the fewer bytes between two samples are read."""
+        return next(self.blocks(indices, max_bytes))
+
+    def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
+        """Reads samples in blocks, each into the memory of the one before."""
         positions = indices
         if len(self._excluded):
             positions = indices + np.searchsorted(self._excluded, indices, side="right")
         order = np.argsort(positions, kind="stable")
-        rows, lost = self._extents(positions[order], order)
-        sizes = np.empty_like(order)
-        sizes[order] = rows.stops - rows.starts
-        taken = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes)))
-        if taken < len(indices):
-            rows = Rows(*(column[order < taken] for column in rows))
-        data, shifts = self._read_runs(rows, MAX_GAP_BYTES * max_bytes // MAX_BLOCK_BYTES, lost)
-        self._files.close_down_to(self.max_open)
-        # From ascending order back to that of the indices; an empty range for what was not read.
+        all_rows, lost = self._extents(positions[order], order)
+        max_gap = min(MAX_GAP_BYTES, max_bytes >> 7)
+        buffer = np.empty(0, dtype=np.uint8)
+        for rows in _cut_in_blocks(all_rows, max_bytes):
+            if len(buffer) > 2 * max_bytes:  # of one long sample
+                buffer = np.empty(0, dtype=np.uint8)
+            buffer, shifts = self._read_runs(rows, max_gap, lost, buffer)
+            self._files.close_down_to(self.max_open)
+            yield self._block(buffer, rows, shifts, lost)
+
+    def _block(
+        self, data: UInt8Array, rows: Rows, shifts: Int64Array, lost: dict[int, Exception]
+    ) -> Block:
+        """Describes samples that were read, in the order of the draws."""
         back = np.argsort(rows.order)
         shifts = shifts[back]
         rows = Rows(*(column[back] for column in rows))
         rows = rows._replace(starts=rows.starts + shifts, stops=rows.stops + shifts)
-        lost = {i: error for i, error in lost.items() if i < taken}
-        for i in lost:
-            rows.stops[i] = rows.starts[i]
+        errors = {}
+        if lost:
+            errors = {i: lost[n] for i, n in enumerate(rows.order.tolist()) if n in lost}
+        for i in errors:
+            rows.stops[i] = rows.starts[i]  # an empty range
         members = self._members(data, rows, -shifts)
-        for i, error in lost.items():
+        for i, error in errors.items():
             members[i] = error
         names = self._names[rows.shards].tolist()
         return Block(data.data, members, names, rows.places.tolist())
@@ -600,7 +614,7 @@ class ShardReader(BlockReader):
         return Rows(order, shards, places, starts, stops), lost
 
     def _read_runs(
-        self, rows: Rows, max_gap: int, lost: dict[int, Exception]
+        self, rows: Rows, max_gap: int, lost: dict[int, Exception], buffer: UInt8Array
     ) -> tuple[UInt8Array, Int64Array]:
         """Reads all samples into one buffer, neighbours in a shard at once.
 
@@ -608,6 +622,7 @@ class ShardReader(BlockReader):
             rows: the samples.
             max_gap: bytes between two samples that are read as well.
             lost: receives the errors of samples that cannot be read.
+            buffer: used again if it is long enough.
 
         Returns:
             The buffer, a multiple of 512 bytes; and what must be added to a byte of a sample's
@@ -618,7 +633,9 @@ class ShardReader(BlockReader):
         firsts = [first for first, _ in runs]
         numbers, bases = rows.shards[firsts].tolist(), rows.starts[firsts].tolist()
         sizes = (rows.stops[[last - 1 for _, last in runs]] - rows.starts[firsts]).tolist()
-        data = np.empty(sum(sizes), dtype=np.uint8)
+        data, num_blocks = buffer, -(-sum(sizes) // BLOCK)
+        if num_blocks * BLOCK > len(data):  # a little longer, for the blocks after this one
+            data = np.empty(num_blocks * 9 // 8 * BLOCK, dtype=np.uint8)
         target = data.data
         shifts = np.zeros(len(rows.starts), dtype=np.int64)
         at = 0
@@ -632,6 +649,22 @@ class ShardReader(BlockReader):
             shifts[first:last] = at - base
             at += size
         return data, shifts
+
+
+def _cut_in_blocks(rows: Rows, max_bytes: int) -> Iterator[Rows]:
+    """Cuts samples, in the order of the draws, into blocks of at most `max_bytes`, or of one."""
+    sizes = np.empty_like(rows.order)
+    sizes[rows.order] = rows.stops - rows.starts
+    ends = np.cumsum(sizes)
+    first, before = 0, 0
+    while first < len(ends):
+        last = max(first + 1, int(np.searchsorted(ends, before + max_bytes)))
+        if last - first == len(ends):
+            yield rows
+        else:
+            is_own = (rows.order >= first) & (rows.order < last)
+            yield Rows(*(column[is_own] for column in rows))
+        first, before = last, int(ends[last - 1])
 
 
 def _groups(is_cut: BoolArray) -> list[tuple[int, int]]:
