@@ -13,6 +13,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.arrays import UInt8Array
 from energon_lite.core.errors import did_you_mean
+from energon_lite.decoding.image_size import ImageSize, reduction, resized
 from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
 
 logger = logging.getLogger(__name__)
@@ -83,11 +85,14 @@ UNDECODED = "bytes"
 _WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
 
 
-def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callable[[bytes], Any]:
+def image_decoder(
+    mode_name: str, size: ImageSize | None = None, max_bytes: int = MAX_DECODED_BYTES
+) -> Callable[[bytes], Any]:
     """Returns the function that decodes the bytes of an image to one of `IMAGE_MODES`.
 
     Args:
         mode_name: the mode.
+        size: limits to which images are made smaller.
         max_bytes: largest image that is decoded.
 
     Raises:
@@ -97,7 +102,7 @@ def image_decoder(mode_name: str, max_bytes: int = MAX_DECODED_BYTES) -> Callabl
     if mode is None:
         hint = did_you_mean(mode_name, (*IMAGE_MODES, UNDECODED))
         raise ValueError(f"image_decode: Unknown imagespec: {mode_name!r}.{hint}")
-    return functools.partial(_decode_image, mode=mode, max_bytes=max_bytes)
+    return _ImageDecoder(mode, size, max_bytes)
 
 
 def image_format(raw: bytes) -> str | None:
@@ -169,41 +174,84 @@ def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
     return (*opened.size, str(opened.format), str(opened.mode))
 
 
-def _decode_image(raw: bytes, mode: ImageMode, max_bytes: int) -> Any:
-    pixels = _jpeg_pixels(raw, mode, max_bytes)
-    if pixels is None or mode.kind == "pil":
-        with _open_image(raw) as opened:
-            if pixels is None:
-                image = _load(opened, mode, max_bytes)
-            else:
-                image = _pillow().fromarray(pixels)
-                image.info = opened.info  # its EXIF and its colour profile
-        if mode.kind == "pil":
-            return image
-        pixels = np.asarray(image)
-    return _to_tensor(pixels, mode) if mode.kind == "torch" else _to_array(pixels, mode)
+@dataclass(frozen=True)
+class _ImageDecoder:
+    mode: ImageMode
+    size: ImageSize | None
+    max_bytes: int
 
+    def __call__(self, raw: bytes) -> Any:
+        pixels = self._jpeg_pixels(raw)
+        if pixels is None or self.mode.kind == "pil":
+            with _open_image(raw) as opened:
+                image = self._load(opened) if pixels is None else _image(pixels, opened.info)
+            if self.mode.kind == "pil":
+                return image
+            pixels = np.asarray(image)
+        to_value = _to_tensor if self.mode.kind == "torch" else _to_array
+        return to_value(pixels, self.mode.is_float)
 
-def _jpeg_pixels(raw: bytes, mode: ImageMode, max_bytes: int) -> UInt8Array | None:
-    """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""
-    if image_format(raw) != "JPEG" or (turbo := _turbo()) is None:
-        return None
-    pillow = _pillow()
-    try:
-        height, width, stored, _ = turbo.decode_jpeg_header(raw)
-        if stored in ("CMYK", "YCCK") or width * height > (pillow.MAX_IMAGE_PIXELS or math.inf):
+    def _jpeg_pixels(self, raw: bytes) -> UInt8Array | None:
+        """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""
+        if image_format(raw) != "JPEG" or (turbo := _turbo()) is None:
             return None
-        _check_pixels((width, height), mode, max_bytes)
-        if mode.colors != "L":
-            return turbo.decode_jpeg(raw, mode.colors)  # type: ignore[no-any-return]
-        if stored == "Gray":
-            return turbo.decode_jpeg(raw, "GRAY")[..., 0]  # type: ignore[no-any-return]
-        # The stored luminance would not be the same: colours that do not exist are cut off first.
-        return np.asarray(pillow.fromarray(turbo.decode_jpeg(raw, "RGB")).convert("L"))
-    except TooLargeError:
-        raise
-    except ValueError:  # Pillow tolerates more, such as bytes between two markers
-        return None
+        pillow = _pillow()
+        try:
+            height, width, stored, _ = turbo.decode_jpeg_header(raw)
+            if stored in ("CMYK", "YCCK") or width * height > (pillow.MAX_IMAGE_PIXELS or math.inf):
+                return None
+            target = self._target((width, height))
+            factor = reduction((width, height), target)
+            reduced = (-(-width // factor), -(-height // factor))
+            self._check_pixels(reduced)
+            colors = self.mode.colors
+            if colors == "L":
+                colors = "GRAY" if stored == "Gray" else "RGB"
+            pixels = turbo.decode_jpeg(
+                raw, colors, min_width=reduced[0], min_height=reduced[1], min_factor=factor
+            )
+        except TooLargeError:
+            raise
+        except ValueError:  # Pillow tolerates more, such as bytes between two markers
+            return None
+        if colors == "GRAY":
+            pixels = pixels[..., 0]
+        elif self.mode.colors == "L":
+            # The stored luminance differs: colours outside of RGB are cut off before.
+            pixels = np.array(pillow.fromarray(pixels).convert("L"))
+        return resized(pixels, (width, height), target, factor)
+
+    def _load(self, image: Any) -> Any:
+        """Returns an opened image in the colours and the size that are wanted."""
+        stored = image.size
+        target = self._target(stored)
+        factor = reduction(stored, target)
+        if factor > 1:  # Pillow reduces JPEGs only
+            image.draft(None, (stored[0] // factor, stored[1] // factor))
+        reduced = image.size
+        self._check_pixels(reduced)
+        image.load()
+        if image.size != reduced:  # an icon's
+            stored = image.size
+            self._check_pixels(stored)
+            target = self._target(stored)
+        if image.size == stored:
+            factor = 1
+        info = image.info
+        if self.mode.kind == "pil" or image.mode != self.mode.colors:
+            image = _unify(image).convert(self.mode.colors)
+        if target == stored:
+            return image
+        return _image(resized(np.array(image), stored, target, factor), info)
+
+    def _target(self, stored: tuple[int, int]) -> tuple[int, int]:
+        return stored if self.size is None else self.size.of_image(*stored)
+
+    def _check_pixels(self, size: tuple[int, int]) -> None:
+        # Pillow takes 4 bytes for a pixel, whatever comes of it.
+        pixel_bytes = max(4, len(self.mode.colors) * (4 if self.mode.is_float else 1))
+        what = f"{size[0]:,} x {size[1]:,} pixels"
+        check_size(size[0] * size[1] * pixel_bytes, self.max_bytes, what)
 
 
 def _open_image(raw: bytes) -> Any:
@@ -217,22 +265,11 @@ def _open_image(raw: bytes) -> Any:
         raise TooLargeError(f"is refused by Pillow ({error}); {text}") from None
 
 
-def _load(image: Any, mode: ImageMode, max_bytes: int) -> Any:
-    """Returns an opened image in the colours of a mode."""
-    size = image.size
-    _check_pixels(size, mode, max_bytes)
-    image.load()
-    if image.size != size:  # an icon's
-        _check_pixels(image.size, mode, max_bytes)
-    if mode.kind != "pil" and image.mode == mode.colors:
-        return image
-    return _unify(image).convert(mode.colors)
-
-
-def _check_pixels(size: tuple[int, int], mode: ImageMode, max_bytes: int) -> None:
-    # Pillow takes 4 bytes for a pixel, whatever comes of it.
-    num_bytes = size[0] * size[1] * max(4, len(mode.colors) * (4 if mode.is_float else 1))
-    check_size(num_bytes, max_bytes, f"{size[0]:,} x {size[1]:,} pixels")
+def _image(pixels: UInt8Array, info: dict[str, Any]) -> Any:
+    """Makes a Pillow image, with the EXIF and the colour profile of its file."""
+    image = _pillow().fromarray(pixels)
+    image.info = info
+    return image
 
 
 def _unify(image: Any) -> Any:
@@ -248,7 +285,7 @@ def _unify(image: Any) -> Any:
     return image
 
 
-def _to_tensor(pixels: UInt8Array, mode: ImageMode) -> torch.Tensor:
+def _to_tensor(pixels: UInt8Array, is_float: bool) -> torch.Tensor:
     if pixels.ndim == 3:
         planes = np.empty((pixels.shape[2], *pixels.shape[:2]), dtype=np.uint8)
         # Plane by plane is quicker than a transposed copy.
@@ -257,11 +294,11 @@ def _to_tensor(pixels: UInt8Array, mode: ImageMode) -> torch.Tensor:
     else:
         planes = _writable(pixels)
     tensor = torch.from_numpy(planes)
-    return torch.div(tensor, _WHITE) if mode.is_float else tensor
+    return torch.div(tensor, _WHITE) if is_float else tensor
 
 
-def _to_array(pixels: UInt8Array, mode: ImageMode) -> npt.NDArray[Any]:
-    if mode.is_float:
+def _to_array(pixels: UInt8Array, is_float: bool) -> npt.NDArray[Any]:
+    if is_float:
         scaled: npt.NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
         return scaled
     return _writable(pixels)

@@ -19,6 +19,7 @@ from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.decoding import images, part_formats
 from energon_lite.decoding.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
+from energon_lite.decoding.image_size import ImageSize
 from energon_lite.storage.files import warn_once
 
 PartDecoder = Callable[[bytes], Any]
@@ -69,6 +70,10 @@ class SampleDecoder(FileStoreDecoder):
         image_decode: One of `l8 rgb8 rgba8 l rgb rgba`, these with `torch` before them, `torch`
             (as `torchrgb`), or `pill pil pilrgb pilrgba`. With `bytes` images stay as they are, for
             a later hook to decode: `SampleDecoder(...).decode("jpg", raw)`.
+        image_size: Limits to which larger images are made smaller, in proportion: a dict of one or
+            more of `shortest_edge`, `longest_edge` and `max_pixels`, or a number for the first of
+            them. Images are resized with a bicubic filter and antialiasing, and never made larger;
+            JPEGs are decoded at 1/2, 1/4 or 1/8 of their size before.
         av_decode: What audio and video become: `AVDecoder`, from which a hook takes clips, `torch`
             for `AVData` with all frames or samples, `pyav` for PyAV's open container; they need
             `pip install energon_lite[av]`. With `bytes` they stay as they are.
@@ -91,6 +96,7 @@ class SampleDecoder(FileStoreDecoder):
     guess_content: bool = False
     unpickle: tuple[str, ...] = ()
     max_bytes: int = part_formats.MAX_DECODED_BYTES
+    image_size: ImageSize | Mapping[str, int] | int | None = None
     _decoders: dict[str, PartDecoder | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -112,6 +118,12 @@ class SampleDecoder(FileStoreDecoder):
         size: Any = self.max_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"max_bytes={size!r} must be a whole number of bytes above 0")
+        if self.image_size is not None:
+            if self.image_decode == images.UNDECODED:
+                raise ValueError(
+                    f"image_size={self.image_size!r} has no effect with image_decode='bytes'"
+                )
+            object.__setattr__(self, "image_size", ImageSize.of(self.image_size))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the settings only."""
@@ -122,11 +134,17 @@ class SampleDecoder(FileStoreDecoder):
         return {name: getattr(self, name) for name in names}
 
     def config(self) -> dict[str, Any]:
-        """Returns the settings for the configuration; `max_bytes` only if it is not the default."""
+        """Returns the settings for the configuration; the last two only if they are not default."""
         settings = {**self._settings(), "unpickle": list(self.unpickle)}
         if self.max_bytes == part_formats.MAX_DECODED_BYTES:
             del settings["max_bytes"]
-        return settings
+        del settings["image_size"]
+        return settings if self.limits is None else {**settings, "image_size": self.limits.config()}
+
+    @property
+    def limits(self) -> ImageSize | None:
+        """The limits of `image_size`."""
+        return None if self.image_size is None else ImageSize.of(self.image_size)
 
     def decoder_of(self, part: str) -> PartDecoder | None:
         """Returns the function that decodes a part; None for one that stays bytes.
@@ -214,7 +232,9 @@ class SampleDecoder(FileStoreDecoder):
         """Returns what decodes an image, audio or video: by its name, or by its first bytes."""
         image = av = None
         if self.image_decode != images.UNDECODED:
-            image = _guarded(part, images.image_decoder(self.image_decode, self.max_bytes))
+            image = _guarded(
+                part, images.image_decoder(self.image_decode, self.limits, self.max_bytes)
+            )
         if self.av_decode != images.UNDECODED:
             decode = av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)
             av = _guarded(part, decode, "audio or video")

@@ -20,6 +20,8 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.decoding.media_headers import MediaFilterConfig, read_metadata
 from energon_lite.decoding.media_metadata import (
+    ImageMetadata,
+    MediaMetadataBase,
     deserialize_media_metadata,
     media_database,
     serialize_media_metadata,
@@ -42,7 +44,7 @@ def _in_place(kind: str, text: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetadataDecoder(SampleDecoder):
-    """Decodes the parts that are media to their metadata.
+    """Decodes the parts that are media to their metadata; of images with the size once decoded.
 
     Attributes:
         inner: decodes the other parts; without it they stay bytes.
@@ -56,14 +58,20 @@ class MetadataDecoder(SampleDecoder):
         Raises:
             UnreadableMediaError: A file with the name of an image, video or recording is none.
         """
+        found: MediaMetadataBase | None
         if raw.startswith(_STORED):
             kind, _, text = raw[len(_STORED) :].decode().partition(" ")
-            return deserialize_media_metadata(kind, text)
-        stem, _, extension = fname.rpartition(".")
-        name = stem if extension.isdecimal() else fname  # `jpg.0` is a JPEG
-        if (found := read_metadata(name, io.BytesIO(raw), _MEDIA)) is not None:
-            return found
-        return raw if self.inner is None else self.inner.decode(fname, raw)
+            found = deserialize_media_metadata(kind, text)
+        else:
+            stem, _, extension = fname.rpartition(".")
+            name = stem if extension.isdecimal() else fname  # `jpg.0` is a JPEG
+            found = read_metadata(name, io.BytesIO(raw), _MEDIA)
+        if found is None:
+            return raw if self.inner is None else self.inner.decode(fname, raw)
+        if isinstance(found, ImageMetadata) and self.inner is not None and self.inner.limits:
+            width, height = self.inner.limits.of_image(found.width, found.height)
+            return dataclasses.replace(found, width=width, height=height)
+        return found
 
     def decoder_of(self, part: str) -> PartDecoder:
         """Returns the function that decodes a part."""

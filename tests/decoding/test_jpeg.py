@@ -58,7 +58,8 @@ def check_equal(raw: bytes, modes: Any = IMAGE_MODES) -> bool:
         elif isinstance(ours, Image.Image):
             assert (ours.mode, ours.info) == (theirs.mode, theirs.info)
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), err_msg=mode)
-    return images._jpeg_pixels(raw, IMAGE_MODES["rgb8"], 1 << 30) is not None
+    decoder: Any = images.image_decoder("rgb8")
+    return decoder._jpeg_pixels(raw) is not None
 
 
 def noise(height: int, width: int, seed: int = 0, block: int = 1) -> Image.Image:

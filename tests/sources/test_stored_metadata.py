@@ -35,10 +35,14 @@ from energon_lite import (
 )
 from energon_lite.cli import app
 from energon_lite.decoding.media_headers import MediaFilterConfig
-from energon_lite.decoding.media_metadata import AVMetadata, ImageMetadata
+from energon_lite.decoding.media_metadata import (
+    AVMetadata,
+    ImageMetadata,
+    serialize_media_metadata,
+)
 from energon_lite.length_index import LengthFunction, measure_lengths
 from energon_lite.prepare.media import prepare_media
-from energon_lite.sources.stored_metadata import MetadataDecoder
+from energon_lite.sources.stored_metadata import MetadataDecoder, _in_place
 from energon_lite.storage.length_files import lengths_path
 from energon_lite.stores.file_stores import WebdatasetFileStore
 
@@ -376,6 +380,17 @@ def test_metadata_have_the_size_of_an_image_in_every_decode_mode(mode: str) -> N
         assert image.shape[-2:] == found.shape[-2:]
     else:
         assert image.shape[:2] == found.shape[:2]
+
+
+@pytest.mark.parametrize("image_size", [10, 100, {"longest_edge": 30}, {"max_pixels": 300}])
+def test_metadata_have_the_size_to_which_images_are_decoded(image_size: Any) -> None:
+    inner, raw = SampleDecoder(image_size=image_size), jpeg(3, (40, 24))
+    size = inner.decode("b.jpg", raw).shape[-2:]
+    kind, text = serialize_media_metadata(
+        ImageMetadata(width=40, height=24, format="JPEG", mode="RGB")
+    )
+    for content in (raw, _in_place(kind.value, text)):
+        assert MetadataDecoder(inner=inner).decode("b.jpg", content).shape[-2:] == size
 
 
 def test_other_parts_are_decoded_as_always() -> None:
