@@ -112,14 +112,14 @@ class WorkerThread:
 
     def _run(self, job: Pass | None) -> None:
         current.worker_id = self._settings.info.id
+        how = "it was to end"
         try:
             while job is not None:
                 job = self._run_pass(job)
         except BaseException as error:  # of the machinery, or the end that a hook wants
-            error = error.with_traceback(None)
-            self._outbox.put(WorkerDied(f"{self.name} ({type(error).__name__}: {error})"))
-        finally:
-            self._feed = None
+            how = f"{type(error).__name__}: {error}"
+        self._feed = None
+        self._outbox.put(WorkerDied(f"{self.name} ({how})"))
 
     def _run_pass(self, job: Pass) -> Pass | None:
         """Computes a pass; returns the order that comes after it."""

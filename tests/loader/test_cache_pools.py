@@ -108,10 +108,10 @@ def make_loader(folder: Path) -> Iterator[MakeLoader]:
     made: list[SavableDataLoader[Any]] = []
 
     def make(
-        pool: CachePool | None, num_workers: int = 0, start_method: str | None = None
+        pool: CachePool | None, num_workers: int = 0, **settings: Any
     ) -> SavableDataLoader[Any]:
         config = WorkerConfig(
-            rank=0, world_size=1, num_workers=num_workers, num_streams=2, start_method=start_method
+            rank=0, world_size=1, num_workers=num_workers, num_streams=2, **settings
         )
         dataset = get_train_dataset(
             folder / "data.yaml", worker_config=config, batch_size=1, packing_buffer_size=8,
@@ -142,21 +142,23 @@ POOLS: dict[str, Callable[[Path], CachePool | None]] = {
 }
 
 
+@pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("kind", POOLS)
 def test_a_resume_with_lazy_values_in_buffers_is_exact(
-    make_loader: MakeLoader, tmp_path: Path, kind: str
+    make_loader: MakeLoader, tmp_path: Path, kind: str, num_threads: int
 ) -> None:
     whole = read(make_loader(None), 24)
     assert {source for _, rows in whole for row in rows for source, _ in row} >= {"3.bin"}
     assert len(set(map(str, whole))) > 12
     pool = POOLS[kind](tmp_path)
-    loader = make_loader(pool)
+    loader = make_loader(pool, num_threads, worker_type="thread")
     for done in range(6):
         state = json.loads(json.dumps(loader.save_state_rank()))
-        again = make_loader(pool)
-        again.restore_state_rank(state)
-        assert read(again, 3) == whole[done : done + 3]
+        with make_loader(pool, num_threads, worker_type="thread") as again:
+            again.restore_state_rank(state)
+            assert read(again, 3) == whole[done : done + 3]
         assert read(loader, 1) == whole[done : done + 1]
+    loader.shutdown()
     if pool is not None:
         pool.close()
     assert list(tmp_path.iterdir()) == []
@@ -169,7 +171,7 @@ def test_worker_processes_have_the_pool_and_leave_no_file(
 ) -> None:
     whole = read(make_loader(None), 12)
     pool = FileStoreCachePool(parent_cache_dir=tmp_path, num_workers=2)
-    loader = make_loader(pool, 2, start_method)
+    loader = make_loader(pool, 2, start_method=start_method)
     batches = list(islice(loader, 8))
     assert {pool for batch in batches for pool in batch.pool} == {"FileStoreCachePool"}
     assert [batch.text for batch in batches] == [text for text, _ in whole[:8]]

@@ -197,7 +197,8 @@ def test_no_worker_computes_further_ahead_than_it_may(texts) -> None:
 # ------------------------------------------------------------------------------------- how it ends
 
 
-def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_loader_interrupted_at_any_line_stands_where_it_stood(texts, num_threads) -> None:
     """A `KeyboardInterrupt` at each line of the loader's code, one after the other."""
     folder = str(Path(energon_lite.loader.__file__).parent)
     left = [0]
@@ -218,7 +219,7 @@ def test_loader_interrupted_at_any_line_stands_where_it_stood(texts) -> None:
     whole = expected.rest()
     counts = expected.loaders[0].stats()
     found: dict[int, Any] = {}
-    run = Ranks(make, 1, num_streams=2)
+    run = Ranks(make, 1, num_threads, num_streams=2, worker_type="thread")
     (loader,) = run.loaders
     (batches,) = run.iterators
     number, num_interrupts = 1, 0

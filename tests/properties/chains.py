@@ -96,15 +96,15 @@ class Chain:
         given: slots that gave their item, by pass.
         counted: passes and slots whose skips and costs are in the states saved last.
         ended: which ranks are at the end of the pass.
-        has_processes: whether the workers are processes, which can be killed.
+        worker_type: what the workers are; None for computing in their place.
     """
 
     def __init__(
-        self, make: MakeDataset, model: Model, folder: Path, has_processes: bool = False
+        self, make: MakeDataset, model: Model, folder: Path, worker_type: str | None = None
     ) -> None:
         self.make = make
         self.model = model
-        self.has_processes = has_processes
+        self.worker_type = worker_type
         self.number = 0
         self._bases: dict[int, int] = {}
         self._numbers = [0]
@@ -120,6 +120,7 @@ class Chain:
         self._num_resumes += 1
         self.ranks = Ranks(
             self.make, world_size, num_workers, num_streams=self.model.num_streams,
+            worker_type=self.worker_type or "process",
             states=None if own_states else self.states,
             max_skip_rate=MAX_SKIP_RATE, restart_workers=1000,
             skip_log=self._folder / f"{self._num_resumes}-{{rank}}",
@@ -195,10 +196,10 @@ class Chain:
         ]  # fmt: skip
 
     def kill_worker(self, rank: int, number: int) -> None:
-        """Kills a worker process of a rank, if it has any; another one takes its streams over."""
+        """Ends a worker of a rank, if it has any; another one takes its streams over."""
         pool = self.ranks.loaders[rank]._run._deliveries
         for worker in getattr(pool, "_workers", [])[number : number + 1]:
-            worker.process.kill()
+            (worker.kill if self.worker_type == "process" else worker.leave)()
 
     def leave(self, rank: int) -> None:
         """Leaves the `for` of a rank, and begins another."""

@@ -22,12 +22,14 @@ MOST_STEPS = 12  # of all ranks of an endless run, between two resumes
 NUM_SLOTS = (NUM_RESUMES + 2) * (MOST_STEPS + 4)  # of an endless model
 
 
-def chained(tree: Tree, num_streams: int, data: st.DataObject, has_processes: bool = False) -> None:
+def chained(
+    tree: Tree, num_streams: int, data: st.DataObject, worker_type: str | None = None
+) -> None:
     """Runs a tree on four topologies, one after the other, and compares all of it."""
     dataset = build(tree)
     model = Model(dataset, num_streams, NUM_SLOTS)
     with tempfile.TemporaryDirectory() as folder:
-        chain = Chain(partial(build, tree), model, Path(folder), has_processes)
+        chain = Chain(partial(build, tree), model, Path(folder), worker_type)
         for _ in range(NUM_RESUMES + 1):
             world_size = data.draw(st.integers(1, 4), "ranks")
             num_workers = data.draw(st.integers(0, 3), "workers")
@@ -86,8 +88,8 @@ def run_some_passes(chain: Chain, data: st.DataObject) -> None:
 
 
 def kill_some_workers(chain: Chain, data: st.DataObject) -> None:
-    """Kills a worker process, mostly none; without processes there is nothing to draw."""
-    if chain.has_processes and data.draw(st.integers(0, 5), "kill") == 0:
+    """Ends a worker, mostly none; without workers there is nothing to draw."""
+    if chain.worker_type and data.draw(st.integers(0, 5), "kill") == 0:
         rank = data.draw(st.integers(0, len(chain.ranks.loaders) - 1), "of rank")
         chain.kill_worker(rank, data.draw(st.integers(0, 2), "worker"))
 
@@ -110,13 +112,15 @@ def end_pass_of_which_nothing_is_left(chain: Chain) -> None:
 any_tree = st.one_of(trees(2), trees(3, kinds="finite"), trees(2, kinds="validation"))
 
 
-def check(tree: Tree, num_streams: int, data: st.DataObject, has_processes: bool = False) -> None:
+def check(
+    tree: Tree, num_streams: int, data: st.DataObject, worker_type: str | None = None
+) -> None:
     assume(not begins_again(tree) and build(tree).pass_length is None)
     num_items = -(-NUM_SLOTS // num_streams)  # else a stream might give nothing more, for ever
     assume(is_worth_it(tree, (num_streams,), MOST_PASSES, num_items))
     event("endless" if build(tree).endless else "finite")
     try:
-        chained(tree, num_streams, data, has_processes)
+        chained(tree, num_streams, data, worker_type)
     except (EmptyDatasetError, FatalSampleError):
         # Something that is repeated gives nothing in a later pass; or a validation of few samples
         # lost more than any limit allows, as batches that a hook expands may fail again and again.
@@ -138,4 +142,12 @@ def test_any_tree_on_a_chain_of_topologies(
 def test_any_tree_on_a_chain_of_topologies_with_worker_processes(
     tree: Tree, num_streams: int, data: st.DataObject
 ) -> None:
-    check(tree, num_streams, data, has_processes=True)
+    check(tree, num_streams, data, worker_type="process")
+
+
+@examples(8, soak=666)
+@given(any_tree, st.integers(1, 6), st.data())
+def test_any_tree_on_a_chain_of_topologies_with_worker_threads(
+    tree: Tree, num_streams: int, data: st.DataObject
+) -> None:
+    check(tree, num_streams, data, worker_type="thread")
