@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test trainers check lint types architecture docs-index bench soak clean
+.PHONY: help install demo test trainers check lint types architecture docs-index bench bench-peers soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,9 @@ docs-index: $(INSTALLED) ## Write docs/modules.md from the docstrings
 bench: $(INSTALLED) ## Measure speed, as ratios to hand-written loops
 	$(BIN)/python -m pytest benchmarks -p no:xdist $(ARGS)
 
+bench-peers: ## Measure other loaders beside ours, each in an environment made for it
+	$(PYTHON) -m benchmarks.peers $(ARGS)
+
 SOAK := HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --benchmark-disable \
     -o faulthandler_exit_on_timeout=false
 
@@ -82,6 +85,6 @@ soak: $(INSTALLED) ## Run every property with a thousand examples, and the long 
 	    --dist=worksteal $(ARGS)
 	$(SOAK) -m "soak and processes" -p no:xdist $(ARGS)
 
-clean: ## Remove .venv, .venv-trainers, caches and the demo's data
-	rm -rf $(VENV) $(TRAINERS) demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+clean: ## Remove .venv and its like, caches and the demo's data
+	rm -rf $(VENV) $(TRAINERS) .venv-peers demo_data build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

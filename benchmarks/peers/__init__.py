@@ -1,0 +1,1 @@
+"""Other loaders measured beside ours on the same samples: `make bench-peers`."""

@@ -1,0 +1,165 @@
+"""Measures loaders in turn, each measurement in a fresh process: `make bench-peers`.
+
+    make bench-peers                                          everything, 5 rounds
+    make bench-peers ARGS="--loaders ours,litdata --rows text-0,text-2 --rounds 3"
+    make bench-peers ARGS="--table-only --update-readme"      the table of what is there
+
+Figures are kept in a file and new ones are added to it, so that rows can be measured in several
+runs; `--fresh` begins again for the rows and loaders that are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import REPO
+from benchmarks.peers.environments import install
+from benchmarks.peers.figures import Figures
+from benchmarks.peers.rows import ROWS, Row
+
+LOADERS = ("ours", "megatron_energon", "webdataset_", "by_hand")
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+
+
+def main() -> None:
+    options = parse()
+    figures = Figures.load(options.figures)
+    if not options.table_only:
+        run(options, figures)
+        figures.save(options.figures)
+    print(figures.as_markdown())
+    if options.update_readme:
+        figures.write_readme()
+
+
+def run(options: argparse.Namespace, figures: Figures) -> None:
+    """Installs, prepares and checks what is not yet, then measures in turn."""
+    rows = [ROWS[name] for name in options.rows]
+    pythons: dict[str, Path] = {}
+    for name in options.loaders:
+        loader = loader_of(name)
+        figures.titles[name] = loader.TITLE
+        python, error = install(options.environments, name, loader.PACKAGES)
+        if python is None:
+            figures.failed[name] = f"could not be installed: {error}"
+        else:
+            pythons[name] = python
+            figures.failed.pop(name, None)
+    pairs = []
+    for row in rows:
+        for name, python in pythons.items():
+            reason = getattr(loader_of(name), "LACKS", {}).get(row.group)
+            reason = reason or make_ready(options, name, python, row, pythons)
+            if reason:
+                figures.reasons.setdefault(row.name, {})[name] = reason
+                print(f"{row.name} {name}: {reason}", file=sys.stderr)
+                continue
+            figures.reasons.get(row.name, {}).pop(name, None)
+            pairs.append((row, name))
+            if options.fresh:
+                figures.forget(row.name, name)
+    for number in range(options.rounds):
+        # Every second round goes backwards, so that no loader always follows the same one.
+        for row, name in pairs if number % 2 == 0 else pairs[::-1]:
+            found = probe(pythons[name], "measure", name, row, options.data, options)
+            if "error" in found:
+                figures.reasons.setdefault(row.name, {})[name] = found["error"]
+            else:
+                figures.add(row.name, name, found)
+            print(f"round {number + 1} {row.name} {name}: {found}", file=sys.stderr)
+            figures.save(options.figures)
+
+
+def loader_of(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.peers.loaders.{name}")
+
+
+def make_ready(
+    options: argparse.Namespace, name: str, python: Path, row: Row, pythons: dict[str, Path]
+) -> str:
+    """Writes the samples and checks that the loader returns them, once; returns what is wrong."""
+    writer = getattr(loader_of(name), "DATA_OF", name)
+    for what, data in (("prepare", options.data), ("prepare-check", options.data / "check")):
+        done = data / writer / f"{row.kind}-{row.num_sources}" / "written"
+        if not done.exists():
+            found = probe(pythons.get(writer, python), what, writer, row, data, options)
+            if "error" in found:
+                return str(found["error"])
+            done.touch()
+    checked = options.data / "check" / f"{name}-{row.name}.json"
+    sends_one_batch = row.workers and hasattr(loader_of(name), "IS_TRANSPORT_ALONE")
+    if not checked.exists() and not sends_one_batch:
+        found = probe(python, "check", name, row, options.data / "check", options)
+        if "error" in found:
+            return str(found["error"])
+        checked.write_text(json.dumps(found))
+    return ""
+
+
+def probe(
+    python: Path, what: str, name: str, row: Row, data: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Runs `probe.py` and ends whatever it leaves behind."""
+    command = [
+        python, "-m", "benchmarks.peers.probe", what, name, row.name, data, str(options.seconds),
+    ]  # fmt: skip
+    environment = {**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    process = subprocess.Popen(
+        command, cwd=REPO, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {options.timeout:g} s to {what}"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        print(err, file=sys.stderr)
+        return {"error": f"{what}: {(err.splitlines() or ['no message'])[-1]}"}
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+def parse() -> argparse.Namespace:
+    """Reads the options."""
+    root = REPO / ".benchmarks" / "peers"
+    parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__.splitlines()[0])
+    parser.add_argument("--loaders", default=",".join(LOADERS), help="names, with commas")
+    parser.add_argument("--rows", default=",".join(ROWS), help="names, with commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="wall time of a measurement")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of one process, in seconds")
+    parser.add_argument("--fresh", action="store_true", help="forget older figures of the same")
+    parser.add_argument("--table-only", action="store_true")
+    parser.add_argument("--update-readme", action="store_true")
+    parser.add_argument("--data", type=Path, default=root / "data")
+    parser.add_argument("--figures", type=Path, default=root / "figures.json")
+    parser.add_argument("--environments", type=Path, default=REPO / ".venv-peers")
+    options = parser.parse_args()
+    options.loaders, options.rows = options.loaders.split(","), options.rows.split(",")
+    unknown = [n for n in options.loaders if n not in LOADERS] + [
+        n for n in options.rows if n not in ROWS
+    ]
+    if unknown:
+        parser.error(
+            f"unknown: {', '.join(unknown)}; loaders: {', '.join(LOADERS)}; rows: {', '.join(ROWS)}"
+        )
+    return options
+
+
+if __name__ == "__main__":
+    main()

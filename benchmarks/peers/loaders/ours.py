@@ -1,0 +1,68 @@
+"""energon_lite, at the settings of Energon's quickstart: window 100, sequences of 100 samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.loaders.tars import write_tars
+from benchmarks.peers.rows import Row
+
+TITLE = "energon_lite"
+PACKAGES = ["-e", ".", "simplejpeg==1.9.0"]
+SAMPLE_TYPES = {"txt": ("TextSample", "text"), "jpg": ("ImageSample", "image")}
+
+
+def prepare(sources: list[Any], folder: Path) -> None:
+    from energon_lite.prepare import prepare_dataset
+
+    for number, samples in enumerate(sources):
+        # Workers of webdataset need a shard each.
+        at_least = 4 if len(sources) == 1 else 1
+        write_tars(samples, folder / f"source{number:04d}", at_least)
+        sample_type, field = SAMPLE_TYPES[samples.suffix]
+        prepare_dataset(
+            folder / f"source{number:04d}",
+            split_parts={"train": ".*"},
+            sample_type=sample_type,
+            field_map={field: samples.suffix},
+            num_workers=0,
+        )
+    entries = "".join(f"    - {{path: source{i:04d}}}\n" for i in range(len(sources)))
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
+    (folder / "blend.yaml").write_text(head + entries, encoding="utf-8")
+
+
+def open_loader(folder: Path, row: Row) -> Iterable[Any]:
+    from energon_lite import (
+        DefaultTaskEncoder,
+        SampleDecoder,
+        WorkerConfig,
+        get_savable_loader,
+        get_train_dataset,
+    )
+
+    class Encoder(DefaultTaskEncoder):
+        """Stacks pictures; leaves bytes as they are."""
+
+        decoder: Any = SampleDecoder(image_decode="torchrgb8")
+        if row.group == "bytes":
+            decoder = None
+        if row.image_size is not None:
+            decoder = SampleDecoder(image_decode="torchrgb8", image_size=row.image_size)
+
+    path = folder / ("source0000" if row.num_sources == 1 else "blend.yaml")
+    dataset: Any = get_train_dataset(
+        path,
+        batch_size=row.batch_size,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=100,
+        task_encoder=Encoder(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=row.workers),
+    )
+    return get_savable_loader(dataset)
+
+
+def samples_of(batch: Any, row: Row) -> Any:
+    return batch.text if row.kind == "text" else batch.image
