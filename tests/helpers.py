@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import mmap
 import os
 import random
 import signal
@@ -385,3 +386,10 @@ def assert_same(found: Any, expected: Any) -> None:
 def keys_of(batch: Any) -> list[str]:
     """The sample keys of a batch."""
     return list(batch["keys"] if isinstance(batch, dict) else batch.__key__)
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether the memory of an array is that of a mapped file."""
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return array is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import mmap
 import os
 import re
 import secrets
@@ -59,6 +60,9 @@ _FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
 MAX_WHOLE_BYTES = 1 << 30
+# Up to this size each process has a copy of an index. A longer one is mapped, for all processes at
+# once, though the system kills a process where storage cuts a mapped file short.
+MAPPED_BYTES = 1 << 16
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -385,6 +389,22 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
         if len(data) < size:
             raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
         return data
+
+
+def map_file(path: Path) -> bytes | mmap.mmap:
+    """Reads a regular file whole; a long one is mapped, so that all processes share its memory.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It is no regular file.
+        OSError: It cannot be read.
+    """
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAPPED_BYTES:
+            with suppress(OSError):  # a file system may know no maps
+                return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    return read_file(path)
 
 
 # -------------------------------------------------------------------------------------- writing

@@ -28,8 +28,6 @@ LINES = "lines"
 MAX_LINE_BYTES = 1 << 30
 _READ_BYTES = 4 << 20
 _SAMPLES_SHOWN = 20
-# Up to this size an index is read into memory, a longer one is mapped, for all processes at once.
-_MAPPED_BYTES = 256 << 20
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 # How files of other kinds begin, and what to do with them.
@@ -239,7 +237,7 @@ def read_line_index(path: Path, size_bytes: int) -> Int64Array:
         size_bytes: its size.
 
     Returns:
-        Shape (N + 1,), as `Lines.offsets`; memory-mapped above 32 million samples.
+        Shape (N + 1,), as `Lines.offsets`; memory-mapped if it is long.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -247,16 +245,11 @@ def read_line_index(path: Path, size_bytes: int) -> Int64Array:
     """
     index = line_index_path(path)
     again = f"run `energon-lite prepare {path}`, or remove it"
-    descriptor = files.open_regular(index)
-    num_bytes = os.fstat(descriptor).st_size
-    os.close(descriptor)
+    raw = files.map_file(index)
+    num_bytes = len(raw)
     if num_bytes % 8 or not 16 <= num_bytes <= 8 * (size_bytes + 1):
         raise DatasetFormatError(f"{index}: {num_bytes} bytes are no index of lines; {again}")
-    offsets: Int64Array
-    if num_bytes > _MAPPED_BYTES:
-        offsets = np.memmap(index, dtype="<i8", mode="r")
-    else:
-        offsets = np.frombuffer(files.read_file(index), dtype="<i8").astype(np.int64)
+    offsets: Int64Array = np.frombuffer(raw, dtype="<i8").astype(np.int64, copy=False)
     if offsets[-1] != size_bytes:
         raise DatasetFormatError(
             f"{index} is of a file of {offsets[-1]} bytes, and {path.name} has {size_bytes}: it "

@@ -32,9 +32,6 @@ TOKENS = "tokens"
 _MAX_FACTS_BYTES = 1 << 20
 _LEFT_SEC = 60.0  # no process writes any more to a temporary file of this age
 _MAX_LENGTH = 1 << 40  # sums of lengths must not overflow
-# Up to this size an index is read into memory, a longer one is mapped: where the storage of a
-# mapped file fails, or cuts it short, the system kills the process.
-_MAPPED_BYTES = 256 << 20
 _UNKNOWN = -1
 
 
@@ -165,7 +162,7 @@ def read_lengths(
         resource: which lengths.
 
     Returns:
-        The length of each sample, shape (N,); memory-mapped above 32 million samples.
+        The length of each sample, shape (N,); memory-mapped if they are many.
 
     Raises:
         FileNotFoundError: There is no such index.
@@ -178,11 +175,7 @@ def read_lengths(
     lengths: Int64Array
     try:
         facts = _load_facts(root, part, name)
-        if path.stat().st_size > _MAPPED_BYTES:
-            os.close(files.open_regular(path))
-            lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            lengths = npy_view(files.read_file(path))
+        lengths = npy_view(files.map_file(path))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: there is no length index {name!r} for split part {part!r}; write it with "

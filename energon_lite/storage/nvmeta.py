@@ -19,7 +19,13 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.core.seeds import key_of
 from energon_lite.storage.braces import check_num_names, compress, expand
-from energon_lite.storage.files import is_there, read_file, retried, warn_once, write_atomically
+from energon_lite.storage.files import (
+    is_there,
+    map_file,
+    retried,
+    warn_once,
+    write_atomically,
+)
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
@@ -111,7 +117,7 @@ def read_index(shard: Path, count: int) -> Int64Array:
     """
     path = index_path(shard)
     try:
-        raw = read_file(path)
+        raw = map_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {reindex(shard)}") from None
     if len(raw) != 8 * (count + 1):
@@ -120,8 +126,10 @@ def read_index(shard: Path, count: int) -> Int64Array:
             f"{path}: {len(raw)} bytes are the index of {entries}, where {META}/.info.json has "
             f"{count} samples; {reindex(shard)}"
         )
-    offsets = np.frombuffer(raw, dtype="<i8").astype(np.int64)
-    offsets[0] = 0
+    offsets: Int64Array = np.frombuffer(raw, dtype="<i8").astype(np.int64, copy=False)
+    if offsets[0]:
+        offsets = offsets.copy()
+        offsets[0] = 0
     for is_wrong, what in (
         (offsets[1:] <= offsets[:-1], "before its first byte {}"),
         (offsets[1:] % BLOCK > 0, f"which is no multiple of {BLOCK}"),

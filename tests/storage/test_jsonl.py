@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError
-from energon_lite.storage import jsonl
+from energon_lite.storage import files, jsonl
 from energon_lite.storage.jsonl import (
     LineReader,
     line_index_path,
@@ -22,6 +22,8 @@ from energon_lite.storage.jsonl import (
     scan_lines,
     write_line_index,
 )
+
+from ..helpers import is_mapped
 
 # The example of Energon's format, and its index.
 EXAMPLE = b'\n{"id": 0, "q": "What is 1+2?"}\n\n{"id": 1, "q": "two"}\n  {"id": 2, "q": "three"}\n'
@@ -115,11 +117,11 @@ def test_lines_are_read_by_number_in_any_order(tmp_path, is_indexed) -> None:
 
 
 def test_a_large_index_is_mapped(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(jsonl, "_MAPPED_BYTES", 8)
+    monkeypatch.setattr(files, "MAPPED_BYTES", 8)
     path = written(tmp_path / "a.jsonl")
     write_line_index(path, scan_lines(path).offsets)
     reader = LineReader(path)
-    assert isinstance(read_line_index(path, 81), np.memmap)
+    assert is_mapped(read_line_index(path, 81))
     assert [json.loads(text)["id"] for text in texts(reader, 2, 0)] == [2, 0]
 
 

@@ -15,6 +15,8 @@ from energon_lite.storage.braces import compress, expand
 from energon_lite.storage.nvmeta import DatasetInfo, SplitFile, read_info
 from energon_lite.storage.sqlite import IndexDatabase, sample_indices
 
+from ..helpers import is_mapped
+
 INFO = DatasetInfo({f"parts/data-{i:02d}.tar": 5 for i in range(4)}, "7.4.1")
 
 
@@ -236,6 +238,22 @@ def test_an_index_has_the_bytes_of_the_reference(shard):
     assert nvmeta.index_path(shard).name == "data-00.tar.idx"
     assert stat.S_IMODE(nvmeta.index_path(shard).stat().st_mode) == 0o640
     assert {path.name for path in shard.parent.iterdir()} == {"data-00.tar", "data-00.tar.idx"}
+
+
+@pytest.mark.parametrize("first", [0, 512])
+def test_processes_share_the_memory_of_a_long_index_and_read_the_same(shard, monkeypatch, first):
+    offsets = [first, *range(1024, 512 * 40, 512)]
+    nvmeta.write_index(shard, offsets)
+    copied = nvmeta.read_index(shard, len(offsets) - 1)
+    monkeypatch.setattr(files, "MAPPED_BYTES", 8 * len(offsets) - 1)
+    mapped = nvmeta.read_index(shard, len(offsets) - 1)
+    assert mapped.tolist() == copied.tolist() == [0, *offsets[1:]]
+    assert not is_mapped(copied)
+    assert is_mapped(mapped) == (first == 0)
+    nvmeta.write_index(shard, [0, 512])  # another file, to which the mapped one owes nothing
+    assert mapped.tolist() == copied.tolist()
+    with pytest.raises(DatasetFormatError, match="index of 1 samples"):
+        nvmeta.read_index(shard, 2)
 
 
 def test_a_wrong_index_names_the_file_and_the_command_that_mends_it(root, shard):
