@@ -2,21 +2,20 @@
 
 A socket reports at once that the other end is gone, also in the middle of a message, and a killed
 process can hold no lock that another process waits for. Deliveries are pickled by the worker
-process. The memory of a tensor is sent as a file descriptor, which the training loop maps without
-a copy; small tensors and other arrays are sent as bytes. What cannot be pickled is replaced by an
-`Unsendable` that names the part, so that the training loop does not wait for it in vain.
+process into its arena, with larger arrays and tensors beside the pickled bytes; the socket only
+carries where they lie. What cannot be pickled is replaced by an `Unsendable` that names the part,
+so that the training loop does not wait for it in vain.
 """
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
-import io
-import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -24,8 +23,9 @@ import numpy as np
 import torch
 import torch.multiprocessing  # registers how tensors are pickled
 from torch._utils import ExceptionWrapper
-from torch.multiprocessing.reductions import reduce_storage
+from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
+from energon_lite.loader.arena import Arena, LentRange, ReadArena
 from energon_lite.loader.rank_feed import Delivery
 
 _MAX_DEPTH = 30
@@ -44,79 +44,68 @@ class Unsendable(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A pickled value, and the memory that goes beside it.
+    """A pickled value, of which nothing large was copied yet.
 
     Attributes:
-        body: the pickled value.
-        buffers: memory of arrays, to be copied.
-        files: descriptors of the memory of tensors, to be mapped; the caller closes them.
+        body: the pickled bytes, in pieces.
+        buffers: memory of arrays and tensors.
     """
 
-    body: memoryview
-    buffers: Sequence[memoryview]
-    files: Sequence[int]
+    body: list[bytes]
+    buffers: list[memoryview]
 
 
-class _Beside:
-    """The memory beside pickled bytes. It knows no pickler, so none of them stays in a cycle."""
+class _Pieces(list[bytes]):
+    """A file that keeps the objects that are written to it."""
 
-    def __init__(self) -> None:
-        self.buffers: list[memoryview] = []
-        self.files: list[int] = []
-
-    def reduce_array(self, array: Any) -> Any:
-        """Pickles an array."""
-        is_whole = array.flags.c_contiguous or array.flags.f_contiguous
-        if array.nbytes < _SMALL_BYTES or array.dtype.hasobject or not is_whole:
-            return array.__reduce_ex__(4)
-        self.buffers.append(array.reshape(-1, order="A").view(np.uint8).data)
-        order = "C" if array.flags.c_contiguous else "F"
-        return _sent_array, (len(self.buffers) - 1, array.shape, array.dtype, order)
-
-    def reduce_storage(self, storage: torch.UntypedStorage) -> Any:
-        """Pickles the memory of tensors."""
-        size = storage.nbytes()
-        if storage.device.type != "cpu" or size == 0:
-            return reduce_storage(storage)  # type: ignore[no-untyped-call]
-        if storage.is_shared():
-            self.files.append(os.dup(storage._share_fd_cpu_()[0]))
-            return _sent_storage, (len(self.files) - 1, size)
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
-        if size < _SMALL_BYTES:
-            return _copied_storage, (bytearray(memory),)
-        # Not torch's own shared memory: it has a name for a moment, which a killed process leaves
-        # behind, and containers limit its size.
-        self.files.append(os.memfd_create("batch", os.MFD_CLOEXEC))
-        written = 0
-        while written < size:
-            written += os.write(self.files[-1], memory[written:])
-        return _sent_storage, (len(self.files) - 1, size)
+    write = list.append
 
 
-def _copied_storage(content: bytearray) -> torch.UntypedStorage:
+def _reduce_array(array: Any) -> Any:
+    is_whole = array.flags.c_contiguous or array.flags.f_contiguous
+    if array.nbytes < _SMALL_BYTES or array.dtype.hasobject or not is_whole:
+        return array.__reduce_ex__(4)
+    content = pickle.PickleBuffer(array.reshape(-1, order="A").view(np.uint8).data)
+    order = "C" if array.flags.c_contiguous else "F"
+    return _sent_array, (content, array.shape, array.dtype, order)
+
+
+def _sent_array(content: Any, shape: Any, dtype: Any, order: Any) -> Any:
+    # Of an array that is not writable, pickle returns a view that is not; the memory below it is.
+    return np.ndarray(shape, dtype, getattr(content, "obj", content), order=order)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_dense or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return _sent_tensor, (tensor.untyped_storage(), tensor.dtype, place)
+
+
+def _sent_tensor(storage: Any, dtype: torch.dtype, place: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, *place)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    size = storage.nbytes()
+    if storage.device.type != "cpu" or size == 0 or storage.is_shared():
+        return reduce_storage(storage)  # type: ignore[no-untyped-call]
+    content: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    if size < _SMALL_BYTES:
+        return _sent_storage, (bytearray(content.data),)
+    return _sent_storage, (pickle.PickleBuffer(content),)
+
+
+def _sent_storage(content: Any) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
-# In pickled bytes these two stand for functions that know the memory beside them.
-def _sent_array(content: Packed, index: int, shape: Any, dtype: Any, order: Any) -> Any:
-    return np.ndarray(shape, dtype, content.buffers[index], order=order)
-
-
-def _sent_storage(content: Packed, index: int, size: int) -> Any:
-    storages: Any = torch.UntypedStorage
-    return storages._new_shared_fd_cpu(content.files[index], size)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: Packed) -> None:
-        super().__init__(io.BytesIO(content.body))
-        self._content = content
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns what a pickled name means."""
-        found = super().find_class(module, name)
-        is_beside = found is _sent_array or found is _sent_storage
-        return partial(found, self._content) if is_beside else found
+_REDUCE: dict[type, Callable[[Any], Any]] = {
+    np.ndarray: _reduce_array,
+    torch.Tensor: _reduce_tensor,
+    torch.UntypedStorage: _reduce_storage,
+}
 
 
 def packed(value: Any) -> Packed:
@@ -125,21 +114,21 @@ def packed(value: Any) -> Packed:
     Raises:
         Exception: A part of it cannot be pickled.
     """
-    file = io.BytesIO()
-    beside = _Beside()
-    pickler = ForkingPickler(file)
-    reduce = {**pickler.dispatch_table, np.ndarray: beside.reduce_array}
-    # Who chose torch's other strategy has more tensors than a process may have files.
-    strategy: str = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if strategy == "file_descriptor" and hasattr(os, "memfd_create"):
-        reduce[torch.UntypedStorage] = beside.reduce_storage
-    pickler.dispatch_table = reduce
-    try:
-        pickler.dump(value)
-    except BaseException:
-        close(beside.files)
-        raise
-    return Packed(file.getbuffer(), beside.buffers, beside.files)
+    body: Any = _Pieces()
+    buffers: list[memoryview] = []
+
+    def is_inside(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes < _SMALL_BYTES:
+            return True
+        buffers.append(memory)
+        return False
+
+    pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
+    registered: Any = ForkingPickler
+    pickler.dispatch_table = {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
+    pickler.dump(value)
+    return Packed(body, buffers)
 
 
 def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
@@ -152,17 +141,6 @@ def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
             return packed(value)
         reason = Unsendable(_reason(value.item, error))
         return packed(value._replace(item=reason, snapshot=None, skipped=[]))
-
-
-def unpacked(content: Packed) -> Any:
-    """Returns the value; the descriptors may be closed then."""
-    return _Unpickler(content).load()
-
-
-def close(files: Sequence[int]) -> None:
-    """Closes descriptors."""
-    for file in files:
-        os.close(file)
 
 
 def _reason(item: Any, error: Exception) -> str:
@@ -188,7 +166,7 @@ def unpicklable_part(value: Any, path: str = "batch", depth: int = 0) -> tuple[s
     """
     for name, part in _parts(value) if depth < _MAX_DEPTH else ():
         try:
-            close(packed(part).files)
+            packed(part)
         except Exception:
             return unpicklable_part(part, path + name, depth + 1)
     return path, value
@@ -206,12 +184,17 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
-# Kind of message, number of the pass, buffers, files, bytes of the body; then bytes of each buffer.
-_HEAD = struct.Struct("<BIIIQ")
+# Kind of message, number of the pass, length of the arena; start and size of the body, and how many
+# buffers there are: the start and size of each follow the body.
+_HEAD = struct.Struct("<BIQQQI")
+_RANGE = struct.Struct("<QQ")
 # Kind of order, its number, and the bytes of its body.
-_ORDER = struct.Struct("<BQQ")
-# As many descriptors as one call may send.
-_MAX_FILES = 250
+_ORDER = struct.Struct("<BQI")
+
+# Kinds of messages. Before the first message about an arena comes the arena.
+DELIVERY, REPORT, ARENA = range(3)
+# Kinds of orders: deliveries were taken, so were they and the arena is left, a pass, a question.
+TAKEN, LEFT, PASS, ASK = range(4)
 
 Wait = Callable[[], None]
 
@@ -226,66 +209,120 @@ class Message(NamedTuple):
     Attributes:
         kind: what it is.
         number: of the pass that it belongs to.
-        content: a pickled value.
+        body: a pickled value.
+        buffers: memory of its arrays and tensors.
     """
 
     kind: int
     number: int
-    content: Packed
+    body: Any
+    buffers: list[LentRange]
+
+    def unpacked(self) -> Any:
+        """Returns the value."""
+        return pickle.loads(self.body, buffers=self.buffers)
 
 
-def send(sock: socket.socket, message: Message) -> None:
-    """Sends a message, and closes its files.
-
-    Raises:
-        OSError: The other end is gone.
-    """
-    kind, number, (body, buffers, files) = message
-    try:
-        sizes = struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers))
-        head = _HEAD.pack(kind, number, len(buffers), len(files), len(body)) + sizes
-        sock.sendall(head)
-        for first in range(0, len(files), _MAX_FILES):
-            socket.send_fds(sock, [b"."], files[first : first + _MAX_FILES])
-    finally:
-        close(files)
-    for part in (body, *buffers):
-        sock.sendall(part)
-
-
-def receive(sock: socket.socket, wait: Wait) -> Message:
-    """Returns the next message; the caller closes its files.
+class Outlet:
+    """Where a worker process sends messages.
 
     Args:
-        sock: of the training loop.
-        wait: returns when there is something to read; raises where nothing will come.
-
-    Raises:
-        Closed: The worker process is gone.
-        OSError: This process may have no more open files.
+        sock: to the training loop.
+        num_deliveries: how many deliveries have room in an arena.
     """
-    kind, number, num_buffers, num_files, length = _HEAD.unpack(_read(sock, _HEAD.size, wait))
-    sizes = struct.unpack(f"<{num_buffers}Q", _read(sock, 8 * num_buffers, wait))
-    files: list[int] = []
-    try:
-        while len(files) < num_files:
-            files += _read_files(sock, min(_MAX_FILES, num_files - len(files)), wait)
-        body, *buffers = (_read(sock, size, wait) for size in (length, *sizes))
-    except BaseException:
-        close(files)
-        raise
-    return Message(kind, number, Packed(body, buffers, files))
+
+    def __init__(self, sock: socket.socket, num_deliveries: int) -> None:
+        self._sock = sock
+        self._num_deliveries = num_deliveries
+        self._lock = threading.Lock()
+        self._arena: Arena | None = None
+
+    def send(self, kind: int, number: int, content: Packed) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        body, buffers = content
+        with self._lock:
+            arena = self._arena
+            if arena is None:
+                self._arena = arena = Arena(self._num_deliveries)
+                self._sock.sendall(_HEAD.pack(ARENA, 0, 0, 0, 0, 0))
+                socket.send_fds(self._sock, [b"."], [arena.file])
+            ranges = [_RANGE.pack(arena.write([memory]), memory.nbytes) for memory in buffers]
+            start, size = arena.write([*body, *ranges]), sum(map(len, body))
+            self._sock.sendall(_HEAD.pack(kind, number, arena.length, start, size, len(ranges)))
+
+    def put_back(self, ranges: memoryview, *, is_left: bool) -> None:
+        """Takes back ranges of the arena; where it is left, the next message begins another one."""
+        with self._lock:
+            if self._arena is not None:
+                self._arena.put_back(_RANGE.iter_unpack(ranges))
+                if is_left:
+                    self._arena.leave()
+                    self._arena = None
+
+
+class Inlet:
+    """Where the training loop receives the messages of a worker process.
+
+    Args:
+        sock: to the worker process.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._num_taken = 0
+        self._left: ReadArena | None = None
+        self.arena: ReadArena | None = None
+
+    def receive(self, wait: Wait) -> Message:
+        """Returns the next message.
+
+        Args:
+            wait: returns when there is something to read; raises where nothing will come.
+
+        Raises:
+            Closed: The worker process is gone.
+            OSError: This process may have no more open files.
+        """
+        head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
+        if head[0] == ARENA:
+            self.arena = ReadArena(_read_descriptor(self._sock, wait))
+            head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
+        kind, number, length, start, size, num_buffers = head
+        arena = self.arena
+        assert arena is not None
+        arena.map(length)
+        body: Any = arena.read(start, size + num_buffers * _RANGE.size)
+        ranges = _RANGE.iter_unpack(body[size:].data) if num_buffers else ()
+        return Message(kind, number, body, [arena.read(*place) for place in ranges])
+
+    def confirm(self) -> None:
+        """Counts a delivery as taken, and returns what is no more in use of the arena."""
+        arena = self.arena
+        assert arena is not None
+        self._num_taken += 1
+        kind = LEFT if arena.is_left and arena is not self._left else TAKEN
+        ranges = arena.take_returned()
+        body = b"".join(_RANGE.pack(*place) for place in ranges)
+        if order(self._sock, kind, self._num_taken, body):
+            self._num_taken = 0
+            self._left = arena if kind == LEFT else self._left
+        else:
+            arena.returned.extend(ranges)
 
 
 def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") -> bool:
-    """Sends an order to a worker process; one without a body only if that needs no wait.
+    """Sends an order to a worker process; any but a pass only if that needs no wait.
 
     Returns:
         Whether it was sent.
     """
     try:
         head = _ORDER.pack(kind, number, len(body))
-        sock.sendall(head + body, 0 if body else socket.MSG_DONTWAIT)
+        sock.sendall(head + body, 0 if kind == PASS else socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except OSError:
@@ -307,9 +344,11 @@ def _read(sock: socket.socket, size: int, wait: Wait) -> memoryview:
     content = np.empty(size, np.uint8).data  # which, unlike bytearray, is not cleared
     rest = content
     while rest.nbytes:
-        wait()
         try:
-            number = sock.recv_into(rest)
+            number = sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            wait()
+            continue
         except OSError as error:
             raise Closed from error
         if number == 0:
@@ -318,19 +357,17 @@ def _read(sock: socket.socket, size: int, wait: Wait) -> memoryview:
     return content
 
 
-def _read_files(sock: socket.socket, number: int, wait: Wait) -> list[int]:
+def _read_descriptor(sock: socket.socket, wait: Wait) -> int:
     wait()
     try:
-        mark, files, _, _ = socket.recv_fds(sock, 1, number, socket.MSG_CMSG_CLOEXEC)
+        mark, files, _, _ = socket.recv_fds(sock, 1, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     except OSError as error:
         raise Closed from error
     if not mark:
         raise Closed
-    if len(files) < number:
-        close(files)
+    if not files:
         raise OSError(
-            "This process has as many open files as it may have, and each tensor that a worker "
-            "process sends needs one: raise the limit (ulimit -n), keep fewer batches, or call "
-            "torch.multiprocessing.set_sharing_strategy('file_system')."
+            "This process has as many open files as it may have, and each worker process needs "
+            "one more: raise the limit (ulimit -n)."
         )
-    return files
+    return files[0]

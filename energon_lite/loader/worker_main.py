@@ -1,7 +1,7 @@
 """What runs in a worker process: computes the deliveries of its streams, and sends them.
 
-The main thread computes, a second one pickles and sends, and a third one listens to the training
-loop. It ends the process when the loop has ended, whatever the others do.
+The main thread computes and sends, and a second one listens to the training loop. It ends the
+process when the loop has ended, whatever the other one does.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.loader.messages import (
+    ASK,
+    DELIVERY,
+    LEFT,
+    PASS,
+    REPORT,
+    TAKEN,
     Closed,
-    Message,
+    Outlet,
     packed,
     packed_delivery,
     read_order,
-    send,
 )  # fmt: skip
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.stores.cache_pool import CachePool
 
 logger = logging.getLogger(__name__)
-
-# Kinds of messages, and of orders.
-DELIVERY, REPORT = range(2)
-TAKEN, PASS = range(2, 4)
 
 # How long the hooks have to end when the process is to end.
 GRACE_SEC = 1.0
@@ -218,17 +219,15 @@ class _Work:
         self._passes: SimpleQueue[Pass] = SimpleQueue()
         self._room = threading.Semaphore(settings.run.prefetch_factor)
         self._is_packing = False
-        self._sending = threading.Lock()
-        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper]] = SimpleQueue()
+        # What may be computed ahead, and what the training loop is done with and has not returned.
+        self._outlet = Outlet(sock, settings.run.prefetch_factor + 3)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._feed: RankFeed | None = None
-        self._sender = threading.Thread(target=self._send, name="sending", daemon=True)
 
     def run(self, first: Pass) -> None:
         """Computes passes; the end is an exception of the signal's handler."""
         self._set_up()
-        self._sender.start()
         threading.Thread(target=self._listen, name="listening", daemon=True).start()
         try:
             self._run_pass(first)
@@ -271,44 +270,37 @@ class _Work:
             if not self._passes.empty():  # the rest of this pass is not wanted
                 break
             try:
-                self._outbox.put((job.number, next(feed)))
+                delivery: Delivery | ExceptionWrapper = next(feed)
             except StopIteration:
                 break
             except Exception:
                 where = f"in worker process {info.id}"
-                error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-                self._outbox.put((job.number, error))
+                self._send(job, ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
                 return
+            self._send(job, delivery)
+            del delivery
         self._room.release()
 
-    def _send(self) -> None:
-        try:
-            while True:
-                number, delivery = self._outbox.get()
-                self._is_packing = True
-                content = packed_delivery(delivery)
-                self._is_packing = False
-                del delivery
-                with self._sending:
-                    send(self._sock, Message(DELIVERY, number, content))
-                del content
-        except OSError:
-            pass  # the parent is gone, and the other thread ends the process
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
+    def _send(self, job: Pass, delivery: Delivery | ExceptionWrapper) -> None:
+        self._is_packing = True
+        content = packed_delivery(delivery)
+        # The parent is gone, and the other thread ends this process.
+        with contextlib.suppress(ConnectionError):
+            self._outlet.send(DELIVERY, job.number, content)
+        self._is_packing = False
 
     def _listen(self) -> None:
         """Takes orders until the parent is gone; then ends the process."""
         with contextlib.suppress(Closed):
             while True:
                 kind, number, body = read_order(self._sock, self._wait)
-                if kind == TAKEN:
+                if kind in (TAKEN, LEFT):
+                    self._outlet.put_back(body, is_left=kind == LEFT)
                     self._room.release(number)
                 elif kind == PASS:
                     self._passes.put(pickle.loads(body))
                     self._room.release()
-                elif kind == REPORT:
+                elif kind == ASK:
                     self._report(number)
         self._exit_code = 0
         main = threading.main_thread().ident
@@ -320,14 +312,11 @@ class _Work:
         os._exit(0)
 
     def _report(self, number: int) -> None:
-        """Describes what the computing thread and the sending thread do."""
-        thread = self._sender if self._is_packing else threading.main_thread()
+        """Describes what the main thread does."""
         task = "pickles a batch" if self._is_packing else f"computes {self._feed}"
-        report = f"It {task}. {describe_thread(thread.ident or 0)}"
-        if self._sending.acquire(timeout=_POLL_SEC):
-            with contextlib.suppress(OSError):
-                send(self._sock, Message(REPORT, number, packed(report)))
-            self._sending.release()
+        report = f"It {task}. {describe_thread(threading.main_thread().ident or 0)}"
+        with contextlib.suppress(ConnectionError):
+            self._outlet.send(REPORT, number, packed(report))
 
     def _wait(self) -> None:
         """Waits for an order of the parent.

@@ -31,13 +31,10 @@ from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
-from energon_lite.loader.messages import Closed, Unsendable, close, order, receive, unpacked
+from energon_lite.loader.messages import ASK, PASS, REPORT, Closed, Inlet, Unsendable, order
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
 from energon_lite.loader.worker_main import (
     GRACE_SEC,
-    PASS,
-    REPORT,
-    TAKEN,
     Limits,
     Pass,
     RunSettings,
@@ -77,7 +74,7 @@ class Worker:
 
     def __init__(self, start_method: str | None, settings: WorkerSettings, first: Pass) -> None:
         self._sock, other = socket.socketpair()
-        self._num_taken = 0
+        self._inlet = Inlet(self._sock)
         self._has_sent = False
         self.num_requests = 0
         self._poll = select.poll()
@@ -116,22 +113,17 @@ class Worker:
         wait = _SocketWait(self, limits)
         while True:
             try:
-                message = receive(self._sock, wait)
+                message = self._inlet.receive(wait)
             except Closed:
                 raise self._death() from None
             self._has_sent = True
-            try:
-                if message.kind == REPORT:
-                    if message.number == self.num_requests:
-                        wait.on_report(unpacked(message.content))
-                    continue
-                self._num_taken += 1
-                if order(self._sock, TAKEN, self._num_taken):
-                    self._num_taken = 0
-                if message.number == number:
-                    return unpacked(message.content)
-            finally:
-                close(message.content.files)
+            if message.kind == REPORT:
+                if message.number == self.num_requests:
+                    wait.on_report(message.unpacked())
+                continue
+            self._inlet.confirm()
+            if message.number == number:
+                return message.unpacked()
 
     def begin(self, job: Pass) -> None:
         """Orders the worker to begin a pass."""
@@ -140,7 +132,7 @@ class Worker:
     def ask(self) -> None:
         """Asks it what it does."""
         self.num_requests += 1
-        order(self._sock, REPORT, self.num_requests)
+        order(self._sock, ASK, self.num_requests)
 
     def _death(self) -> WorkerDied:
         """Waits for the end of the process; returns how it ended."""
@@ -168,6 +160,11 @@ class Worker:
     def kill(self) -> None:
         """Ends the process, if it has not ended."""
         self.process.kill()
+
+    def leave_arena(self) -> None:
+        """Prepares for a fork of this process, which may read what is in use of the arena."""
+        if self._inlet.arena is not None:
+            self._inlet.arena.leave()
 
     def forget(self) -> None:
         """Forgets the process, in a fork of its parent."""
@@ -231,7 +228,12 @@ def _forget_workers() -> None:
         worker.forget()
 
 
-os.register_at_fork(after_in_child=_forget_workers)
+def _leave_arenas() -> None:
+    for worker in list(_workers):
+        worker.leave_arena()
+
+
+os.register_at_fork(before=_leave_arenas, after_in_child=_forget_workers)
 
 
 def end_workers(workers: Sequence[Worker | WorkerThread], grace_sec: float = GRACE_SEC) -> None:

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2240,
     "decoding": 1692,
     "inspect": 1683,
-    "loader": 3250,
+    "loader": 3380,
     "loss": 207,
     "metadataset": 1598,
     "names": 173,

@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,8 +29,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.loader import messages, worker_pool
-from energon_lite.loader.messages import Message, packed, unpacked
+from energon_lite.loader import worker_pool
 
 from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
 
@@ -40,97 +39,6 @@ pytestmark = pytest.mark.processes
 def workers_of(run: Ranks, rank: int = 0) -> list[Any]:
     deliveries: Any = run.loaders[rank]._run._deliveries
     return [worker.process for worker in deliveries._workers]
-
-
-# ---------------------------------------------------------------------------------- what is sent
-
-
-def sent(value: Any) -> Any:
-    """A value after its way through a socket."""
-    here, there = socket.socketpair()
-    with here, there:
-        content = packed(value)
-        thread = threading.Thread(target=messages.send, args=(there, Message(0, 7, content)))
-        thread.start()
-        message = messages.receive(here, lambda: None)
-        thread.join()
-        found = unpacked(message.content)
-        messages.close(message.content.files)
-    assert (message.kind, message.number) == (0, 7)
-    return found
-
-
-def test_arrays_and_tensors_of_all_sizes_and_layouts_arrive_and_are_writable() -> None:
-    large = torch.arange(30_000)
-    read_only = np.frombuffer(b"x" * 50_000, np.uint8)
-    value = {
-        "small": torch.arange(3),
-        "large": large,
-        "view": large[5:7],
-        "bf16": torch.ones(40_000, dtype=torch.bfloat16),
-        "empty": torch.empty(0),
-        "shared": torch.ones(9).share_memory_(),
-        "parameter": torch.nn.Parameter(torch.ones(20_000)),
-        "array": np.arange(20_000.0).reshape(100, 200),
-        "fortran": np.asfortranarray(np.arange(20_000.0).reshape(100, 200)),
-        "strided": np.arange(40_000)[::2],
-        "times": np.arange(9_000).astype("datetime64[s]"),
-        "objects": np.array(["a", None], dtype=object),
-        "read_only": read_only,
-        "no size": np.zeros((0, 5)),
-        "bytes": b"y" * 200_000,
-    }
-    found = sent(value)
-    assert_same(found, value)
-    assert found["view"].untyped_storage().data_ptr() == found["large"].untyped_storage().data_ptr()
-    assert found["fortran"].flags.f_contiguous
-    for array in (found["read_only"], found["array"], found["large"].numpy()):
-        array[0] = 1
-    assert found["shared"].is_shared()
-    value["shared"][0] = 5
-    assert found["shared"][0] == 5
-
-
-def num_open_files() -> int:
-    gc.collect()
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def test_more_tensors_than_files_in_one_call() -> None:
-    before = num_open_files()
-    tensors = [torch.full((10_000,), float(i)) for i in range(300)]
-    found = sent(tensors)
-    assert_same(found, tensors)
-    del found
-    assert num_open_files() == before
-
-
-def test_half_a_message_is_the_end_of_the_worker() -> None:
-    here, there = socket.socketpair()
-    with here:
-        with there:
-            copy = socket.socketpair()
-            messages.send(copy[1], Message(0, 0, packed(b"z" * 1000)))
-            there.sendall(copy[0].recv(300))
-            for end in copy:
-                end.close()
-        with pytest.raises(messages.Closed):
-            messages.receive(here, lambda: None)
-
-
-def test_too_many_open_files_are_an_error_that_names_the_limit() -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    here, there = socket.socketpair()
-    with here, there:
-        messages.send(there, Message(0, 0, packed([torch.zeros(10_000) for _ in range(40)])))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 5, hard))
-        try:
-            with pytest.raises(OSError, match="ulimit -n"):
-                messages.receive(here, lambda: None)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Telling(DefaultTaskEncoder):
@@ -343,3 +251,71 @@ def pinned_threads() -> list[threading.Thread]:
     while found and time.monotonic() < deadline:
         found = [t for t in threading.enumerate() if t.name.startswith("pinning")]
     return found
+
+
+class Pictures(DefaultTaskEncoder):
+    """Adds an array and a tensor that are made of the number of the batch."""
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        number = self.current_batch_index
+        size = 20_000 + 3_000 * (number % 7)
+        tensor = torch.full((size,), float(number))
+        return {"number": number, "tensor": tensor, "array": np.full(size, number)}
+
+
+def are_right(batch: dict[str, Any]) -> bool:
+    """Whether the content of a batch of `Pictures` is that of its number."""
+    parts = (batch["tensor"].numpy(), batch["array"])
+    return all(len(part) >= 20_000 and (part == batch["number"]).all() for part in parts)
+
+
+def pictures(texts: Path, num_workers: int = 2, **settings: Any) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, start_method="fork")
+    dataset = get_train_dataset(
+        texts, batch_size=2, worker_config=config, task_encoder=Pictures(), **settings
+    )
+    return get_savable_loader(dataset)
+
+
+def test_batches_stay_right_after_their_worker_was_killed_and_the_loader_was_dropped(texts) -> None:
+    numbers = random.Random(0)
+    loader = pictures(texts)
+    batches = iter(loader)
+    kept: list[Any] = []
+    for _ in range(60):
+        kept.append(next(batches))
+        if numbers.random() < 0.05:
+            workers: Any = loader._run._deliveries
+            os.kill(numbers.choice(workers._workers).process.pid, signal.SIGKILL)
+        if numbers.random() < 0.4:
+            del kept[numbers.randrange(len(kept))]
+        assert all(map(are_right, kept))
+    arena = weakref.ref(next(iter(workers._workers))._inlet.arena)
+    loader.shutdown()
+    del loader, batches, workers
+    gc.collect()
+    assert all(map(are_right, kept))
+    assert arena() is not None
+    kept.clear()
+    gc.collect()
+    assert arena() is None
+
+
+def test_batch_in_a_fork_stays_right_while_this_process_goes_on(texts) -> None:
+    with pictures(texts) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            batch = next(batches)
+            here, there = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.read(here, 1)
+                os._exit(0 if are_right(batch) else 1)
+            for _ in range(20):
+                batch = next(batches)
+                assert are_right(batch)
+            os.write(there, b".")
+            assert os.waitpid(pid, 0)[1] == 0
+            for end in (here, there):
+                os.close(end)

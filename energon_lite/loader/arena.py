@@ -1,0 +1,207 @@
+"""Memory that a worker process shares with the training loop: the batches lie in it.
+
+A worker process has one nameless file in memory, its arena, which both processes map once: nothing
+can be left behind by a kill, and a batch is sent by the place where it lies. The worker process
+deals out ranges of the arena, and a range comes back when the last array or tensor of the training
+loop that refers to it is gone. The arena grows when it has no room; what was freed of an arena that
+had to hold much more than usual goes back to the system.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+# Ranges begin at multiples of this: no two of them share a cache line.
+_ALIGNMENT = 64
+_MIN_BYTES = 1 << 20
+# Ranges that are returned at once: a message of them is sent whole or not at all.
+_MAX_RETURNED = 500
+
+
+class FreeSpace:
+    """Deals out ranges of one address space, each time the first one that is large enough.
+
+    Attributes:
+        used_bytes: size of all ranges that are out.
+        holes: the free ranges as (start, end), by their place; no two of them touch.
+    """
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self.holes: list[tuple[int, int]] = []
+
+    def take(self, size: int) -> int | None:
+        """Returns the start of a range that was free; None where none is so large."""
+        for index, (start, end) in enumerate(self.holes):
+            if end - start >= size:
+                self.holes[index : index + 1] = [(start + size, end)] if end - start > size else []
+                self.used_bytes += size
+                return start
+        return None
+
+    def put(self, start: int, end: int) -> None:
+        """Adds a free range."""
+        index = bisect_left(self.holes, (start, end))
+        first, last = index, index
+        if index and self.holes[index - 1][1] == start:
+            first, start = index - 1, self.holes[index - 1][0]
+        if index < len(self.holes) and self.holes[index][0] == end:
+            last, end = index + 1, self.holes[index][1]
+        self.holes[first:last] = [(start, end)]
+
+
+class Arena:
+    """An arena as its worker process has it.
+
+    Args:
+        num_deliveries: how many deliveries are to have room.
+
+    Attributes:
+        file: descriptor of the memory.
+        length: how large it is.
+    """
+
+    _memory: mmap.mmap
+
+    def __init__(self, num_deliveries: int) -> None:
+        self.file = _nameless_file()
+        self._num_deliveries = num_deliveries
+        self._space = FreeSpace()
+        self.length = 0
+        self._usual_length = 0
+        self._touched = 0  # the end of what may have memory
+
+    def write(self, pieces: Sequence[Any]) -> int:
+        """Copies bytes, one piece behind the other, into a free range; returns its start."""
+        place = start = self._take(sum(map(len, pieces)))
+        for piece in pieces:
+            self._memory[place : place + len(piece)] = piece
+            place += len(piece)
+        return start
+
+    def _take(self, size: int) -> int:
+        size = _padded_size(size)
+        start = self._space.take(size)
+        if start is None:
+            self._grow(size)
+            start = self._space.take(size)
+            assert start is not None
+        self._touched = max(self._touched, start + size)
+        return start
+
+    def put_back(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Takes back ranges: the start of each, and the size that was asked for."""
+        for start, size in ranges:
+            self._space.put(start, start + _padded_size(size))
+            self._space.used_bytes -= _padded_size(size)
+        # The training loop kept many batches for a time, and keeps them no more.
+        if self._touched > max(self._usual_length, 4 * self._space.used_bytes):
+            self._release(self._usual_length)
+
+    def _grow(self, size: int) -> None:
+        # A power of two: each size that is a little larger would ask for a new map.
+        usual = self._num_deliveries << (size - 1).bit_length()
+        self._usual_length = max(self._usual_length, usual, _MIN_BYTES)
+        before, self.length = self.length, max(2 * self.length, self._usual_length)
+        os.ftruncate(self.file, self.length)
+        self._memory = mmap.mmap(self.file, self.length)
+        self._space.put(before, self.length)
+
+    def _release(self, first: int) -> None:
+        """Returns the memory of free ranges from a place on to the system."""
+        page = mmap.PAGESIZE
+        for start, end in self._space.holes:
+            begin = -(-max(start, first) // page) * page
+            size = min(end, self._touched) // page * page - begin
+            if size > 0 and hasattr(mmap, "MADV_REMOVE"):
+                with suppress(OSError):  # not every sandbox has it
+                    self._memory.madvise(mmap.MADV_REMOVE, begin, size)
+        last = self._space.holes[-1] if self._space.holes else (self.length, self.length)
+        end_of_used = last[0] if last[1] == self.length else self.length
+        self._touched = min(self._touched, max(first, end_of_used))
+
+    def leave(self) -> None:
+        """Ends the arena: nothing more is put into it, and what lies in it may be read for long."""
+        self._release(0)
+        os.close(self.file)
+
+
+class ReadArena:
+    """An arena as the training loop has it.
+
+    Args:
+        file: descriptor of the memory, which the arena closes.
+
+    Attributes:
+        is_left: whether ranges stay out for good, since a fork of this process may read them.
+        returned: start and size of the ranges that are to be returned.
+    """
+
+    def __init__(self, file: int) -> None:
+        self.is_left = False
+        self._file = file
+        self._memory: Any = b""
+        self._lent: dict[int, int] = {}
+        self.returned: deque[tuple[int, int]] = deque()
+
+    def map(self, length: int) -> None:
+        """Maps so much of the memory; what was read before keeps its own map."""
+        if length > len(self._memory):
+            self._memory = mmap.mmap(self._file, length)
+
+    def read(self, start: int, size: int) -> LentRange:
+        """Returns the bytes of a range, which is returned when nothing refers to them any more."""
+        lent = LentRange.__new__(LentRange, size, np.uint8, self._memory, start)
+        self._lent[start] = size
+        lent.arena, lent.start = self, start
+        return lent
+
+    def put_back(self, start: int) -> None:
+        """Notes a range that is to be returned."""
+        self.returned.append((start, self._lent.pop(start)))
+
+    def take_returned(self) -> list[tuple[int, int]]:
+        """Returns the ranges that the worker process may use again, once."""
+        if self.is_left:
+            return []
+        number = min(len(self.returned), _MAX_RETURNED)
+        return [self.returned.popleft() for _ in range(number)]
+
+    def leave(self) -> None:
+        """Prepares for a fork, which may still read what is in use now."""
+        self.is_left = self.is_left or bool(self._lent)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+class LentRange(np.ndarray[Any, Any]):
+    """A range of an arena; the array below all arrays and tensors that lie in it."""
+
+    # Views of this type have none: only the array that was made of the memory stands for the range.
+    arena: ReadArena | None = None
+    start: int
+
+    def __del__(self) -> None:
+        if self.arena is not None:
+            self.arena.put_back(self.start)
+
+
+def _padded_size(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("batches", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

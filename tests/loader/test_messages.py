@@ -1,0 +1,306 @@
+"""Messages of worker processes: what arrives, where it lies, and what becomes of the memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.loader.arena import FreeSpace, LentRange
+from energon_lite.loader.messages import (
+    DELIVERY,
+    LEFT,
+    Closed,
+    Inlet,
+    Outlet,
+    packed,
+    read_order,
+)
+
+from ..helpers import assert_same
+
+
+class Line:
+    """Both ends of a socket between a worker process and the training loop, in one process."""
+
+    def __init__(self, num_deliveries: int = 3) -> None:
+        self.here, self.there = socket.socketpair()
+        self.inlet = Inlet(self.here)
+        self.outlet = Outlet(self.there, num_deliveries)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.here.close()
+        self.there.close()
+
+    def send(self, value: Any) -> Any:
+        """A value after its way through a socket, and after the answer to it."""
+        self.outlet.send(DELIVERY, 7, packed(value))
+        message = self.inlet.receive(lambda: None)
+        assert (message.kind, message.number) == (DELIVERY, 7)
+        self.inlet.confirm()
+        kind, number, ranges = read_order(self.there, lambda: None)
+        assert number == 1
+        self.outlet.put_back(ranges, is_left=kind == LEFT)
+        return message.unpacked()
+
+    @property
+    def used_bytes(self) -> int:
+        """What is out of the arena, as the worker process has it."""
+        arena: Any = self.outlet._arena
+        return int(arena._space.used_bytes)
+
+    @property
+    def length(self) -> int:
+        arena: Any = self.outlet._arena
+        return int(arena.length)
+
+    @property
+    def memory(self) -> int:
+        """What the arena has of the memory of the system."""
+        arena: Any = self.outlet._arena
+        return os.fstat(arena.file).st_blocks * 512
+
+
+def is_in_arena(array: Any) -> bool:
+    """Whether an array is a view of an arena."""
+    while isinstance(array, np.ndarray) and not isinstance(array, LentRange):
+        array = array.base
+    return isinstance(array, LentRange)
+
+
+def test_arrays_and_tensors_of_all_sizes_and_layouts_arrive_and_are_writable() -> None:
+    large = torch.arange(30_000)
+    read_only = np.frombuffer(b"x" * 50_000, np.uint8)
+    value = {
+        "small": torch.arange(3),
+        "large": large,
+        "view": large[5:7],
+        "turned": large.view(100, 300).t(),
+        "bf16": torch.ones(40_000, dtype=torch.bfloat16),
+        "bool": torch.ones(40_000, dtype=torch.bool),
+        "complex": torch.ones(9_000, dtype=torch.complex64).conj(),
+        "empty": torch.empty(0),
+        "no rows": torch.empty(0, 5),
+        "scalar": torch.tensor(2.5),
+        "expanded": torch.ones(1).expand(50_000),
+        "shared": torch.ones(9).share_memory_(),
+        "parameter": torch.nn.Parameter(torch.ones(20_000)),
+        "array": np.arange(20_000.0).reshape(100, 200),
+        "fortran": np.asfortranarray(np.arange(20_000.0).reshape(100, 200)),
+        "strided": np.arange(40_000)[::2],
+        "times": np.arange(9_000).astype("datetime64[s]"),
+        "objects": np.array(["a", None], dtype=object),
+        "records": np.zeros(9_000, dtype=[("a", "i4"), ("b", "f8")]),
+        "read_only": read_only,
+        "small read only": read_only[:9],
+        "no size": np.zeros((0, 5)),
+        "bytes": b"y" * 200_000,
+        "bytearray": bytearray(b"z" * 200_000),
+    }
+    with Line() as line:
+        found = line.send(value)
+        assert_same(found, value)
+    assert found["view"].untyped_storage().data_ptr() == found["large"].untyped_storage().data_ptr()
+    assert found["fortran"].flags.f_contiguous
+    assert found["turned"].stride() == value["turned"].stride()
+    names = ("read_only", "small read only", "array", "strided", "times", "fortran")
+    for array in (*(found[name] for name in names), found["large"].numpy()):
+        array[0] = 1
+    assert found["shared"].is_shared()
+    value["shared"][0] = 5
+    assert found["shared"][0] == 5
+    assert type(found["array"]) is np.ndarray
+    assert all(is_in_arena(found[name]) for name in ("read_only", "array", "times", "fortran"))
+    assert not is_in_arena(found["small read only"])
+
+
+def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
+    with Line() as line:
+        line.send(0)
+        first = line.send({"x": torch.ones(50_000), "y": np.ones(50_000)})
+        row, column = first["x"][7:9], first["y"].reshape(50, 1000)[:, 3]
+        del first
+        for value in range(20):
+            line.send(torch.full((50_000,), float(value)))
+            assert line.used_bytes < 900_000
+        assert row.tolist() == [1, 1]
+        assert column.sum() == 50
+        before = line.used_bytes
+        del row
+        line.send(0)
+        assert line.used_bytes <= before - 200_000
+        del column
+        line.send(0)
+        assert line.used_bytes < 1_000
+        assert line.length < 4_000_000
+
+
+def test_what_was_kept_in_great_numbers_is_right_and_goes_back_to_the_system() -> None:
+    with Line() as line:
+        kept = [line.send(torch.full((50_000,), float(value))) for value in range(100)]
+        assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
+        assert line.memory >= 100 * 200_000
+        last = kept[-1]
+        kept.clear()
+        line.send(0)
+        assert line.memory < 3_000_000
+        assert bool((last == 99).all())
+        assert bool((line.send(torch.ones(10**6)) == 1).all())  # again beyond what is usual
+
+
+def test_one_large_batch_has_no_limit() -> None:
+    with Line() as line:
+        line.send(b"small")
+        found = line.send([torch.ones(3_000_000), b"x" * 5_000_000, np.ones(4_000_000)])
+        assert found[0].sum() == 3_000_000
+        assert found[1] == b"x" * 5_000_000
+        assert found[2].sum() == 4_000_000
+
+
+@given(st.integers(0, 2**32))
+def test_ranges_of_free_space_never_overlap_and_all_come_back(seed: int) -> None:
+    numbers = random.Random(seed)
+    space = FreeSpace()
+    length = 0
+    out: dict[int, int] = {}
+    for _ in range(200):
+        if out and numbers.random() < 0.5:
+            start = numbers.choice(list(out))
+            end = start + out.pop(start)
+            space.put(start, end)
+        else:
+            size = numbers.randint(1, 50)
+            found = space.take(size)
+            if found is None:
+                space.put(length, length + size)
+                length += size
+                found = space.take(size)
+                assert found is not None
+            assert all(found + size <= start or start + n <= found for start, n in out.items())
+            out[found] = size
+        free = sum(end - start for start, end in space.holes)
+        assert free + sum(out.values()) == length
+        edges = [edge for hole in space.holes for edge in hole]
+        assert edges == sorted(set(edges))  # apart, and none is empty
+    for start, size in out.items():
+        space.put(start, start + size)
+    assert space.holes == [(0, length)] * bool(length)
+
+
+@given(st.integers(0, 2**32))
+def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
+    numbers = random.Random(seed)
+    kept: dict[int, Any] = {}
+    with Line() as line:
+        for value in range(60):
+            sizes = [int(10 ** numbers.uniform(0, 5.3)) for _ in range(numbers.randint(1, 4))]
+            batch = [torch.full((size,), value % 251, dtype=torch.uint8) for size in sizes]
+            arrays = [np.full(size, value % 251, np.uint8) for size in sizes]
+            body = bytes([value % 251]) * sizes[0]
+            kept[value] = line.send((batch, arrays, body))
+            for other in list(kept):
+                if numbers.random() < 0.3:
+                    del kept[other]
+            for other, (tensors, arrays, body) in kept.items():
+                parts = [*(tensor.numpy() for tensor in tensors), *arrays]
+                assert all((part == other % 251).all() for part in parts)
+                assert set(body) == {other % 251}
+        kept.clear()
+        del tensors, arrays, body, parts, batch
+        gc.collect()
+        line.send(0)
+        assert line.used_bytes < 1_000
+
+
+def num_open_files() -> int:
+    gc.collect()
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_batch_of_many_tensors_needs_no_files() -> None:
+    with Line() as line:
+        line.send(0)
+        before = num_open_files()
+        tensors = [torch.full((10_000,), float(i)) for i in range(300)]
+        found = line.send(tensors)
+        assert_same(found, tensors)
+        assert num_open_files() <= before + 2  # of the map after it has grown
+    del found
+
+
+def test_views_outlive_the_arena_and_both_ends() -> None:
+    before = num_open_files()
+    line = Line()
+    with line:
+        found = line.send([torch.ones(50_000), np.ones(50_000)])
+        line.outlet.put_back(memoryview(b""), is_left=True)  # as its process ends
+    del line
+    gc.collect()
+    assert found[0].sum() == found[1].sum() == 50_000
+    found[0][0] = 5
+    del found
+    assert num_open_files() <= before
+
+
+def test_a_fork_reads_what_was_in_use_when_it_began_whatever_comes_after() -> None:
+    with Line() as line:
+        line.send(0)
+        batch = line.send(torch.ones(50_000))
+        arena = line.inlet.arena
+        assert arena is not None
+        arena.leave()  # what the worker pool does before each fork
+        here, there = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(here, 1)
+            os._exit(0 if bool((batch == 1).all()) else 1)
+        del batch
+        for value in range(10):
+            line.send(torch.full((50_000,), float(value)))
+        os.write(there, b".")
+        assert os.waitpid(pid, 0)[1] == 0
+        for end in (here, there):
+            os.close(end)
+        assert line.inlet.arena is not arena  # the new one
+        assert line.used_bytes < 500_000
+
+
+def test_half_a_message_is_the_end_of_the_worker() -> None:
+    with Line() as line:
+        line.send(0)
+        whole = socket.socketpair()
+        other = Outlet(whole[1], 3)
+        other._arena = line.outlet._arena
+        other.send(DELIVERY, 0, packed(b"z" * 1000))
+        line.there.sendall(whole[0].recv(20))
+        line.there.close()
+        with pytest.raises(Closed):
+            line.inlet.receive(lambda: None)
+        for end in whole:
+            end.close()
+
+
+def test_too_many_open_files_are_an_error_that_names_the_limit() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Line() as line:
+        line.outlet.send(DELIVERY, 0, packed(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() - 1, hard))
+        try:
+            with pytest.raises(OSError, match="ulimit -n"):
+                line.inlet.receive(lambda: None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
