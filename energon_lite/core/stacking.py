@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from energon_lite.core.batch_rows import stack
+
 T = TypeVar("T")
 
 # Carried with every sample; in a batch always plain lists with one entry per sample.
@@ -112,7 +114,7 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
                 f"batch_stack: element {index} has shape {tuple(tensor.shape)} where element 0 has "
                 f"{tuple(shape)}. Use batch_pad_stack, or bring them to one shape."
             )
-    return torch.stack(tuple(batch))
+    return stack(batch)
 
 
 def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -135,7 +137,7 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     _check_tensors("batch_pad_stack", batch)
     shapes = {tensor.shape for tensor in batch}
     if len(shapes) == 1:
-        return torch.stack(tuple(batch))
+        return stack(batch)
     _check_num_dimensions("batch_pad_stack", batch)
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     padded = _zeros_like_all(batch, (len(batch), *largest))

@@ -13,15 +13,15 @@ import math
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
 from energon_lite.core.arrays import UInt8Array
+from energon_lite.core.batch_rows import BatchRows
 from energon_lite.core.errors import did_you_mean
 from energon_lite.decoding.image_size import ImageSize, reduction, resized
 from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
@@ -80,9 +80,6 @@ IMAGE_MODES |= {"torch": IMAGE_MODES["torchrgb"], "pil": IMAGE_MODES["pilrgb"]}
 
 # The mode in which images are not decoded.
 UNDECODED = "bytes"
-
-# A tensor, so that the quotient is float32 independent of torch.set_default_dtype.
-_WHITE = torch.tensor(255.0, dtype=torch.float32, device="cpu")
 
 
 def image_decoder(
@@ -179,6 +176,7 @@ class _ImageDecoder:
     mode: ImageMode
     size: ImageSize | None
     max_bytes: int
+    rows: BatchRows = field(default_factory=BatchRows)
 
     def __call__(self, raw: bytes) -> Any:
         pixels = self._jpeg_pixels(raw)
@@ -188,8 +186,20 @@ class _ImageDecoder:
             if self.mode.kind == "pil":
                 return image
             pixels = np.asarray(image)
-        to_value = _to_tensor if self.mode.kind == "torch" else _to_array
-        return to_value(pixels, self.mode.is_float)
+        if self.mode.kind == "torch":
+            return self._tensor(pixels)
+        if self.mode.is_float:
+            return np.divide(pixels, np.float32(255), dtype=np.float32)
+        return pixels if pixels.flags.writeable else pixels.copy()
+
+    def _tensor(self, pixels: UInt8Array) -> torch.Tensor:
+        values = pixels if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
+        array = self.rows.empty(values.shape, np.float32 if self.mode.is_float else np.uint8)
+        if self.mode.is_float:
+            np.divide(values, np.float32(255), out=array, dtype=np.float32)
+        else:
+            array[...] = values
+        return torch.from_numpy(array)
 
     def _jpeg_pixels(self, raw: bytes) -> UInt8Array | None:
         """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""
@@ -283,27 +293,3 @@ def _unify(image: Any) -> Any:
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")  # straight to RGB: the same colours, and a warning
     return image
-
-
-def _to_tensor(pixels: UInt8Array, is_float: bool) -> torch.Tensor:
-    if pixels.ndim == 3:
-        planes = np.empty((pixels.shape[2], *pixels.shape[:2]), dtype=np.uint8)
-        # Plane by plane is quicker than a transposed copy.
-        for plane, values in zip(planes, np.moveaxis(pixels, 2, 0), strict=True):
-            plane[...] = values
-    else:
-        planes = _writable(pixels)
-    tensor = torch.from_numpy(planes)
-    return torch.div(tensor, _WHITE) if is_float else tensor
-
-
-def _to_array(pixels: UInt8Array, is_float: bool) -> npt.NDArray[Any]:
-    if is_float:
-        scaled: npt.NDArray[np.float32] = np.divide(pixels, np.float32(255), dtype=np.float32)
-        return scaled
-    return _writable(pixels)
-
-
-def _writable(pixels: UInt8Array) -> UInt8Array:
-    """Returns an array that may be written to, which Pillow's own may not."""
-    return pixels if pixels.flags.writeable else pixels.copy()
