@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -328,10 +329,9 @@ class QuantileSync:
             `window` and `seed`; `windows` begun; packs `added`; and of each of the `packs` that are
             buffered its number, its place in the last window or -1, and its cost as 64 bits.
         """
-        counts, numbers, places = self._order.state()
-        costs = [self._order.waiting.get(number, 0) for number in numbers.tolist()]
-        packs = sorted(np.column_stack([numbers, places, costs]).tolist())
-        return {**self._settings, **counts, "added": self.num_added, "packs": packs}
+        state, waiting = self._order.state(), self._order.waiting
+        packs = [[number, place, waiting.get(number, 0)] for number, place in state.rows().tolist()]
+        return {**self._settings, **state.counts, "added": self.num_added, "packs": packs}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes to where `state` was taken, by one with the same arguments.
@@ -414,7 +414,9 @@ class BalancedOrder(OneByOne):
         """Returns the windows begun, and the place of each pack."""
         numbers = np.array([*self._order[::-1], *self.waiting], np.int64)
         places = np.append(np.arange(len(self._order)), np.full(len(self.waiting), -1))
-        return CollectorState({"windows": self._num_windows}, numbers, places[:, None])
+        return CollectorState(
+            {"windows": self._num_windows}, partial(np.column_stack, (numbers, places))
+        )
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.

@@ -283,8 +283,8 @@ class BucketCollector(WindowCollector):
 
     def state(self) -> CollectorState:
         """Returns the samples with their batches and places."""
-        counts, numbers, columns = super().state()
-        return CollectorState({**counts, "cut": self._num_cut}, numbers, columns)
+        state = super().state()
+        return state._replace(counts={**state.counts, "cut": self._num_cut})
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.

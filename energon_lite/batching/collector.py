@@ -6,7 +6,8 @@ Axes: N samples, R resources, C columns of a collector's own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,15 +37,19 @@ class CollectorState(NamedTuple):
 
     Attributes:
         counts: integers, texts and tuples of these, by name. Nothing in them names a sample.
-        numbers: shape (N,); the buffered samples, each once, in any order. Those in `kept` are
-            among them.
-        columns: shape (N, C); for each of them what the collector must know besides its group and
-            its lengths, such as the batch it belongs to.
+        unsorted: returns shape (N, 1 + C), a row for each buffered sample, in any order: its number
+            and what the collector must know besides its group and its lengths, such as the batch it
+            belongs to. Samples in `kept` are among them. It can be pickled and, as a snapshot is
+            taken with each list and seldom saved, defers what takes long.
     """
 
     counts: dict[str, Any]
-    numbers: Int64Array
-    columns: Int64Array
+    unsorted: Callable[[], Int64Array]
+
+    def rows(self) -> Int64Array:
+        """Returns the rows by number."""
+        rows_NC = self.unsorted()
+        return rows_NC[np.argsort(rows_NC[:, 0])]
 
 
 class Collector(ABC):
@@ -273,19 +278,11 @@ class WindowCollector(Collector):
 
     def state(self) -> CollectorState:
         """Returns the samples with their lists and places."""
-        offsets = self._lists.offsets[self._num_returned :]
-        sizes = np.diff(offsets)
-        numbers = self._lists.indices[offsets[0] :]
-        places = np.arange(len(numbers)) - np.repeat(offsets[:-1] - offsets[0], sizes)
-        rows = [np.column_stack([numbers, np.repeat(np.arange(len(sizes)), sizes), places])]
-        if self._blocks:
-            samples, waited = self._joined()
-            rows.append(np.column_stack([samples.numbers, np.full(len(waited), _WAITS), waited]))
-        left = np.full(len(self._leftover), _LEFT_OVER)
-        rows.append(np.column_stack([self._leftover, left, left]))
-        rows_N3 = np.concatenate(rows)
         counts = {"windows": self._num_windows, "window_read": self._num_read}
-        return CollectorState(counts, rows_N3[:, 0], rows_N3[:, 1:])
+        waiting = [(samples.numbers, waited) for samples, waited in self._blocks]
+        offsets = self._lists.offsets[self._num_returned :]
+        left = Lists(self._lists.indices[offsets[0] :], offsets - offsets[0])
+        return CollectorState(counts, partial(_rows_of_window, left, waiting, self._leftover))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -305,3 +302,16 @@ class WindowCollector(Collector):
         order = order[lists_N[order] >= 0]
         ends = np.flatnonzero(np.diff(lists_N[order], append=-1)) + 1
         self._lists = Lists(samples.numbers[order], np.append(0, ends))
+
+
+def _rows_of_window(
+    lists: Lists, waiting: list[tuple[Int64Array, BoolArray]], leftover: Int64Array
+) -> Int64Array:
+    """Returns samples with their lists and places, and those of no list."""
+    sizes = np.diff(lists.offsets)
+    places = np.arange(len(lists.indices)) - np.repeat(lists.offsets[:-1], sizes)
+    rows = [np.column_stack([lists.indices, np.repeat(np.arange(len(sizes)), sizes), places])]
+    for numbers, waited in waiting:
+        rows.append(np.column_stack([numbers, np.full(len(waited), _WAITS), waited]))
+    left = np.full(len(leftover), _LEFT_OVER)
+    return np.concatenate([*rows, np.column_stack([leftover, left, left])])

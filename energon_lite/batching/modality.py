@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle as repeated
 from itertools import islice
 from typing import Any, NamedTuple
@@ -207,9 +208,9 @@ class ModalityCollector(Collector):
 
     def state(self) -> CollectorState:
         """Returns the samples with their batches, and counts of each group."""
-        rows_N3 = np.concatenate([group.rows() for group in self._groups])
+        rows = [group.rows() for group in self._groups]
         counts = tuple((g.num_windows, g.num_seen, g.num_surplus) for g in self._groups)
-        return CollectorState({"groups": counts}, rows_N3[:, 0], rows_N3[:, 1:])
+        return CollectorState({"groups": counts}, partial(np.concatenate, rows))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ class ShuffleCollector(OneByOne):
         """Returns how many samples were drawn, and the places of the others."""
         numbers = np.array(self._buffer, np.int64)
         counts = {"returned": self._num_returned}
-        return CollectorState(counts, numbers, np.arange(len(numbers))[:, None])
+        rows = (numbers, np.arange(len(numbers)))
+        return CollectorState(counts, partial(np.column_stack, rows))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -122,9 +124,7 @@ class GroupCollector(OneByOne):
     def state(self) -> CollectorState:
         """Returns the samples; their lists follow from their groups."""
         numbers = [number for members in self._lists.values() for number in members]
-        return CollectorState(
-            {}, np.array(numbers, np.int64), np.empty((len(numbers), 0), np.int64)
-        )
+        return CollectorState({}, partial(np.reshape, np.array(numbers, np.int64), (-1, 1)))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.
@@ -191,8 +191,8 @@ class SelectedPacks(OneByOne):
         numbers = [*self._waiting, *(number for pack in self._packs for number in pack)]
         sizes = [len(self._waiting), *map(len, self._packs)]
         packs = np.repeat(np.arange(-1, len(self._packs)), sizes)
-        columns = np.column_stack([packs, np.arange(len(numbers))])
-        return CollectorState({}, np.array(numbers, np.int64), columns)
+        columns = (np.array(numbers, np.int64), packs, np.arange(len(numbers)))
+        return CollectorState({}, partial(np.column_stack, columns))
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state."""

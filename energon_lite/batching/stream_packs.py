@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,9 @@ class StreamPacks(OneByOne):
         numbers = [n for own in self._numbers.values() for n in own.values()]
         numbers += self._leftover
         columns = [*(state["numbers"] for state in states.values()), [-1] * len(self._leftover)]
-        own_numbers = np.concatenate(columns).astype(np.int64)
-        return CollectorState({"groups": groups}, np.array(numbers, np.int64), own_numbers[:, None])
+        own = np.concatenate(columns).astype(np.int64)
+        rows = partial(np.column_stack, (np.array(numbers, np.int64), own))
+        return CollectorState({"groups": groups}, rows)
 
     def restore(self, counts: Mapping[str, Any], samples: Samples, columns_NC: Int64Array) -> None:
         """Resumes from a state.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
@@ -22,6 +24,7 @@ from energon_lite.core.errors import (
     StateError,
     describe,
 )
+from energon_lite.core.key_columns import as_columns, from_columns
 
 JSON = Union[None, bool, int, float, str, "list[JSON]", "dict[str, JSON]"]
 RestoreKey = tuple[Any, ...]
@@ -34,6 +37,8 @@ _MAX_INT = 2**128  # the state of numpy's PCG64 has as many bits
 _OWN = ("energon_lite.", "numpy", "numba", "json")
 # The one key of what `state_dict()` of a loader returns.
 STATE_KEY = "loader_state"
+# The fields "keys" and "rows" of a snapshot in a few columns, from this number of samples on.
+_COLUMNS, _MANY = "columns of samples", 64
 VERSION = 5
 
 
@@ -186,7 +191,7 @@ class Snapshot:
     def to_json(self) -> JSON:
         """Returns the snapshot as JSON-serialisable values."""
         value: dict[str, JSON] = {"stage": self.kind}
-        value.update((name, _plain(field)) for name, field in self.fields.items())
+        value.update((name, _plain(field)) for name, field in _with_columns(self.fields).items())
         inner = [snapshot.to_json() for snapshot in self.inner]
         if self.inner:
             value["inner"] = dict(zip(self.names, inner, strict=True)) if self.names else inner
@@ -208,10 +213,40 @@ class Snapshot:
         below = inner.values() if isinstance(inner, dict) else inner
         fields = {
             name: _checked_field(entry, name, value["stage"])
-            for name, entry in value.items()
+            for name, entry in _without_columns(value).items()
             if name not in ("stage", "inner")
         }
         return cls(value["stage"], fields, tuple(map(cls.from_json, below)), names)
+
+
+def _with_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields in which the keys and rows of many buffered samples are columns."""
+    value = dict(fields)
+    keys, rows = value.get("keys", ()), value.get("rows", ())
+    if len(keys) >= _MANY and len(keys) == len(rows):
+        # Keys that have something else than integers and texts stay as they are.
+        with suppress(TypeError, ValueError, OverflowError):
+            value[_COLUMNS] = as_columns(keys, rows)
+            del value["keys"], value["rows"]
+    return value
+
+
+def _without_columns(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns fields with keys and rows in place of columns.
+
+    Raises:
+        StateError: The columns are corrupt.
+    """
+    if _COLUMNS not in value:
+        return value
+    try:
+        keys, rows = from_columns(value[_COLUMNS])
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, zlib.error) as error:
+        raise StateError(
+            f"{_COLUMNS!r} of stage {value['stage']!r} are corrupt: {describe(error)[:200]}"
+        ) from error
+    rest = {name: entry for name, entry in value.items() if name != _COLUMNS}
+    return {**rest, "keys": keys, "rows": rows}
 
 
 def _plain(value: Any) -> Any:

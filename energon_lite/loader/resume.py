@@ -51,8 +51,8 @@ _State = dict[str, Any]
 
 
 def compressed(value: JSON) -> str:
-    """Returns the text of a JSON value: compressed by zlib, in base64."""
-    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 6)).decode()
+    """Returns the text of a JSON value: compressed by zlib, in base85."""
+    return base64.b85encode(zlib.compress(json.dumps(value).encode(), 6)).decode()
 
 
 def decompressed(text: Any, name: str) -> Any:
@@ -65,7 +65,10 @@ def decompressed(text: Any, name: str) -> Any:
         return text
     try:
         reader = zlib.decompressobj()
-        content = reader.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
+        # Before, it was base64, in which all that zlib compresses begins with the same letters.
+        is_64 = text.startswith("eJ")
+        raw = base64.b64decode(text, validate=True) if is_64 else base64.b85decode(text)
+        content = reader.decompress(raw, _MAX_BYTES)
         if not reader.eof:
             raise ValueError(f"it is cut short, or of more than {_MAX_BYTES:,} bytes")
         return json.loads(content)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
 from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
+from energon_lite.core.key_columns import columns_of, values_of
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, describe_input
-from energon_lite.stages.buffer_keys import KEY_COLUMNS, KeyRows, KeyTable, compact
 
 # What a collector gets of a sample, the whole of it or a part: restore key, group, and lengths of
 # each resource. What is of one group may share a list.
@@ -32,8 +32,8 @@ T = TypeVar("T")
 _NO_LENGTHS = (1,)
 # A unit whose group has a number.
 _Numbered = tuple[RestoreKey, int, Sequence[int]]
-# Up to this number of samples a snapshot copies the units.
-_SMALL = 512
+# Units that a snapshot may have too many, besides as many as there are.
+_SPARE = 64
 # Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
 
@@ -162,7 +162,7 @@ class CollectCursor(Cursor[Any]):
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
         self._set_collector(spec.collector(stream, self))
-        self._buffer = _Buffer(spec.num_lengths)
+        self._buffer = _Buffer()
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
@@ -227,20 +227,23 @@ class CollectCursor(Cursor[Any]):
 
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
-        first, inner, groups = self._num_read, self._inner, self._groups
+        first = number = self._num_read
+        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
         try:
             for _ in range(num):
                 sample = next(inner)
-                for key, group, lengths in self._units(inner.key, sample):
-                    number = groups.get(group)
-                    if number is None:
-                        number = self._new_group(group)
-                    self._buffer.add(self._num_read, (key, number, lengths), sample)
-                    self._num_read += 1
+                for key, group, lengths in units(inner.key, sample):
+                    of_group = groups.get(group)
+                    if of_group is None:
+                        of_group = self._new_group(group)
+                    buffer.units[number] = (key, of_group, lengths)
+                    buffer.samples[number] = sample
+                    number += 1
         except StopIteration:
             self._has_ended = True
         finally:
-            if self._num_read > first:
+            self._num_read = number
+            if number > first:
                 self._add(range(first, self._num_read))
 
     def _new_group(self, group: Any) -> int:
@@ -332,7 +335,7 @@ class CollectCursor(Cursor[Any]):
         has_ended = bool(snapshot.count("ended"))
         keys, groups, rows, counts = map(snapshot.field, ("keys", "groups", "rows", "counts"))
         collector = spec.collector(self._stream, self)
-        width, buffer = spec.num_lengths + 2, _Buffer(spec.num_lengths)
+        width, buffer = spec.num_lengths + 2, _Buffer()
         try:
             rows = np.array(rows, np.int64).reshape(len(keys), width + collector.num_columns)
             numbers, in_group = rows[:, 0], rows[:, 1]
@@ -346,7 +349,8 @@ class CollectCursor(Cursor[Any]):
             for key, (number, group, *lengths) in zip(keys, rows[:, :width].tolist(), strict=True):
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-                buffer.add(number, (key, group, lengths), SKIPPED)
+                buffer.units[number] = (key, group, tuple(lengths))
+                buffer.samples[number] = SKIPPED
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
@@ -379,91 +383,80 @@ def _is_plain(group: Any) -> bool:
 class _Buffer:
     """Samples by number, with their units: restore key, group and lengths.
 
-    A snapshot of a small buffer is a copy of the units. Of a large one the units are also rows of
-    one array, so that a snapshot is one copy, which is quickly pickled.
+    A snapshot has the units in blocks that do not change: what was added since the last one, and
+    the blocks before. It has units that were taken since then, too, which its reader omits.
     """
 
-    def __init__(self, num_lengths: int) -> None:
+    def __init__(self) -> None:
         self.samples: dict[int, Any] = {}
         self.units: dict[int, _Numbered] = {}
-        self._width = KEY_COLUMNS + 2 + num_lengths
-        self._rows = array("q")
-        self._numbers: list[int] = []  # of the rows
-        self._places: dict[int, int] = {}  # of the numbers that have a row
-        self._num_rowed = 0  # numbers below have a row, if they are buffered
-        self._table = KeyTable()
-
-    def add(self, number: int, unit: _Numbered, sample: Any) -> None:
-        """Adds a sample or a part of one."""
-        self.units[number] = unit
-        self.samples[number] = sample
+        self._blocks: list[_Block] = []
+        self._num_in_blocks = 0
+        self._first_new = 0  # numbers below are in blocks, if they are buffered
 
     def taken(self, numbers: Iterable[int]) -> tuple[list[_Numbered], list[Any]]:
         """Returns units and samples, and forgets both."""
         numbers = list(numbers)
-        if self._places:
-            for number in numbers:
-                if number in self._places:
-                    self._remove_row(number)
         return list(map(self.units.pop, numbers)), list(map(self.samples.pop, numbers))
 
-    def _remove_row(self, number: int) -> None:
-        place, last = self._places.pop(number), self._numbers.pop()
-        rows, start, width = self._rows, place * self._width, self._width
-        self._table.forget(rows[start : start + 2])
-        if last != number:  # the last row fills the gap
-            rows[start : start + width] = rows[-width:]
-            self._numbers[place], self._places[last] = last, place
-        del rows[-width:]
-
-    def frozen(self) -> Callable[[], list[tuple[int, _Numbered]]]:
-        """Returns a function that returns all units, as they are now, by their numbers."""
-        if len(self.units) <= _SMALL and not self._places:
-            return partial(_by_number, self.units.copy())
-        newest = next(reversed(self.units), -1) + 1
-        for number in range(self._num_rowed, newest):
-            if number in self.units:
-                key, group, lengths = self.units[number]
-                self._places[number] = len(self._numbers)
-                self._numbers.append(number)
-                self._rows.extend((*self._table.row(key), number, group, *lengths))
-        self._num_rowed = newest
-        rows = np.frombuffer(self._rows, np.int64).reshape(-1, self._width)
-        return partial(_from_rows, self._table.frozen(), compact(rows))
+    def frozen(self) -> tuple[_Block, ...]:
+        """Returns blocks that have all units, and at most about as many others."""
+        units, start, stop = self.units, self._first_new, next(reversed(self.units), -1) + 1
+        added = {n: units[n] for n in range(start, stop) if n in units}
+        if len(added) + self._num_in_blocks > 2 * len(units) + _SPARE:
+            self._blocks, self._num_in_blocks, added = [], 0, units.copy()
+        if added:
+            self._blocks.append(_Block(added))
+            self._num_in_blocks += len(added)
+        self._first_new = max(start, stop)
+        return tuple(self._blocks)
 
 
-def _by_number(units: dict[int, _Numbered]) -> list[tuple[int, _Numbered]]:
-    """Returns units by their numbers."""
-    return sorted(units.items())
+class _Block:
+    """Units by their numbers; pickled as columns, which takes a tenth of the time."""
+
+    def __init__(self, units: dict[int, _Numbered]) -> None:
+        self.units = units
+        self._pickled: tuple[Any, ...] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._pickled is None:
+            self._pickled = _Block, (self.units,)
+            with suppress(TypeError, OverflowError):  # other keys than ours
+                shape, columns = columns_of([*self.units.items()])
+                self._pickled = _block_of, (shape, list(map(_compact, columns)))
+        return self._pickled
 
 
-def _from_rows(table: KeyRows, rows: Any) -> list[tuple[int, _Numbered]]:
-    """Returns the units of rows of integers, by their numbers."""
-    rows = rows[np.argsort(rows[:, KEY_COLUMNS])]
-    pairs = zip(table.keys(rows[:, :KEY_COLUMNS]), rows[:, KEY_COLUMNS:].tolist(), strict=True)
-    return [(n, (key, group, lengths)) for key, (n, group, *lengths) in pairs]
+def _block_of(shape: Any, columns: list[Any]) -> _Block:
+    return _Block(dict(values_of(shape, iter(columns))))
+
+
+def _compact(column: Int64Array) -> Any:
+    """Returns a column in four bytes for each number if all are small."""
+    is_small = not column.size or (column.min() >= -(1 << 31) and column.max() < 1 << 31)
+    return column.astype(np.int32) if is_small else column
 
 
 class _Fields(Mapping[str, Any]):
     """The fields of a snapshot; keys and rows are made when somebody looks at them."""
 
     def __init__(
-        self,
-        known: dict[str, Any],
-        units: Callable[[], list[tuple[int, _Numbered]]],
-        state: CollectorState,
+        self, known: dict[str, Any], blocks: tuple[_Block, ...], state: CollectorState
     ) -> None:
         self._known = {**known, "counts": state.counts}
-        self._units, self._numbers, self._columns = units, state.numbers, state.columns
+        self._blocks, self._state = blocks, state
 
     def __getitem__(self, name: str) -> Any:
+        if name not in ("keys", "rows"):
+            return self._known[name]
+        units: dict[int, _Numbered] = {}
+        for block in self._blocks:
+            units |= block.units
+        rows = self._state.rows().tolist()
         if name == "keys":
-            return tuple([key for _, (key, _, _) in self._units()])
-        if name == "rows":
-            columns = self._columns[np.argsort(self._numbers)].tolist()
-            pairs = zip(self._units(), columns, strict=True)
-            return tuple([(n, group, *lengths, *own) for (n, (_, group, lengths)), own in pairs])
-        return self._known[name]
+            return tuple([units[number][0] for number, *_ in rows])
+        return tuple([(n, units[n][1], *units[n][2], *own) for n, *own in rows])
 
     def __iter__(self) -> Iterator[str]:
         yield from (*self._known, "keys", "rows")

@@ -251,15 +251,14 @@ class PlanCursor(Cursor[list[Any]]):
     def _mark(self) -> None:
         """Saves where the window begins, and what is carried over to it."""
         state = self.collector.state()
-        order = np.argsort(state.numbers)
-        numbers, columns = state.numbers[order], state.columns[order]
-        self._units = self._units.numbered(numbers)
+        rows = state.rows()
+        self._units = self._units.numbered(rows[:, 0])
         self._starts = tuple(reader.snapshot() for reader in self._readers)
         self._fields = {
             "units": self._num_units,
             "draws": tuple(reader.num_draws for reader in self._readers),
             "keys": tuple(self._units.keys(self._names)),
-            "rows": tuple(map(tuple, np.column_stack([numbers, columns]).tolist())),
+            "rows": tuple(map(tuple, rows.tolist())),
             "counts": state.counts,
         }
 

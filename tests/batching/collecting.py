@@ -83,7 +83,9 @@ class Run:
 
     def resume(self, removed: Callable[[int], bool] | None = None) -> None:
         """Goes on with another collector, from the state of this one."""
-        counts, numbers, columns = self.collector.state()
+        state = self.collector.state()
+        counts, rows = state.counts, state.rows()
+        numbers, columns = rows[:, 0], rows[:, 1:]
         assert set(numbers.tolist()) == self.buffered | self.kept
         assert len(set(numbers.tolist())) == len(numbers)
         order = np.argsort(numbers)

@@ -190,9 +190,9 @@ def test_counts_of_another_collector_are_refused_or_lead_nowhere_new(name: str) 
     run = Run(MAKES[name], GROUPS, lengths_for(name))
     for _ in range(5):
         run.step()
-    counts, numbers, columns = run.collector.state()
-    order = np.argsort(numbers)
+    state = run.collector.state()
+    counts, rows = state.counts, state.rows()
     for field in counts:
         other = MAKES[name]()
         with pytest.raises((ValueError, TypeError, KeyError)):
-            other.restore({**counts, field: "many"}, run.samples(numbers[order]), columns[order])
+            other.restore({**counts, field: "many"}, run.samples(rows[:, 0]), rows[:, 1:])

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.core.errors import StateError
+from energon_lite.core.key_columns import as_columns, columns_of, from_columns, values_of
+from energon_lite.core.state import Snapshot
+from energon_lite.stages.collect import _Block, _Buffer
+
+from ..conftest import examples
+
+NUMBERS = st.integers(-(1 << 62), 1 << 62) | st.integers(0, 300)
+LEAVES = st.tuples(st.sampled_from(["a/train", "b", ""]), NUMBERS, NUMBERS, NUMBERS)
+KEYS = st.recursive(
+    LEAVES,
+    lambda below: st.one_of(
+        st.tuples(st.just("piece"), NUMBERS, NUMBERS, below),
+        st.tuples(st.just("hook"), NUMBERS, below),
+        st.tuples(st.just("pack"), NUMBERS, below, below),
+    ),
+    max_leaves=3,
+)
+
+
+@examples(200)
+@given(values=st.lists(NUMBERS | st.text(max_size=3) | KEYS, max_size=30))
+def test_values_come_back_from_columns_as_they_were(values: list[Any]) -> None:
+    shape, columns = columns_of(values)
+    assert values_of(json.loads(json.dumps(shape)), iter(columns)) == values
+
+
+@examples(100)
+@given(
+    keys=st.lists(KEYS, min_size=1, max_size=40),
+    width=st.integers(0, 3),
+    data=st.data(),
+)
+def test_keys_and_rows_come_back_from_json_in_their_order(
+    keys: list[Any], width: int, data: Any
+) -> None:
+    own = st.tuples(*[NUMBERS] * width)
+    firsts = sorted(data.draw(st.sets(NUMBERS, min_size=len(keys), max_size=len(keys))))
+    rows = [(first, *data.draw(own)) for first in firsts]
+    value = json.loads(json.dumps(as_columns(keys, rows)))
+    assert from_columns(value) == (tuple(keys), tuple(rows))
+
+
+def snapshot(num: int, key: Any = None) -> Snapshot:
+    keys = tuple(("a", 0, 7 * i % num, i) for i in range(num))
+    rows = tuple((i, 0, 3 + i % 5) for i in range(num))
+    return Snapshot("stage", {"keys": (*keys[1:], key or keys[0]), "rows": rows, "read": num})
+
+
+@pytest.mark.parametrize("num", [2, 63, 64, 1000])
+def test_a_snapshot_with_many_keys_is_small_and_restores_all_fields(num: int) -> None:
+    text = json.dumps(snapshot(num).to_json())
+    assert Snapshot.from_json(json.loads(text)).fields == snapshot(num).fields
+    assert len(text) < 6 * num + 2000
+
+
+def test_keys_with_values_that_are_no_integers_or_texts_stay_as_they_are() -> None:
+    own = snapshot(100, key=("a", 0.5, None))
+    value = json.loads(json.dumps(own.to_json()))
+    assert len(value["keys"]) == 100
+    assert Snapshot.from_json(value).fields == own.fields
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda columns: columns.pop(),
+        lambda columns: columns[0].__setitem__(1, 99),
+        lambda columns: columns[0].__setitem__(1, 1 << 40),
+        lambda columns: columns[0].__setitem__(1, "many"),
+        lambda columns: columns[0].append("no base64!"),
+        lambda columns: columns[0].__setitem__(2, "AAAA"),
+        lambda columns: columns.__setitem__(0, None),
+        lambda columns: columns[1].__setitem__(1, -1),
+    ],
+)
+def test_corrupt_columns_are_refused(edit: Any) -> None:
+    value: Any = json.loads(json.dumps(snapshot(100).to_json()))
+    edit(value["columns of samples"]["columns"])
+    with pytest.raises(StateError, match="'columns of samples' of stage 'stage' are corrupt"):
+        Snapshot.from_json(value)
+
+
+@pytest.mark.parametrize("shape", [None, 3, "float", {}, {"tuple": ["int"]}, {"mixed": 2}, [[]]])
+def test_corrupt_shapes_are_refused(shape: Any) -> None:
+    value: Any = json.loads(json.dumps(snapshot(100).to_json()))
+    value["columns of samples"]["shape"] = shape
+    with pytest.raises(StateError, match="'columns of samples' of stage 'stage' are corrupt"):
+        Snapshot.from_json(value)
+
+
+@examples(50)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 90), st.floats(0, 1), st.booleans(), st.sampled_from([1, 0.5])),
+        max_size=12,
+    )
+)
+def test_snapshots_of_a_buffer_have_all_its_units_also_after_pickling(steps: list[Any]) -> None:
+    buffer, num_added, kept = _Buffer(), 0, []
+    for num, share, is_old_first, length in steps:
+        for number in range(num_added, num_added + num):
+            buffer.units[number] = (("a", 0, number * 7, number), 0, (length,))
+            buffer.samples[number] = number
+        num_added += num
+        numbers = sorted(buffer.units, reverse=not is_old_first)
+        buffer.taken(numbers[: int(share * len(numbers))])
+        blocks = buffer.frozen()
+        kept.append((blocks, dict(buffer.units)))
+        assert sum(len(block.units) for block in blocks) <= 2 * len(buffer.units) + 64
+    for blocks, units in kept:
+        for own in (blocks, pickle.loads(pickle.dumps(blocks))):
+            found: dict[int, Any] = {}
+            for block in own:
+                assert isinstance(block, _Block)
+                found |= block.units
+            assert found.items() >= units.items()
