@@ -134,7 +134,7 @@ def test_compiling(benchmark: Any, entries: list[Entry], folder: Path) -> None:
     code = (
         "import time, numba, energon_lite; start = time.perf_counter()\n"
         "import energon_lite.batching.best, energon_lite.batching.fit\n"
-        "from energon_lite.batching.compiled import compile_all\n"
+        "from energon_lite.core.compiled import compile_all\n"
         "compile_all(); print(time.perf_counter() - start)"
     )
     seconds: dict[bool, list[float]] = {True: [], False: []}

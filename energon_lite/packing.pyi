@@ -1,11 +1,11 @@
 from energon_lite.batching.best import lower_bound, pack_best
-from energon_lite.batching.compiled import compile_all
 from energon_lite.batching.fit import first_fit, first_fit_decreasing, sequential
 from energon_lite.batching.fit import first_fit_decreasing as best_fit_decreasing
 from energon_lite.batching.lists import Lists as Packs
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream import StreamingPacker, pack_stream
 from energon_lite.batching.window_packs import pack_planned
+from energon_lite.core.compiled import compile_all
 
 __all__ = [
     "Packing",

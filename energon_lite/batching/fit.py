@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.compiled import kernel
 from energon_lite.batching.lists import Lists
 from energon_lite.batching.sizes import Sizes, check_sizes
 from energon_lite.core.arrays import Int64Array
+from energon_lite.core.compiled import kernel
 
 # Up to here, or to this many times the number of samples, every possible length is a class.
 _SMALL_LENGTH = 1 << 16

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from energon_lite.batching.compiled import kernel
 from energon_lite.core.arrays import Int64Array
+from energon_lite.core.compiled import kernel
 
 HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 

@@ -25,6 +25,7 @@ from energon_lite.core.batch_rows import BatchRows
 from energon_lite.core.errors import did_you_mean
 from energon_lite.decoding.image_size import ImageSize, reduction, resized
 from energon_lite.decoding.part_formats import MAX_DECODED_BYTES, TooLargeError, check_size
+from energon_lite.decoding.planes import write_planes
 
 logger = logging.getLogger(__name__)
 
@@ -193,12 +194,9 @@ class _ImageDecoder:
         return pixels if pixels.flags.writeable else pixels.copy()
 
     def _tensor(self, pixels: UInt8Array) -> torch.Tensor:
-        values = pixels if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
-        array = self.rows.empty(values.shape, np.float32 if self.mode.is_float else np.uint8)
-        if self.mode.is_float:
-            np.divide(values, np.float32(255), out=array, dtype=np.float32)
-        else:
-            array[...] = values
+        shape = (*pixels.shape[2:], *pixels.shape[:2])
+        array = self.rows.empty(shape, np.float32 if self.mode.is_float else np.uint8)
+        write_planes(pixels, array)
         return torch.from_numpy(array)
 
     def _jpeg_pixels(self, raw: bytes) -> UInt8Array | None:

@@ -26,7 +26,7 @@ ROWS: list[list[str | frozenset[str]]] = [
 OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
     "mfusepy": "energon_lite/inspect/mounting.py",
-    "numba": "energon_lite/batching/compiled.py",  # packing only; slow to import
+    "numba": "energon_lite/core/compiled.py",  # slow to import
     "PIL": "energon_lite/decoding/images.py",
     "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import

@@ -14,7 +14,7 @@ REPO = Path(__file__).parents[2]
 
 COMPILE = """
 import energon_lite.batching.best
-from energon_lite.batching import compiled
+from energon_lite.core import compiled
 
 compiled.compile_all()
 kept = [kernel.dispatcher().stats for kernel in compiled._kernels]
@@ -81,11 +81,11 @@ def test_without_a_place_for_the_code_it_works_and_logs_once() -> None:
     done = run(NO_CACHE)
     assert done.stdout == "[[0, 3], [1, 2]]\n"
     assert done.stderr.count("NUMBA_CACHE_DIR") == 1
-    assert done.stderr.count("Compiling the code that packs") == 1
+    assert done.stderr.count("Compiling code for packs") == 1
 
 
 def test_kernels_also_run_as_plain_python() -> None:
-    code = NO_CACHE + "from energon_lite.batching.compiled import compile_all\ncompile_all()\n"
+    code = NO_CACHE + "from energon_lite.core.compiled import compile_all\ncompile_all()\n"
     assert run(code, NUMBA_DISABLE_JIT="1").stdout == "[[0, 3], [1, 2]]\n"
 
 
@@ -107,7 +107,7 @@ def test_names_of_the_package_are_functions_whatever_was_imported_before() -> No
 
 def test_first_call_finds_what_was_compiled_before(cache: Path) -> None:
     code = (
-        "from energon_lite.batching import compiled\n"
+        "from energon_lite.core import compiled\n"
         "from energon_lite.packing import first_fit_decreasing\n"
         "first_fit_decreasing([4, 3, 3, 2], 6)\n"
         "found = [k.dispatcher().stats.cache_misses.values() for k in compiled._kernels]\n"

@@ -31,13 +31,17 @@ class Kernel:
         file: module of the function.
         name: its name.
         signatures: argument types in numba's notation, one for each way in which it is called.
+        is_early: whether `compile_all` compiles it.
     """
 
-    def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], signatures: tuple[str, ...], is_early: bool
+    ) -> None:
         """Stands for `function`, which is compiled with all others of its file."""
         functools.update_wrapper(self, function)
         self.file, self.name = function.__module__, function.__name__
         self.signatures = signatures
+        self.is_early = is_early
         self._dispatcher: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -54,7 +58,7 @@ class Kernel:
         return self._dispatcher
 
 
-def kernel(*signatures: str) -> Callable[[Function], Function]:
+def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Function]:
     """Makes a function one that numba compiles, and keeps its types for `compile_all`.
 
     A kernel may only call kernels of the same file: numba looks at the time stamp of that file
@@ -64,13 +68,14 @@ def kernel(*signatures: str) -> Callable[[Function], Function]:
         signatures: argument types in numba's notation, `"(int64[::1], int64)"`, one for each
             combination that callers use. None for a function that only kernels call, which
             becomes part of their code.
+        is_early: whether `compile_all` compiles it.
     """
 
     def decorate(function: Function) -> Function:
         _functions[function.__module__].append(cast(FunctionType, function))
         if not signatures:
             return function
-        _kernels.append(Kernel(function, signatures))
+        _kernels.append(Kernel(function, signatures, is_early))
         return cast(Function, _kernels[-1])
 
     return decorate
@@ -83,11 +88,18 @@ def compile_all() -> None:
     compiles in the middle of training would stall its rank for seconds.
     """
     for kernel in _kernels:
-        compiled = kernel.dispatcher()
-        if not hasattr(compiled, "compile"):  # with NUMBA_DISABLE_JIT, kernels are plain Python
-            continue
-        for signature in kernel.signatures:
-            _compile(compiled, signature)
+        if kernel.is_early:
+            compile_kernel(kernel)
+
+
+def compile_kernel(kernel: Callable[..., Any]) -> bool:
+    """Compiles one kernel; returns False if it stays Python code (`NUMBA_DISABLE_JIT`)."""
+    compiled = cast(Kernel, kernel).dispatcher()
+    if not hasattr(compiled, "compile"):
+        return False
+    for signature in cast(Kernel, kernel).signatures:
+        _compile(compiled, signature)
+    return True
 
 
 def _compile(compiled: Any, signature: str) -> None:
@@ -133,8 +145,8 @@ def _dispatchers(module: str) -> dict[str, Any]:
 @functools.cache
 def _say_compiling() -> None:
     logger.warning(
-        "Compiling the code that packs. This is done once after installing, and may take a minute; "
-        "later processes read the compiled code."
+        "Compiling code for packs or pictures. This is done once after installing, and may take a "
+        "minute; later processes read the compiled code."
     )
 
 

@@ -1,0 +1,79 @@
+"""Pixels written plane by plane: the same values by compiled code and by numpy."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.decoding import planes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _early() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planes, "_NUM_BEFORE_COMPILING", 0)
+        yield
+
+
+@given(
+    height=st.integers(1, 40), width=st.integers(1, 40), num_channels=st.sampled_from([0, 1, 3, 4]),
+    is_float=st.booleans(), is_read_only=st.booleans(), is_turned=st.booleans(),
+)  # fmt: skip
+def test_planes_are_the_transposed_pixels(
+    height: int, width: int, num_channels: int, is_float: bool, is_read_only: bool, is_turned: bool
+) -> None:
+    shape = (height, width, num_channels)[: 3 if num_channels else 2]
+    pixels = np.random.default_rng(height).integers(0, 256, shape, dtype=np.uint8)
+    if is_turned:
+        pixels = pixels.swapaxes(0, 1)
+    pixels.flags.writeable = not is_read_only
+    expected = np.moveaxis(pixels, 2, 0) if num_channels else pixels
+    found = np.empty(expected.shape, np.float32 if is_float else np.uint8)
+    planes.write_planes(pixels, found)
+    if is_float:
+        expected = expected.astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_every_byte_divided_by_255_is_that_of_numpy() -> None:
+    pixels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3)
+    found = np.empty((3, 1, 256), np.float32)
+    planes.write_planes(pixels, found)
+    np.testing.assert_array_equal(found[1, 0], np.arange(256, dtype=np.float32) / np.float32(255))
+    assert planes._is_compiled()
+
+
+@pytest.mark.parametrize("number", [0, 10])
+def test_the_first_pictures_do_not_wait_for_the_compiler(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planes, "_NUM_BEFORE_COMPILING", 10)
+    monkeypatch.setattr(planes, "_numbers", itertools.count(number))
+    asked: list[int] = []
+    monkeypatch.setattr(planes, "_is_compiled", lambda: bool(asked.append(1)))
+    for _ in range(5):
+        planes.write_planes(np.zeros((2, 2, 3), np.uint8), np.empty((3, 2, 2), np.uint8))
+    assert len(asked) == (5 if number else 0)
+
+
+def test_where_numba_compiles_nothing_numpy_writes_the_planes() -> None:
+    code = (
+        "import numpy as np; from energon_lite.decoding import planes\n"
+        "planes._NUM_BEFORE_COMPILING = 0\n"
+        "found = np.empty((3, 1, 2), np.uint8)\n"
+        "planes.write_planes(np.arange(6, dtype=np.uint8).reshape(1, 2, 3), found)\n"
+        "print(found.tolist(), planes._is_compiled())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "[[[0, 3]], [[1, 4]], [[2, 5]]] False\n"
