@@ -26,7 +26,10 @@ from benchmarks.peers.environments import install
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.rows import ROWS, Row
 
-LOADERS = ("ours", "megatron_energon", "webdataset_", "by_hand")
+LOADERS = (
+    "ours", "megatron_energon", "webdataset_", "mosaicml_streaming", "litdata_", "grain_",
+    "huggingface", "spdl_", "by_hand",
+)  # fmt: skip
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )

@@ -1,0 +1,57 @@
+"""litData: chunks of 64 MB written by `optimize`, read shuffled by its own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.pillow_pictures import decoded
+from benchmarks.peers.rows import Row
+
+TITLE = "litData"
+PACKAGES = ["litdata==0.2.76"]
+
+
+def sample_at(index: int, samples: Any) -> Any:
+    """What `optimize` calls for each sample."""
+    return samples[index].decode() if samples.kind == "text" else samples[index]
+
+
+def prepare(sources: list[Any], folder: Path) -> None:
+    from litdata import optimize
+
+    for number, samples in enumerate(sources):
+        optimize(
+            fn=partial(sample_at, samples=samples),
+            inputs=list(range(len(samples))),
+            output_dir=str(folder / f"source{number:04d}"),
+            chunk_bytes="64MB",
+            num_workers=1,
+        )
+
+
+def open_loader(folder: Path, row: Row) -> Iterable[Any]:
+    from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset
+
+    transform = partial(decoded, size=row.image_size) if row.is_decoded else None
+    opened = [
+        StreamingDataset(str(folder / f"source{i:04d}"), shuffle=True, transform=transform)
+        for i in range(row.num_sources)
+    ]
+    if row.num_sources == 1:
+        dataset = opened[0]
+    else:
+        shares = [1 / row.num_sources] * row.num_sources
+        dataset = CombinedStreamingDataset(opened, weights=shares, iterate_over_all=False)
+    return StreamingDataLoader(
+        dataset,
+        batch_size=row.batch_size,
+        num_workers=row.workers,
+        persistent_workers=row.workers > 0,
+    )
+
+
+def samples_of(batch: Any, row: Row) -> Any:
+    return batch
