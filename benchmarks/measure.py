@@ -180,14 +180,17 @@ def machine() -> dict[str, str]:
                 break
     except OSError:
         pass
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "pillow")}
     return {
         "cores": str(len(os.sched_getaffinity(0))),
         "processor": cpu or platform.machine(),
         "system": platform.system(),
         "Python": platform.python_version(),
-        **versions,
     }
+
+
+def versions() -> dict[str, str]:
+    """Names the packages that decide the figures most."""
+    return {name: importlib.metadata.version(name) for name in ("torch", "numpy", "pillow")}
 
 
 def grouped(entries: list[Entry]) -> list[Entry]:
@@ -198,7 +201,11 @@ def grouped(entries: list[Entry]) -> list[Entry]:
 
 def as_markdown(entries: list[Entry]) -> str:
     """Makes the tables of the README."""
-    lines = ["", ", ".join(f"{name} {value}" for name, value in machine().items()) + ".", ""]
+    lines = [
+        "",
+        ", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()) + ".",
+        "",
+    ]
     group = None
     for entry in grouped(entries):
         if entry.group != group:
@@ -242,5 +249,7 @@ def write_readme(entries: list[Entry]) -> None:
 def write_json(entries: list[Entry], path: Path) -> None:
     """Writes all times of all rounds."""
     values = [{**asdict(entry), "ratio": getattr(entry, "ratio", None)} for entry in entries]
-    text = json.dumps({"machine": machine(), "figures": values}, indent=1, ensure_ascii=False)
+    text = json.dumps(
+        {"machine": {**machine(), **versions()}, "figures": values}, indent=1, ensure_ascii=False
+    )
     path.write_text(text + "\n", encoding="utf-8")

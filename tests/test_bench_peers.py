@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.peers import checking, probe, samples
 from benchmarks.peers.figures import Figures, cell
 from benchmarks.peers.loaders import by_hand, ours, webdataset_
+from benchmarks.peers.packs import PackedSamples
 from benchmarks.peers.rows import ROWS
 
 
@@ -80,3 +82,11 @@ def test_a_cell_shows_the_median_and_the_spread() -> None:
     assert cell([1234.5, 10.4, 99.0], is_best=False) == "99 (10 – 1,234)"
     assert cell([3.14159], is_best=False) == "3.1"
     assert cell([], is_best=False) == "–"
+
+
+def test_samples_are_cut_out_of_packs() -> None:
+    tokens = [list(range(8)), list(range(10, 18))]
+    packed = PackedSamples(3, zip(tokens, ([0, 3, 7], [0, 5, 5]), strict=True))
+    assert len(packed) == 3
+    cut = [np.frombuffer(sample, np.uint16).tolist() for sample in packed]
+    assert cut == [[0, 1, 2], [3, 4, 5, 6], [10, 11, 12, 13, 14]]

@@ -21,15 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import REPO
+from benchmarks.measure import REPO, machine
 from benchmarks.peers.environments import install
 from benchmarks.peers.figures import Figures
+from benchmarks.peers.loaders import LOADERS
 from benchmarks.peers.rows import ROWS, Row
 
-LOADERS = (
-    "ours", "megatron_energon", "webdataset_", "mosaicml_streaming", "litdata_", "grain_",
-    "huggingface", "spdl_", "by_hand",
-)  # fmt: skip
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
@@ -49,11 +46,13 @@ def main() -> None:
 def run(options: argparse.Namespace, figures: Figures) -> None:
     """Installs, prepares and checks what is not yet, then measures in turn."""
     rows = [ROWS[name] for name in options.rows]
+    figures.machine = machine()
     pythons: dict[str, Path] = {}
     for name in options.loaders:
         loader = loader_of(name)
         figures.titles[name] = loader.TITLE
-        python, error = install(options.environments, name, loader.PACKAGES)
+        folder = getattr(loader, "ENVIRONMENT_OF", name)
+        python, error = install(options.environments, folder, loader.PACKAGES)
         if python is None:
             figures.failed[name] = f"could not be installed: {error}"
         else:
@@ -62,8 +61,7 @@ def run(options: argparse.Namespace, figures: Figures) -> None:
     pairs = []
     for row in rows:
         for name, python in pythons.items():
-            reason = getattr(loader_of(name), "LACKS", {}).get(row.group)
-            reason = reason or make_ready(options, name, python, row, pythons)
+            reason = loader_of(name).lacks(row) or make_ready(options, name, python, row, pythons)
             if reason:
                 figures.reasons.setdefault(row.name, {})[name] = reason
                 print(f"{row.name} {name}: {reason}", file=sys.stderr)
@@ -75,7 +73,7 @@ def run(options: argparse.Namespace, figures: Figures) -> None:
     for number in range(options.rounds):
         # Every second round goes backwards, so that no loader always follows the same one.
         for row, name in pairs if number % 2 == 0 else pairs[::-1]:
-            found = probe(pythons[name], "measure", name, row, options.data, options)
+            found = probe(pythons[name], "measure", name, row, options)
             if "error" in found:
                 figures.reasons.setdefault(row.name, {})[name] = found["error"]
             else:
@@ -93,17 +91,17 @@ def make_ready(
 ) -> str:
     """Writes the samples and checks that the loader returns them, once; returns what is wrong."""
     writer = getattr(loader_of(name), "DATA_OF", name)
-    for what, data in (("prepare", options.data), ("prepare-check", options.data / "check")):
-        done = data / writer / f"{row.kind}-{row.num_sources}" / "written"
+    for what, folder in (("prepare", "whole"), ("prepare-check", "check")):
+        done = options.data / folder / writer / f"{row.kind}-{row.num_sources}" / "written"
         if not done.exists():
-            found = probe(pythons.get(writer, python), what, writer, row, data, options)
+            found = probe(pythons.get(writer, python), what, writer, row, options)
             if "error" in found:
                 return str(found["error"])
             done.touch()
     checked = options.data / "check" / f"{name}-{row.name}.json"
     sends_one_batch = row.workers and hasattr(loader_of(name), "IS_TRANSPORT_ALONE")
     if not checked.exists() and not sends_one_batch:
-        found = probe(python, "check", name, row, options.data / "check", options)
+        found = probe(python, "check", name, row, options)
         if "error" in found:
             return str(found["error"])
         checked.write_text(json.dumps(found))
@@ -111,11 +109,12 @@ def make_ready(
 
 
 def probe(
-    python: Path, what: str, name: str, row: Row, data: Path, options: argparse.Namespace
+    python: Path, what: str, name: str, row: Row, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Runs `probe.py` and ends whatever it leaves behind."""
     command = [
-        python, "-m", "benchmarks.peers.probe", what, name, row.name, data, str(options.seconds),
+        python, "-m", "benchmarks.peers.probe", what, name, row.name,
+        options.data, str(options.seconds),
     ]  # fmt: skip
     environment = {**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)

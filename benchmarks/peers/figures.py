@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.measure import REPO
+from benchmarks.peers.loaders import LOADERS
 from benchmarks.peers.rows import ROWS
 
 README = REPO / "benchmarks" / "README.md"
@@ -30,6 +31,7 @@ class Figures:
         titles: what loaders are called.
         failed: loaders that could not be installed, and why.
         reasons: by row and loader, why there is no figure.
+        machine: what it was measured on.
     """
 
     times: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
@@ -37,6 +39,7 @@ class Figures:
     titles: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Figures:
@@ -58,22 +61,28 @@ class Figures:
 
     def as_markdown(self) -> str:
         """Makes the tables: CPU time, wall time, and what has no figure."""
-        lines = []
+        lines = [", ".join(f"{k} {v}" for k, v in self.machine.items()) + ".", ""]
         for key, title in KEYS.items():
             lines += [f"### {title}: median (least – most)", ""]
             lines += [*self._table(key), ""]
-        installed = (
-            f"{self.titles[name]} " + ", ".join(f"{k} {v}" for k, v in versions.items())
+        lines += ["| | versions |", "| --- | --- |"]
+        lines += [
+            _bar([self.titles[name], ", ".join(f"{k} {v}" for k, v in versions.items())])
             for name, versions in self.versions.items()
-        )
-        lines += [f"Versions: {'; '.join(installed)}.", ""]
+        ]
+        lines.append("")
         lines += [f"- {self.titles[name]} {reason}" for name, reason in self.failed.items()]
+        rows: dict[tuple[str, str], list[str]] = {}
         for row, reasons in self.reasons.items():
-            lines += [f"- {row}: {self.titles[n]}: {reason}" for n, reason in reasons.items()]
+            for name, reason in reasons.items():
+                rows.setdefault((name, reason), []).append(row)
+        lines += [
+            f"- {self.titles[n]} has no {', '.join(r)}: {why}" for (n, why), r in rows.items()
+        ]
         return "\n".join(lines)
 
     def _table(self, key: str) -> list[str]:
-        loaders = [name for name in self.titles if name not in self.failed]
+        loaders = [name for name in LOADERS if name in self.titles and name not in self.failed]
         lines = [_bar(["", "goal", *(self.titles[n] for n in loaders)])]
         lines.append(_bar(["---"] * (len(loaders) + 2)))
         for name, row in ROWS.items():
@@ -82,7 +91,10 @@ class Figures:
             found = {n: [t[key] for t in times] for n, times in self.times[name].items()}
             others = [median(t) for n, t in found.items() if n != "by_hand"]
             cells = [
-                cell(found.get(n, []), is_best=n in found and median(found[n]) == min(others))
+                cell(
+                    found.get(n, []),
+                    is_best=n in found and median(found[n]) == min(others, default=0),
+                )
                 for n in loaders
             ]
             goal = "" if row.goal_us is None or key != "cpu_us" else f"≤ {row.goal_us:,g}"

@@ -1,10 +1,8 @@
 """Does one thing with one loader in a fresh process, in the loader's own environment.
 
-    python -m benchmarks.peers.probe prepare LOADER ROW DATA
-    python -m benchmarks.peers.probe prepare-check LOADER ROW DATA
-    python -m benchmarks.peers.probe check LOADER ROW DATA
-    python -m benchmarks.peers.probe measure LOADER ROW DATA SECONDS
+    python -m benchmarks.peers.probe WHAT LOADER ROW DATA SECONDS
 
+with "prepare", "prepare-check" (fewer samples), "check" or "measure" as WHAT,
 prints its answer as JSON in the last line.
 """
 
@@ -17,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,14 @@ from typing import Any
 from benchmarks.peers.rows import ROWS, Row
 
 MIN_BATCHES = 4
+SHARED = ("torch", "numpy", "pillow")
 
 
 def prepare(loader: Any, row: Row, data: Path, *, checked: bool) -> dict[str, Any]:
     """Writes the samples of a row in the loader's format."""
     from benchmarks.peers.samples import CHECKED, load_samples
 
-    folder = folder_of(loader, row, data)
+    folder = folder_of(loader, row, data, checked=checked)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     samples = load_samples(data, row.kind, CHECKED[row.kind] if checked else None)
@@ -44,7 +44,7 @@ def check(loader: Any, row: Row, data: Path) -> dict[str, Any]:
     from benchmarks.peers.samples import CHECKED, load_samples
 
     samples = load_samples(data, row.kind, CHECKED[row.kind])
-    opened = loader.open_loader(folder_of(loader, row, data), row)
+    opened = loader.open_loader(folder_of(loader, row, data, checked=True), row)
     return compare(samples, endless(opened), loader.samples_of, row)
 
 
@@ -96,38 +96,41 @@ def cpu_seconds() -> float:
     return time.process_time() + ended + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def folder_of(loader: Any, row: Row, data: Path) -> Path:
+def folder_of(loader: Any, row: Row, data: Path, *, checked: bool = False) -> Path:
+    """Where the files of a row are; those for the check have fewer samples."""
     name = getattr(loader, "DATA_OF", loader.__name__.rpartition(".")[2])
-    return data / name / f"{row.kind}-{row.num_sources}"
+    return data / ("check" if checked else "whole") / name / f"{row.kind}-{row.num_sources}"
 
 
 def versions(loader: Any) -> dict[str, str]:
-    """Versions of the packages that the loader was installed by; ours by its commit."""
-    found = {}
-    for package in loader.PACKAGES:
-        name = package.partition("==")[0]
-        if not name.startswith(("-", ".")):
-            found[name] = importlib.metadata.version(name)
-    return found
+    """Versions of the packages that the loader was installed by."""
+    names = getattr(loader, "SHOWN", [package.partition("==")[0] for package in loader.PACKAGES])
+    return {name: importlib.metadata.version(name) for name in [*names, *SHARED]}
 
 
 def main() -> None:
-    what, name, row_name, data, *seconds = sys.argv[1:]
+    what, name, row_name, data, seconds = sys.argv[1:]
     import torch
 
     torch.set_num_threads(1)
     loader: Any = importlib.import_module(f"benchmarks.peers.loaders.{name}")
     row, root = ROWS[row_name], Path(data)
     if what == "measure":
-        answer = measure(loader, row, root, float(seconds[0]))
+        answer = measure(loader, row, root, float(seconds))
         answer["versions"] = versions(loader)
     elif what == "check":
         answer = check(loader, row, root)
     else:
         answer = prepare(loader, row, root, checked=what == "prepare-check")
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # some loaders need seconds to end their workers: the caller ends those
 
 
 if __name__ == "__main__":
-    main()
+    code = 1
+    try:
+        main()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # some loaders wait for their threads or workers: the caller ends workers

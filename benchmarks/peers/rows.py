@@ -16,7 +16,7 @@ class Row:
         kind: the samples (see `samples.py`): "text", "jpeg", "photo" or "tokens".
         num_sources: datasets that the samples are divided into.
         workers: worker processes; 0 computes in the process that iterates.
-        batch_size: samples of a batch.
+        batch_size: samples of a batch; or packs.
         is_decoded: pictures arrive as uint8 tensors (3, H, W), stacked to one of the batch.
         image_size: their shorter side after an antialiased resize; None leaves them as they are.
         goal_us: CPU time that ours should need per sample.
@@ -62,11 +62,16 @@ def _rows() -> list[Row]:
         Row(f"blend-{k}", f"blend of {k:,} sources of texts", "blends", "text", k, goal_us=goal)
         for k, goal in ((2, 4), (10, 5), (100, 8), (1000, 13))
     ]
-    return [*texts, *jpeg, *decoded, *blends]
+    packed = Row(
+        "packed-0", "texts of 160 tokens in packs of 4,096", "packed", "tokens", batch_size=2,
+        goal_us=7,
+    )  # fmt: skip
+    return [*texts, *jpeg, *decoded, *blends, packed]
 
 
 def _workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
+PACK_TOKENS = 4096
 ROWS = {row.name: row for row in _rows()}

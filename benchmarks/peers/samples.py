@@ -12,15 +12,21 @@ import io
 import random
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
-COUNTS = {"text": 200_000, "jpeg": 8_000, "photo": 48}
-CHECKED = {"text": 2_000, "jpeg": 200, "photo": 12}  # the first few, which loaders are checked with
+COUNTS = {"text": 200_000, "tokens": 100_000, "jpeg": 8_000, "photo": 48}
+CHECKED = {
+    "text": 2_000,
+    "tokens": 2_000,
+    "jpeg": 200,
+    "photo": 12,
+}  # the first few, which loaders are checked with
 DRAWN = {"jpeg": 100, "photo": 6}
-SUFFIXES = {"text": "txt", "jpeg": "jpg", "photo": "jpg"}
+SUFFIXES = {"text": "txt", "tokens": "bin", "jpeg": "jpg", "photo": "jpg"}
 
 
 class Samples(Sequence[bytes]):
@@ -65,7 +71,8 @@ def load_samples(data: Path, kind: str, stop: int | None = None) -> Samples:
     done = root / f"{kind}.npy"
     if not done.exists():
         root.mkdir(parents=True, exist_ok=True)
-        payloads = texts() if kind == "text" else pictures(kind)
+        make = {"text": texts, "tokens": tokens}.get(kind, partial(pictures, kind))
+        payloads = make()
         (root / f"{kind}.bin").write_bytes(b"".join(payloads))
         np.save(done, np.cumsum([0, *map(len, payloads)]))
     return Samples(root, kind, 0, stop)
@@ -79,6 +86,18 @@ def texts() -> list[bytes]:
     corpus = " ".join(rng.choices(words, k=200_000)).encode()
     starts = (rng.randrange(len(corpus) - 600) for _ in range(COUNTS["text"]))
     return [b"%08d " % i + corpus[s : s + rng.randint(391, 591)] for i, s in enumerate(starts)]
+
+
+def tokens() -> list[bytes]:
+    """Draws tokens; the first two of a sequence are its number."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(125), 0.7, COUNTS["tokens"]), 16, 2048).astype(int)
+    corpus = rng.integers(0, 32_000, 1_000_000, dtype=np.uint16)
+    starts = rng.integers(0, len(corpus) - 2048, len(lengths))
+    return [
+        np.array([i & 0x7FFF, i >> 15], np.uint16).tobytes() + corpus[s : s + n - 2].tobytes()
+        for i, (s, n) in enumerate(zip(starts, lengths, strict=True))
+    ]
 
 
 def pictures(kind: str) -> list[bytes]:

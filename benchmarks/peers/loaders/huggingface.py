@@ -57,3 +57,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
 def samples_of(batch: Any, row: Row) -> Any:
     return batch["sample"]
+
+
+def lacks(row: Row) -> str:
+    return "packs are made beforehand, by other libraries" if row.group == "packed" else ""

@@ -35,7 +35,11 @@ def prepare(sources: list[Any], folder: Path) -> None:
 def open_loader(folder: Path, row: Row) -> Iterable[Any]:
     from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset
 
-    transform = partial(decoded, size=row.image_size) if row.is_decoded else None
+    transform = None
+    if row.is_decoded:
+        transform = partial(decoded, size=row.image_size)
+    elif row.group == "bytes":
+        transform = bytes  # its memoryviews can neither be collated nor sent by a worker
     opened = [
         StreamingDataset(str(folder / f"source{i:04d}"), shuffle=True, transform=transform)
         for i in range(row.num_sources)
@@ -48,6 +52,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
     return StreamingDataLoader(
         dataset,
         batch_size=row.batch_size,
+        collate_fn=list if row.group == "bytes" else None,
         num_workers=row.workers,
         persistent_workers=row.workers > 0,
     )
@@ -55,3 +60,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
 def samples_of(batch: Any, row: Row) -> Any:
     return batch
+
+
+def lacks(row: Row) -> str:
+    return "its packs cut texts at fixed lengths" if row.group == "packed" else ""

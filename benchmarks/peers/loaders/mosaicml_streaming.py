@@ -66,3 +66,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
 def samples_of(batch: Any, row: Row) -> Any:
     return batch["sample"]
+
+
+def lacks(row: Row) -> str:
+    return "it does not pack" if row.group == "packed" else ""

@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.loaders.tars import write_tars
-from benchmarks.peers.rows import Row
+from benchmarks.peers.packs import PackedSamples, tokens_of
+from benchmarks.peers.rows import PACK_TOKENS, Row
 
 TITLE = "energon_lite"
-PACKAGES = ["-e", ".", "simplejpeg==1.9.0"]
-SAMPLE_TYPES = {"txt": ("TextSample", "text"), "jpg": ("ImageSample", "image")}
+PACKAGES = ["-e", ".[jpeg]"]
+SHOWN = ["energon_lite", "simplejpeg"]
+SAMPLE_TYPES = {
+    "txt": ("TextSample", "text"),
+    "jpg": ("ImageSample", "image"),
+    "bin": ("TextSample", "text"),
+}
 
 
 def prepare(sources: list[Any], folder: Path) -> None:
+    from energon_lite.length_index import measure_lengths
     from energon_lite.prepare import prepare_dataset
 
     for number, samples in enumerate(sources):
@@ -29,12 +36,33 @@ def prepare(sources: list[Any], folder: Path) -> None:
             field_map={field: samples.suffix},
             num_workers=0,
         )
+        if samples.kind == "tokens":
+            encoder = packing_encoder()
+            measure_lengths(folder / f"source{number:04d}", encoder, name="tokens", num_workers=0)
     entries = "".join(f"    - {{path: source{i:04d}}}\n" for i in range(len(sources)))
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
     (folder / "blend.yaml").write_text(head + entries, encoding="utf-8")
 
 
-def open_loader(folder: Path, row: Row) -> Iterable[Any]:
+def packing_encoder() -> Any:
+    from energon_lite import DefaultTaskEncoder, Packing, stateless
+
+    class Packs(DefaultTaskEncoder):
+        """Packs planned by the stored lengths; tokens are read when their pack is made."""
+
+        packing = Packing(PACK_TOKENS, lengths="tokens")
+
+        def sample_length(self, sample: Any) -> int:
+            return len(sample.text) // 2
+
+        @stateless
+        def postencode_sample(self, sample: Any) -> Any:
+            return {"__key__": sample.__key__, "input_ids": tokens_of(sample.text)}
+
+    return Packs()
+
+
+def open_loader(folder: Path, row: Row, **settings: Any) -> Iterable[Any]:
     from energon_lite import (
         DefaultTaskEncoder,
         SampleDecoder,
@@ -58,11 +86,19 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
         batch_size=row.batch_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        task_encoder=Encoder(),
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=row.workers),
+        task_encoder=packing_encoder() if row.kind == "tokens" else Encoder(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=row.workers, **settings),
     )
     return get_savable_loader(dataset)
 
 
 def samples_of(batch: Any, row: Row) -> Any:
+    if row.kind == "tokens":
+        return PackedSamples(
+            len(batch.__key__), zip(batch.input_ids, batch.cu_seqlens.tolist(), strict=True)
+        )
     return batch.text if row.kind == "text" else batch.image
+
+
+def lacks(row: Row) -> str:
+    return ""

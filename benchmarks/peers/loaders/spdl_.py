@@ -12,8 +12,6 @@ from benchmarks.peers.rows import Row
 
 TITLE = "SPDL"
 PACKAGES = ["spdl==0.8.0"]
-_NO_FORMAT = "it has no format for many small samples in a file"
-LACKS = {"text": _NO_FORMAT, "blends": _NO_FORMAT, "packed": _NO_FORMAT}
 
 
 def prepare(sources: list[Any], folder: Path) -> None:
@@ -66,3 +64,7 @@ def decode_files(paths: list[str], size: int | None) -> Any:
 
 def samples_of(batch: Any, row: Row) -> Any:
     return batch
+
+
+def lacks(row: Row) -> str:
+    return "" if row.group in ("bytes", "pictures") else "it has no format for small samples"

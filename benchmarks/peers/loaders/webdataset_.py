@@ -44,3 +44,7 @@ def open_loader(folder: Path, row: Row) -> Iterable[Any]:
 
 def samples_of(batch: Any, row: Row) -> Any:
     return batch[0] if row.is_decoded else [sample for (sample,) in batch]
+
+
+def lacks(row: Row) -> str:
+    return "it does not pack" if row.group == "packed" else ""
