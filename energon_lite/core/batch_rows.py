@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,10 @@ import torch
 
 # More are not stacked together.
 _MAX_ROWS = 4096
+# Smaller batches are copied as quickly.
+LARGE_BYTES = 1 << 18
+# Returns an array of a shape and type. That of a worker process has memory that is sent as it is.
+new_block: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = np.empty
 
 
 class BatchRows(threading.local):
@@ -42,7 +46,7 @@ class BatchRows(threading.local):
         """Returns memory for the next tensor; its values are not set."""
         place = len(self._made)
         if place == 0 and self._num_rows > 1:
-            self._block = np.empty((self._num_rows, *shape), dtype)
+            self._block = new_block((self._num_rows, *shape), dtype)
         block = self._block
         if block is None or place == len(block) or block[place].shape != shape:
             self._block, self._num_rows = None, 0
@@ -91,4 +95,20 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         rows = _last.makers.get(last.data_ptr())
         if rows is not None and (batch := rows.stacked(tensors)) is not None:
             return batch
-    return torch.stack(tuple(tensors))
+    size = last.numel() * last.element_size()
+    is_small = len(tensors) * size < LARGE_BYTES
+    if (
+        is_small
+        or new_block is np.empty
+        or any(not _may_be_copied(tensor, last.dtype) for tensor in tensors)
+    ):
+        return torch.stack(tuple(tensors))
+    block = new_block((len(tensors), size), np.uint8)
+    batch = torch.from_numpy(block).view(last.dtype).view(len(tensors), *last.shape)
+    return torch.stack(tuple(tensors), out=batch)
+
+
+def _may_be_copied(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether a tensor may be copied into memory of another one of a type."""
+    is_dense = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    return is_dense and tensor.is_cpu and tensor.dtype == dtype and not tensor.requires_grad

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -59,6 +60,28 @@ class FreeSpace:
         self.holes[first:last] = [(start, end)]
 
 
+class LentRange(np.ndarray[Any, Any]):
+    """A range of an arena; the array below all arrays and tensors that lie in it.
+
+    Attributes:
+        returned: where its start and size go when nothing refers to it any more.
+    """
+
+    # Views of this type have none: only the array that was made of the memory stands for the range.
+    returned: deque[tuple[int, int]] | None = None
+    start: int
+
+    def __del__(self) -> None:
+        if self.returned is not None:
+            self.returned.append((self.start, self.size))
+
+
+def _lent(memory: mmap.mmap, start: int, size: int, returned: deque[tuple[int, int]]) -> LentRange:
+    lent = LentRange.__new__(LentRange, size, np.uint8, memory, start)
+    lent.start, lent.returned = start, returned
+    return lent
+
+
 class Arena:
     """An arena as its worker process has it.
 
@@ -79,6 +102,8 @@ class Arena:
         self.length = 0
         self._usual_length = 0
         self._touched = 0  # the end of what may have memory
+        self._returned: deque[tuple[int, int]] = deque()
+        self._made = weakref.WeakValueDictionary[int, LentRange]()  # by their addresses
 
     def write(self, pieces: Sequence[Any]) -> int:
         """Copies bytes, one piece behind the other, into a free range; returns its start."""
@@ -88,7 +113,43 @@ class Arena:
             place += len(piece)
         return start
 
+    def empty(self, size: int) -> LentRange:
+        """Returns a free range, for an array that is to be sent."""
+        start = self._take(size)
+        made = _lent(self._memory, start, size, self._returned)
+        self._made[_address(made.data)] = made
+        return made
+
+    def place(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
+        """Puts the memory of a delivery into the arena; returns the start and size of each part.
+
+        Args:
+            buffers: parts to which nothing else should refer; they are taken out of the list. One
+                that was made in the arena is not copied.
+        """
+        claims = [self._claim(part) for part in buffers]
+        places = [
+            (self.write([part]), len(part)) if claim is None else claim[:2]
+            for part, claim in zip(buffers, claims, strict=True)
+        ]
+        buffers.clear()
+        for index, claim in enumerate(claims):
+            if claim is not None and (made := claim[2]()) is not None:
+                made.returned = self._returned  # it is in use here, where it may be changed
+                places[index] = (self.write([made.data]), made.size)
+        return places
+
+    def _claim(self, part: memoryview) -> tuple[int, int, weakref.ref[LentRange]] | None:
+        """Returns the range that was made for a part; the training loop returns it from now on."""
+        made = self._made.get(_address(part))
+        if made is None or made.returned is None:  # or it lies in the delivery twice
+            return None
+        made.returned = None
+        return made.start, made.size, weakref.ref(made)
+
     def _take(self, size: int) -> int:
+        while self._returned:
+            self.put_back([self._returned.popleft()])
         size = _padded_size(size)
         start = self._space.take(size)
         if start is None:
@@ -150,7 +211,7 @@ class ReadArena:
         self.is_left = False
         self._file = file
         self._memory: Any = b""
-        self._lent: dict[int, int] = {}
+        self._num_lent = 0  # that were not taken from `returned`
         self.returned: deque[tuple[int, int]] = deque()
 
     def map(self, length: int) -> None:
@@ -160,40 +221,28 @@ class ReadArena:
 
     def read(self, start: int, size: int) -> LentRange:
         """Returns the bytes of a range, which is returned when nothing refers to them any more."""
-        lent = LentRange.__new__(LentRange, size, np.uint8, self._memory, start)
-        self._lent[start] = size
-        lent.arena, lent.start = self, start
-        return lent
-
-    def put_back(self, start: int) -> None:
-        """Notes a range that is to be returned."""
-        self.returned.append((start, self._lent.pop(start)))
+        self._num_lent += 1
+        return _lent(self._memory, start, size, self.returned)
 
     def take_returned(self) -> list[tuple[int, int]]:
         """Returns the ranges that the worker process may use again, once."""
         if self.is_left:
             return []
         number = min(len(self.returned), _MAX_RETURNED)
+        self._num_lent -= number
         return [self.returned.popleft() for _ in range(number)]
 
     def leave(self) -> None:
         """Prepares for a fork, which may still read what is in use now."""
-        self.is_left = self.is_left or bool(self._lent)
+        self.is_left = self.is_left or self._num_lent > len(self.returned)
 
     def __del__(self) -> None:
         os.close(self._file)
 
 
-class LentRange(np.ndarray[Any, Any]):
-    """A range of an arena; the array below all arrays and tensors that lie in it."""
-
-    # Views of this type have none: only the array that was made of the memory stands for the range.
-    arena: ReadArena | None = None
-    start: int
-
-    def __del__(self) -> None:
-        if self.arena is not None:
-            self.arena.put_back(self.start)
+def _address(part: memoryview) -> int:
+    address: int = np.frombuffer(part, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _padded_size(size: int) -> int:

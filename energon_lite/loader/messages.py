@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import math
 import pickle
 import socket
 import struct
@@ -25,6 +26,7 @@ import torch.multiprocessing  # registers how tensors are pickled
 from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
+from energon_lite.core.batch_rows import LARGE_BYTES
 from energon_lite.loader.arena import Arena, LentRange, ReadArena
 from energon_lite.loader.rank_feed import Delivery
 
@@ -240,19 +242,34 @@ class Outlet:
     def send(self, kind: int, number: int, content: Packed) -> None:
         """Sends a message.
 
+        Args:
+            kind: what it is.
+            number: of the pass.
+            content: what it carries; its buffers are taken out of it.
+
         Raises:
             OSError: The other end is gone.
         """
-        body, buffers = content
         with self._lock:
-            arena = self._arena
-            if arena is None:
-                self._arena = arena = Arena(self._num_deliveries)
-                self._sock.sendall(_HEAD.pack(ARENA, 0, 0, 0, 0, 0))
-                socket.send_fds(self._sock, [b"."], [arena.file])
-            ranges = [_RANGE.pack(arena.write([memory]), memory.nbytes) for memory in buffers]
-            start, size = arena.write([*body, *ranges]), sum(map(len, body))
+            arena = self._begun_arena()
+            ranges = [_RANGE.pack(*place) for place in arena.place(content.buffers)]
+            start, size = arena.write([*content.body, *ranges]), sum(map(len, content.body))
             self._sock.sendall(_HEAD.pack(kind, number, arena.length, start, size, len(ranges)))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Returns an array whose values are not set; a large one is sent without a copy."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < LARGE_BYTES:
+            return np.empty(shape, dtype)
+        with self._lock:
+            return np.ndarray(shape, dtype, self._begun_arena().empty(size).data)
+
+    def _begun_arena(self) -> Arena:
+        if self._arena is None:
+            self._arena = Arena(self._num_deliveries)
+            self._sock.sendall(_HEAD.pack(ARENA, 0, 0, 0, 0, 0))
+            socket.send_fds(self._sock, [b"."], [self._arena.file])
+        return self._arena
 
     def put_back(self, ranges: memoryview, *, is_left: bool) -> None:
         """Takes back ranges of the arena; where it is left, the next message begins another one."""
@@ -288,7 +305,7 @@ class Inlet:
             OSError: This process may have no more open files.
         """
         head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
-        if head[0] == ARENA:
+        while head[0] == ARENA:
             self.arena = ReadArena(_read_descriptor(self._sock, wait))
             head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
         kind, number, length, start, size, num_buffers = head

@@ -30,6 +30,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
+from energon_lite.core import batch_rows
 from energon_lite.loader.messages import (
     ASK,
     DELIVERY,
@@ -247,6 +248,7 @@ class _Work:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
+        batch_rows.new_block = self._outlet.empty
         torch_worker._worker_info = info = self._settings.info
         torch.set_num_threads(1)
         random.seed(info.seed)
@@ -269,25 +271,24 @@ class _Work:
             self._room.acquire()
             if not self._passes.empty():  # the rest of this pass is not wanted
                 break
+            delivery: Delivery | ExceptionWrapper
             try:
-                delivery: Delivery | ExceptionWrapper = next(feed)
+                delivery = next(feed)
             except StopIteration:
                 break
             except Exception:
                 where = f"in worker process {info.id}"
-                self._send(job, ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
+                delivery = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+            is_error = isinstance(delivery, ExceptionWrapper)
+            self._is_packing = True
+            content = packed_delivery(delivery)
+            del delivery  # for the outlet copies what is still used here
+            with contextlib.suppress(ConnectionError):  # the other thread ends this process
+                self._outlet.send(DELIVERY, job.number, content)
+            self._is_packing = False
+            if is_error:
                 return
-            self._send(job, delivery)
-            del delivery
         self._room.release()
-
-    def _send(self, job: Pass, delivery: Delivery | ExceptionWrapper) -> None:
-        self._is_packing = True
-        content = packed_delivery(delivery)
-        # The parent is gone, and the other thread ends this process.
-        with contextlib.suppress(ConnectionError):
-            self._outlet.send(DELIVERY, job.number, content)
-        self._is_packing = False
 
     def _listen(self) -> None:
         """Takes orders until the parent is gone; then ends the process."""

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.core import batch_rows
 from energon_lite.core.batch_rows import BatchRows, stack
 from energon_lite.core.stacking import batch_pad_stack, batch_stack, generic_batch
 
@@ -167,3 +168,27 @@ def test_stacking_has_the_values_of_torch_whatever_was_made(steps: list[Any]) ->
         assert torch.equal(batch, expected)
         kept.append((batch, expected))
     assert all(torch.equal(batch, expected) for batch, expected in kept)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (3, 0, 2), (5, 7)])
+def test_tensors_of_any_type_are_stacked_into_memory_of_a_worker_process(
+    shape, monkeypatch
+) -> None:
+    made: list[int] = []
+
+    def new_block(shape: tuple[int, ...], dtype: Any) -> Any:
+        made.append(1)
+        return np.empty(shape, dtype)
+
+    monkeypatch.setattr(batch_rows, "new_block", new_block)
+    monkeypatch.setattr(batch_rows, "LARGE_BYTES", 1)
+    for dtype in (torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.complex64):
+        tensors = [torch.rand(shape).mul(9).to(dtype) for _ in range(4)]
+        for rows in (tensors, [tensor.T for tensor in tensors] if len(shape) == 2 else tensors):
+            assert torch.equal(stack(rows), torch.stack(rows))
+            assert stack(rows).dtype == dtype
+    assert bool(made) == (0 not in shape)
+    odd = [torch.ones(3, requires_grad=True)] * 2
+    assert stack(odd).requires_grad
+    assert stack([torch.ones(3), torch.ones(3, dtype=torch.int64)]).dtype == torch.float32
+    assert stack([torch.eye(3).to_sparse()] * 2).is_sparse

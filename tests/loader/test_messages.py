@@ -47,6 +47,9 @@ class Line:
     def send(self, value: Any) -> Any:
         """A value after its way through a socket, and after the answer to it."""
         self.outlet.send(DELIVERY, 7, packed(value))
+        return self.received()
+
+    def received(self) -> Any:
         message = self.inlet.receive(lambda: None)
         assert (message.kind, message.number) == (DELIVERY, 7)
         self.inlet.confirm()
@@ -222,6 +225,66 @@ def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
         gc.collect()
         line.send(0)
         assert line.used_bytes < 1_000
+
+
+def made_batch(line: Line, value: int, num_rows: int = 8) -> torch.Tensor:
+    array = line.outlet.empty((8, 100, 100), np.dtype(np.float32))
+    array[...] = value
+    return torch.from_numpy(array[:num_rows])
+
+
+def test_array_that_was_made_in_the_arena_is_sent_as_it_lies_there() -> None:
+    with Line() as line:
+        for value in range(10):
+            content = packed(made_batch(line, value, 5))
+            line.outlet.send(DELIVERY, 7, content)
+            assert line.used_bytes < 3 * 320_000 + 10_000  # this, `found`, the one before it
+            found = line.received()
+            assert found.shape == (5, 100, 100)
+            assert bool((found == value).all())
+        del found
+        line.send(0)
+        assert line.used_bytes < 1_000
+        dropped = made_batch(line, 1)  # as by a hook that then fails
+        assert line.used_bytes > 320_000
+        del dropped
+        line.send(0)
+        assert line.used_bytes < 1_000
+
+
+def test_array_that_was_made_in_the_arena_and_is_kept_by_a_hook_may_be_changed_by_it() -> None:
+    with Line() as line:
+        kept = made_batch(line, 1)
+        first = line.send({"x": kept})
+        kept += 1
+        second = line.send([kept, kept.numpy(), kept[2:]])
+        kept += 1
+        assert bool((first["x"] == 1).all())
+        assert all(bool((part == 2).all()) for part in second)
+        assert is_in_arena(second[1])
+        del kept, second
+        assert bool((first["x"] == 1).all())
+        del first
+        line.send(0)
+        line.send(0)
+        assert line.used_bytes < 1_000
+        tensor = made_batch(line, 3)
+        content = packed([tensor, tensor.numpy()])  # the same memory twice
+        del tensor
+        line.outlet.send(DELIVERY, 7, content)
+        found = line.received()
+        found[0] += 1
+        assert bool((found[1] == 3).all())
+
+
+def test_array_that_was_made_in_an_arena_before_a_fork_is_sent_after_it() -> None:
+    with Line() as line:
+        before = made_batch(line, 4)
+        line.outlet.put_back(memoryview(b""), is_left=True)
+        content = packed(before)
+        del before
+        line.outlet.send(DELIVERY, 7, content)
+        assert bool((line.received() == 4).all())
 
 
 def num_open_files() -> int:

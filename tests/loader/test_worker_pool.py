@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.loader import worker_pool
+from energon_lite.loader.arena import Arena
 
 from ..helpers import Ranks, assert_same, is_true_in_fork, through_json, train
 
@@ -291,15 +293,43 @@ def test_batches_stay_right_after_their_worker_was_killed_and_the_loader_was_dro
         if numbers.random() < 0.4:
             del kept[numbers.randrange(len(kept))]
         assert all(map(are_right, kept))
-    arena = weakref.ref(next(iter(workers._workers))._inlet.arena)
+    memory = weakref.ref(workers._workers[0]._inlet.arena._memory)
     loader.shutdown()
     del loader, batches, workers
     gc.collect()
     assert all(map(are_right, kept))
-    assert arena() is not None
+    assert memory() is not None
     kept.clear()
     gc.collect()
-    assert arena() is None
+    assert memory() is None
+
+
+class Images(DefaultTaskEncoder):
+    """Adds a tensor to each sample, which the default `batch` stacks."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.__key__)
+        return {"__key__": sample.__key__, "image": torch.full((200, 500), float(number))}
+
+
+def test_stacked_tensors_are_sent_without_a_copy(texts, monkeypatch) -> None:
+    counter = multiprocessing.Value("i", 0)
+    write = Arena.write
+
+    def counting(arena: Arena, pieces: Any) -> int:
+        counter.value += sum(map(len, pieces)) > 100_000
+        return write(arena, pieces)
+
+    monkeypatch.setattr(Arena, "write", counting)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Images())
+    with get_savable_loader(dataset) as loader:
+        for batch in islice(loader, 20):
+            numbers = [float(key) for key in batch["__key__"]]
+            assert batch["image"].flatten(1).min(1)[0].tolist() == numbers
+            assert batch["image"].flatten(1).max(1)[0].tolist() == numbers
+    assert counter.value == 0
 
 
 def test_batch_in_a_fork_stays_right_while_this_process_goes_on(texts) -> None:
