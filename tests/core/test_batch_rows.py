@@ -118,6 +118,23 @@ def test_tensors_without_memory_are_stacked_as_ever() -> None:
     assert torch.equal(batch_stack([sparse, sparse]).to_dense(), torch.stack([torch.eye(2)] * 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.complex64])
+def test_large_batches_have_the_values_of_torch(dtype: torch.dtype) -> None:
+    tensors = [torch.randn(3, 512, 512).to(dtype).transpose(1, 2) for _ in range(6)]
+    batch = batch_stack(tensors)
+    assert batch.dtype == dtype
+    assert batch.is_contiguous()
+    assert torch.equal(batch, torch.stack(tensors))
+
+
+def test_large_batches_keep_promotion_gradients_and_subclasses() -> None:
+    whole, parts = torch.ones(1 << 20, dtype=torch.int32), torch.ones(1 << 20)
+    assert batch_stack([whole, parts]).dtype == torch.float32
+    weight = torch.nn.Parameter(torch.ones(1 << 20))
+    for tensors in ([weight, parts], [parts, weight], [parts, weight * 1]):
+        assert batch_stack(tensors).requires_grad
+
+
 def test_threads_do_not_share_rows() -> None:
     rows = learned()
     found: list[bool] = []
