@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
+from energon_lite.core.samples import SourceInfo
 from energon_lite.loader.arena import Arena, LentRange, ReadArena
 from energon_lite.loader.rank_feed import Delivery
 
@@ -103,10 +105,48 @@ def _sent_storage(content: Any) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
+class _Sources(NamedTuple):
+    """The `__sources__` of a batch, pickled by columns: in a third of the time."""
+
+    rows: list[tuple[SourceInfo, ...]]
+
+
+def _reduce_sources(sources: _Sources) -> Any:
+    columns = map(list, zip(*chain.from_iterable(sources.rows), strict=True))
+    return _sent_sources, (list(map(len, sources.rows)), *columns)
+
+
+def _sent_sources(lengths: list[int], *columns: list[Any]) -> list[tuple[SourceInfo, ...]]:
+    infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
+    if lengths.count(1) == len(lengths):
+        return list(zip(infos, strict=True))
+    return [tuple(islice(infos, length)) for length in lengths]
+
+
+def _by_columns(fields: Any) -> Any:
+    """Returns the fields of a batch with its sources as columns, if it has such."""
+    rows = fields.get("__sources__") if type(fields) is dict else None
+    if type(rows) is not list or set(map(type, rows)) != {tuple}:
+        return fields
+    are_infos = set(map(type, chain.from_iterable(rows))) == {SourceInfo}
+    return {**fields, "__sources__": _Sources(rows)} if are_infos else fields
+
+
+def _reduce_batch(batch: Any) -> Any:
+    reduced = batch.__reduce_ex__(5)
+    if len(reduced) < 3 or isinstance(reduced, str):
+        return reduced
+    made, arguments, state, *rest = reduced
+    # Of a class with slots, the state is a pair: attributes and slots.
+    state = tuple(map(_by_columns, state)) if type(state) is tuple else _by_columns(state)
+    return made, arguments, state, *rest
+
+
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
     torch.Tensor: _reduce_tensor,
     torch.UntypedStorage: _reduce_storage,
+    _Sources: _reduce_sources,
 }
 
 
@@ -128,7 +168,12 @@ def packed(value: Any) -> Packed:
 
     pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
     registered: Any = ForkingPickler
-    pickler.dispatch_table = {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
+    table = {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
+    if isinstance(value, Delivery) and type(value.item) is dict:
+        value = value._replace(item=_by_columns(value.item))
+    elif isinstance(value, Delivery) and hasattr(value.item, "__sources__"):
+        table.setdefault(type(value.item), _reduce_batch)
+    pickler.dispatch_table = table
     pickler.dump(value)
     return Packed(body, buffers)
 

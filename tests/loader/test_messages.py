@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite import Batch, SourceInfo, edataclass
 from energon_lite.loader.arena import FreeSpace, LentRange
 from energon_lite.loader.messages import (
     DELIVERY,
@@ -25,6 +27,7 @@ from energon_lite.loader.messages import (
     packed,
     read_order,
 )
+from energon_lite.loader.rank_feed import Delivery
 
 from ..helpers import assert_same
 
@@ -225,6 +228,63 @@ def test_batches_kept_at_random_stay_what_they_were(seed: int) -> None:
         gc.collect()
         line.send(0)
         assert line.used_bytes < 1_000
+
+
+@dataclasses.dataclass
+class Plain:
+    """A batch without slots."""
+
+    __key__: list[str]
+    __sources__: Any
+
+
+@edataclass
+class Slotted(Batch):
+    """A batch with slots."""
+
+    image: torch.Tensor
+
+
+class Reduced(Plain):
+    """A batch that says how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.__key__, self.__sources__)
+
+
+INFO = SourceInfo("data/a", 5, "s0.tar", ("5.txt", "5.jpg"))
+OTHER = SourceInfo(Path("data/b"), "name", "", ())
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [(INFO,), (OTHER,), (INFO,)],
+        [(INFO, OTHER), (), (INFO,)],
+        [()],
+        [],
+        None,
+        (INFO, OTHER),
+        [(INFO,), None],
+        [(INFO,), [OTHER]],
+        [(INFO,), ("not", "a", "source", ())],
+    ],
+)
+def test_sources_of_a_batch_arrive_as_they_were(sources) -> None:
+    slotted = Slotted(__key__=["a"], __restore_key__=("b", 1), image=torch.ones(3))
+    slotted.__sources__ = sources
+    slotted.more = (1, 2)  # beside its slots
+    items = [{"x": 1, "__sources__": sources}, slotted, Plain(["a"], sources)]
+    items += [Reduced(["a"], sources), [Plain(["a"], sources)], {"deep": slotted}]
+    with Line() as line:
+        for item in items:
+            found = line.send(Delivery(item, 0, 0, None, [], [])).item
+            assert type(found) is type(item)
+            assert_same(found, item)
+            if hasattr(item, "__sources__"):
+                assert repr(found.__sources__) == repr(sources)  # with the types
+            if item is slotted:
+                assert found.more == (1, 2)
 
 
 def made_batch(line: Line, value: int, num_rows: int = 8) -> torch.Tensor:
