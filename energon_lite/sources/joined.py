@@ -193,6 +193,18 @@ class JoinReader(BlockReader):
         self.root = sides[0].root
         self.num_samples = len(index)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether reading waited for storage lately."""
+        return any(side.reader.is_slow for side in self.sides)
+
+    def advise(self, indices: Int64Array) -> None:
+        """Asks the kernel to read rows into its page cache."""
+        rows = self.index.rows(indices)
+        for number, side in enumerate(self.sides):
+            positions, _ = side.positions_of(rows[:, number])
+            side.reader.advise(positions[positions >= 0])
+
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the rows at `indices`, shape (N,), or the first up to `max_bytes` a side."""
         return next(self.blocks(indices, max_bytes))

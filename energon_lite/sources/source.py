@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
+from energon_lite.storage.read_ahead import BlockOrder, ReadAhead
 from energon_lite.storage.shards import MAX_BLOCK_BYTES, BlockReader
 from energon_lite.storage.tar import key_of_members
 
@@ -31,15 +32,8 @@ T = TypeVar("T")
 # short pass costs little, then twice as many each time. The sources of a blend share what may be
 # held ahead by their shares of the draws; a block of few samples costs much for each of them.
 _FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
-_HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 16 * MAX_BLOCK_BYTES
+_HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 4 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
-
-
-class BlockOrder(Protocol):
-    """What a source cursor reads, by position."""
-
-    def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Returns epochs and sample indices, both (N,), of up to `count` positions."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -246,8 +240,9 @@ class SourceCursor(Cursor[T]):
         name, context = self._name, context_or(self._stream)
         self._context, self._cost = context, context.cost(name)
         num_streams = self._stream.num_streams
-        load, read = self.spec.loader, self.spec.reader.blocks
-        share = self._stream.share
+        load, share = self.spec.loader, self._stream.share
+        mean_bytes = self.spec.num_bytes / self.spec.order.num_samples
+        ahead = ReadAhead(self.spec.reader, self._order, share, mean_bytes)
         largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
         max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
         size = min(_FIRST_BLOCK, largest)
@@ -258,7 +253,7 @@ class SourceCursor(Cursor[T]):
                 return
             size = min(2 * size, largest)
             pairs = self._pairs(epochs, indices)
-            for data, block, shards, places in read(indices, max_bytes):
+            for data, block, shards, places in ahead.blocks(self._position, indices, max_bytes):
                 self._block_sec += perf_counter() - since
                 own = islice(pairs, len(places))
                 for members, shard, place, (epoch, index) in zip(

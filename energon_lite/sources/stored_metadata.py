@@ -130,7 +130,7 @@ class _MetadataReader(ShardReader):
                 members.append(error)
         return Block(memoryview(data), members, names, places[: len(names)].tolist())
 
-    blocks = BlockReader.blocks  # one read() after the other
+    blocks, advise = BlockReader.blocks, BlockReader.advise  # not of tars
 
     def _add_files(
         self, data: bytearray, sample: tuple[str, list[tuple[str, str, str]]] | None

@@ -44,6 +44,12 @@ MAX_BLOCK_BYTES = 1 << 22
 # Bytes between two samples that are cheaper to read as well than to call the kernel again.
 MAX_GAP_BYTES = 8 << 10
 MAX_OPEN = 128
+# Bytes that the kernel is asked for at once: it may cut off what is longer than its own read-ahead.
+_ADVICE_BYTES = 128 << 10
+# Reads what is in the page cache, and nothing else; 0 where the kernel takes no advice either.
+_CACHED_ONLY = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "posix_fadvise") else 0
+# For how many blocks storage counts as slow after one that was not in the page cache.
+_SLOW_BLOCKS = 64
 # For so long samples are tried one by one, once each, after the first that cannot be read.
 _ONE_BY_ONE_SEC = 60.0
 # Shards of which the first keys are looked up together: opening the index costs as much as 30.
@@ -73,10 +79,13 @@ class _OpenShard:
         status = os.fstat(self.descriptor)
         self.size_bytes, self.inode = status.st_size, status.st_ino
 
-    def __del__(self) -> None:
+    def close(self) -> None:
         if self.descriptor >= 0:
             with suppress(OSError):
                 os.close(self.descriptor)
+        self.descriptor = -1
+
+    __del__ = close
 
 
 class KeyCheck:
@@ -230,6 +239,8 @@ class OpenShards:
         # Inode of each shard whose first key was compared with the index.
         self._compared: dict[int, int] = {}
         self._patience = files.Patience(root)
+        # Ranges that were not in the page cache.
+        self.num_waits = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only: another process opens its own files."""
@@ -245,7 +256,7 @@ class OpenShards:
         """
         if shard in self._open:
             return self._opened(shard).offsets
-        return self._patiently(shard, lambda: self._opened(shard)).offsets
+        return self._patiently(shard, lambda: self._opened(shard).offsets)
 
     def end_of(self, shard: int) -> int | None:
         """Returns the size of a shard whose index goes beyond its end now; None for others."""
@@ -301,7 +312,7 @@ class OpenShards:
         try:
             if opened is None:
                 self.offsets(shard)
-            elif os.preadv(opened.descriptor, [target], base) == len(target):
+            elif self._read_cached(opened.descriptor, target, base):
                 return {}
             self._fill(shard, target, base)
             return {}
@@ -329,6 +340,32 @@ class OpenShards:
         except (OSError, DatasetFormatError) as error:
             return dict.fromkeys(missing, error)
         return {}
+
+    def _read_cached(self, descriptor: int, target: memoryview, start: int) -> bool:
+        """Reads a range if it is in the page cache, and counts those that are not."""
+        try:
+            if os.preadv(descriptor, [target], start, _CACHED_ONLY) == len(target):
+                return True
+        except OSError as error:
+            # The second where a file system does not know: many of those are on other machines.
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+        self.num_waits += _CACHED_ONLY > 0
+        return False
+
+    def offsets_at_once(self, shard: int) -> Int64Array:
+        """Returns what `offsets` does, or raises the error of a first try."""
+        path = self._root / self._shards[shard]
+        return files.retried(lambda: self._opened(shard).offsets, path, lambda *_: 0.0)
+
+    def advise(self, shard: int, start: int, stop: int) -> None:
+        """Asks the kernel to read a range of a shard into its page cache; does not wait for it."""
+        opened = self._open.get(shard)
+        if opened is not None:
+            with suppress(OSError):  # a file system may refuse
+                for at in range(start, stop, _ADVICE_BYTES):
+                    size = min(_ADVICE_BYTES, stop - at)
+                    os.posix_fadvise(opened.descriptor, at, size, os.POSIX_FADV_WILLNEED)
 
     def _fill(self, number: int, target: memoryview, start: int) -> None:
         """Reads a range of a shard.
@@ -383,7 +420,11 @@ class OpenShards:
         path = self._root / self._shards[number]
         self.close_down_to(self._most_open - 1)
         shard = _OpenShard(path, self._load_offsets(number))
-        self._check(number, shard)
+        try:
+            self._check(number, shard)
+        except BaseException:
+            shard.close()  # the traceback would keep it open
+            raise
         self._open[number] = shard
         return shard
 
@@ -455,6 +496,15 @@ class BlockReader(ABC):
     root: Path
     num_samples: int
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether reading waited for storage lately."""
+        return False
+
+    def advise(self, indices: Int64Array) -> None:
+        """Asks the kernel to read the samples at `indices`, shape (N,), into its page cache."""
+        del indices
+
     @abstractmethod
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads the samples at `indices`, shape (N,), or the first of them up to `max_bytes`.
@@ -506,6 +556,7 @@ class ShardReader(BlockReader):
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self.starts[-1]) - len(excluded)
         self._files = OpenShards(root, self.shards, tuple(counts), tar_file_ids)
+        self._slow_blocks = 0
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""
@@ -519,11 +570,7 @@ class ShardReader(BlockReader):
 
     def blocks(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Iterator[Block]:
         """Reads samples in blocks, each into the memory of the one before."""
-        positions = indices
-        if len(self._excluded):
-            positions = indices + np.searchsorted(self._excluded, indices, side="right")
-        order = np.argsort(positions, kind="stable")
-        all_rows, lost = self._extents(positions[order], order)
+        all_rows, lost = self._extents(indices, self._files.offsets)
         max_gap = min(MAX_GAP_BYTES, max_bytes >> 7)
         buffer = np.empty(0, dtype=np.uint8)
         for rows in _cut_in_blocks(all_rows, max_bytes):
@@ -551,6 +598,19 @@ class ShardReader(BlockReader):
             members[i] = error
         names = self._names[rows.shards].tolist()
         return Block(data.data, members, names, rows.places.tolist())
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether reading waited for storage lately."""
+        return self._slow_blocks > 0
+
+    def advise(self, indices: Int64Array) -> None:
+        """Asks the kernel to read samples into its page cache, neighbours at once."""
+        rows, _ = self._extents(indices, self._files.offsets_at_once)
+        firsts, lasts = np.array(_runs(rows, MAX_GAP_BYTES)).T
+        ranges = np.stack([rows.shards[firsts], rows.starts[firsts], rows.stops[lasts - 1]], axis=1)
+        for shard, start, stop in ranges.tolist():
+            self._files.advise(shard, start, stop)
 
     def path_of(self, number: int) -> Path:
         """Returns the path of the shard at position `number`."""
@@ -582,14 +642,23 @@ class ShardReader(BlockReader):
         return self._files.offsets(shard)
 
     def _extents(
-        self, positions: Int64Array, order: Int64Array
+        self, indices: Int64Array, offsets_of: Callable[[int], Int64Array]
     ) -> tuple[Rows, dict[int, Exception]]:
         """Looks up samples in the indexes of their shards.
 
+        Args:
+            indices: shape (N,); the samples.
+            offsets_of: returns the index of a shard.
+
         Returns:
-            The samples, and the errors of those that cannot be read, by their position in the
-            block; these have no bytes.
+            The samples, and the errors of those that cannot be read, by their position among the
+            N; these have no bytes.
         """
+        positions = indices
+        if len(self._excluded):
+            positions = indices + np.searchsorted(self._excluded, indices, side="right")
+        order = np.argsort(positions, kind="stable")
+        positions = positions[order]
         shards = np.searchsorted(self.starts, positions, side="right") - 1
         places = positions - self.starts[shards]
         starts, stops = np.zeros((2, len(places)), dtype=np.int64)
@@ -597,7 +666,7 @@ class ShardReader(BlockReader):
         for first, last in _groups(shards[1:] != shards[:-1]):
             number = int(shards[first])
             try:
-                offsets = self._files.offsets(number)
+                offsets = offsets_of(number)
             except (OSError, DatasetFormatError) as error:
                 lost.update(dict.fromkeys(order[first:last].tolist(), error))
                 continue
@@ -628,8 +697,7 @@ class ShardReader(BlockReader):
             The buffer, a multiple of 512 bytes; and what must be added to a byte of a sample's
             shard to find it there, shape (N,).
         """
-        is_far = rows.starts[1:] - rows.stops[:-1] > max_gap
-        runs = _groups((rows.shards[1:] != rows.shards[:-1]) | is_far)
+        runs = _runs(rows, max_gap)
         firsts = [first for first, _ in runs]
         numbers, bases = rows.shards[firsts].tolist(), rows.starts[firsts].tolist()
         sizes = (rows.stops[[last - 1 for _, last in runs]] - rows.starts[firsts]).tolist()
@@ -638,7 +706,7 @@ class ShardReader(BlockReader):
             data = np.empty(num_blocks * 9 // 8 * BLOCK, dtype=np.uint8)
         target = data.data
         shifts = np.zeros(len(rows.starts), dtype=np.int64)
-        at = 0
+        at, num_waits = 0, self._files.num_waits
         for (first, last), number, base, size in zip(runs, numbers, bases, sizes, strict=True):
             if not size:  # all of these are lost
                 continue
@@ -648,7 +716,15 @@ class ShardReader(BlockReader):
                 lost[int(rows.order[row])] = error
             shifts[first:last] = at - base
             at += size
+        is_slow = 4 * (self._files.num_waits - num_waits) > len(runs)
+        self._slow_blocks = _SLOW_BLOCKS if is_slow else max(0, self._slow_blocks - 1)
         return data, shifts
+
+
+def _runs(rows: Rows, max_gap: int) -> list[tuple[int, int]]:
+    """Returns the first row, and the row after the last, of neighbours in a shard."""
+    is_far = rows.starts[1:] - rows.stops[:-1] > max_gap
+    return _groups((rows.shards[1:] != rows.shards[:-1]) | is_far)
 
 
 def _cut_in_blocks(rows: Rows, max_bytes: int) -> Iterator[Rows]:

@@ -84,7 +84,9 @@ class Storage:
         self.at_opening(str(path))
         return self._open(path, flags, *more, **named)
 
-    def _read(self, descriptor: int, buffers: Any, offset: int) -> int:
+    def _read(self, descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags:  # nothing is in the page cache
+            raise BlockingIOError(errno.EAGAIN, "not cached")
         self.reads += 1
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         limit = self.fault(path, offset, offset + len(buffers[0]))

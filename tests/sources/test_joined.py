@@ -39,6 +39,7 @@ from energon_lite.prepare.join_keys import build_index, digest_of, energon_diges
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.joined import JoinReader, open_side
 from energon_lite.storage.join_index import JoinIndexReader, JoinIndexWriter
+from energon_lite.storage.shards import ShardReader
 from energon_lite.storage.yaml import dump_yaml
 from energon_lite.testing import check_dataset
 
@@ -417,6 +418,19 @@ def test_sides_are_read_in_blocks_of_their_own(root: Path, nonmatch: str, max_by
         assert own == f"a:{key}".encode()
         assert other == (f"b:{key}".encode() if key in KEYS[:20] else b"")
         assert (position >= 0) == bool(other)
+
+
+def test_slow_storage_is_asked_for_the_samples_of_all_sides(root: Path, monkeypatch: Any) -> None:
+    path = file_of(root, joined(root, "none"))
+    ((file, _),) = prepare_metadataset(path)
+    reader = JoinReader(JoinIndexReader(file), sides_of(path))
+    asked: list[list[int]] = []
+    monkeypatch.setattr(ShardReader, "advise", lambda _, indices: asked.append(indices.tolist()))
+    assert not reader.is_slow
+    reader.advise(np.arange(reader.num_samples)[::-1])
+    assert [len(indices) for indices in asked] == [reader.num_samples, 20]
+    monkeypatch.setattr(ShardReader, "is_slow", True)
+    assert reader.is_slow
 
 
 def test_types_of_samples_that_are_more_than_their_fields_are_made(root: Path) -> None:
