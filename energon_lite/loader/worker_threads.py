@@ -6,8 +6,12 @@ cannot be killed: it ends before the next hook, or with its delivery.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing.util
 import threading
+import time
+import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,6 +25,32 @@ from energon_lite.loader.worker_main import Limits, Pass, Wait, WorkerDied, Work
 from energon_lite.storage.files import warn_once
 
 logger = logging.getLogger(__name__)
+
+
+# How long the hooks have at the end of the program, in threads that were given up.
+_EXIT_SEC = 2.0
+_PAUSE_SEC = 0.05
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _interrupt_left() -> None:
+    """Raises SystemExit in the threads that are left, at the end of the program.
+
+    Python ends a thread that returns from native code then. Torch would abort the program.
+    """
+    deadline = time.monotonic() + _EXIT_SEC
+    while left := [thread for thread in list(_threads) if thread.is_alive()]:
+        for thread in left:
+            ident, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+        left[0].join(_PAUSE_SEC)
+        if time.monotonic() > deadline:
+            return
+
+
+# After the pools have ended their threads.
+multiprocessing.util.Finalize(None, _interrupt_left, exitpriority=50)
 
 
 class _Taken:
@@ -42,13 +72,14 @@ class WorkerThread:
         self.name = f"thread {settings.info.id}"
         self._settings = settings
         self._orders: SimpleQueue[Pass | type[_Taken] | None] = SimpleQueue()
-        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper] | WorkerDied]
-        self._outbox = SimpleQueue()
+        # The last entry describes how the thread ended.
+        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper] | str] = SimpleQueue()
         self._feed: RankFeed | None = None
         self._is_given_up = False
         self._thread = threading.Thread(
             target=self._run, args=(first,), name=f"energon_lite worker {self.name}", daemon=True
         )
+        _threads.add(self._thread)
         self._thread.start()
 
     # ------------------------------------------------------------------- in the training loop
@@ -67,8 +98,8 @@ class WorkerThread:
                 if wait.is_due():
                     self._report(wait)
                 continue
-            if isinstance(message, WorkerDied):
-                raise message
+            if isinstance(message, str):
+                raise WorkerDied(message)
             if message[0] == number:
                 self._orders.put(_Taken)
                 return message[1]
@@ -119,7 +150,7 @@ class WorkerThread:
         except BaseException as error:  # of the machinery, or the end that a hook wants
             how = f"{type(error).__name__}: {error}"
         self._feed = None
-        self._outbox.put(WorkerDied(f"{self.name} ({how})"))
+        self._outbox.put(f"{self.name} ({how})")
 
     def _run_pass(self, job: Pass) -> Pass | None:
         """Computes a pass; returns the order that comes after it."""

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2521,
     "decoding": 1723,
     "inspect": 1683,
-    "loader": 3457,
+    "loader": 3474,
     "loss": 207,
     "metadataset": 1598,
     "names": 173,

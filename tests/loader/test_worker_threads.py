@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -385,6 +386,65 @@ def test_end_waits_for_no_whole_batch(texts: Path) -> None:
     assert 16 <= len(calls) <= 17
 
 
+def test_interrupted_wait_loses_no_batch(texts: Path) -> None:
+    encoder = Odd(600)
+    with loader_of(texts, encoder) as loader:
+        batches = iter(loader)
+        keys = [next(batches).__key__ for _ in range(2)]
+        press = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            keys.extend(batch.__key__ for batch in batches)
+        encoder.awake.set()
+        batches = iter(loader)
+        while len(keys) < 8:
+            keys.append(next(batches).__key__)
+    with loader_of(texts, DefaultTaskEncoder()) as loader:
+        assert keys == [batch.__key__ for _, batch in zip(range(8), loader, strict=False)]
+
+
+def test_unmarked_hook_may_read_another_pipeline(texts: Path) -> None:
+    class Inner(DefaultTaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            sample.text = str(random.random())
+            return sample
+
+    class Outer(DefaultTaskEncoder):
+        def encode_batch(self, batch: Any) -> Any:
+            inner = get_train_dataset(texts, batch_size=2, task_encoder=Inner(), **ORDER)
+            return {"own": random.random(), "inner": [next(iter(inner)).text for _ in range(2)]}
+
+    def make(config: WorkerConfig) -> Any:
+        return get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Outer())
+
+    whole = Ranks(make, 1, num_streams=2).slots(6)
+    assert_same(Ranks(make, 1, 2, worker_type="thread").slots(6), whole)
+
+
+def test_loader_may_be_collected_in_a_thread_of_its_own(texts: Path) -> None:
+    is_dropped, is_collected = threading.Event(), threading.Event()
+
+    class Collecting(DefaultTaskEncoder):
+        @stateless
+        def encode_batch(self, batch: Any) -> Any:
+            if self.current_batch_index == 4:
+                is_dropped.wait()
+                gc.collect()
+                is_collected.set()
+            return batch
+
+    loader = loader_of(texts, Collecting())
+    next(iter(loader))
+    gc.disable()
+    try:
+        loader.own = loader  # a cycle
+        del loader
+        is_dropped.set()
+        assert is_collected.wait(20)
+    finally:
+        gc.enable()
+
+
 def test_dropped_loader_ends_its_threads(texts: Path) -> None:
     loader = loader_of(texts, DefaultTaskEncoder())
     next(iter(loader))
@@ -454,30 +514,32 @@ def test_fork_waits_a_moment_only_for_a_hook_that_has_the_generators(
 
 
 SCRIPT = """
-import sys, threading, time
+import sys, time, torch
 from energon_lite import *
 
 class Slow(DefaultTaskEncoder):
     @stateless
     def encode_sample(self, sample):
-        if HANGS and self.current_batch_index > 6:
+        if self.current_batch_index > 6 and HOW == "hangs":
             time.sleep(600)
+        while self.current_batch_index > 6 and HOW == "computes":
+            torch.ones(3) + 1
         return sample
 
-HANGS = sys.argv[2] == "hangs"
+HOW = sys.argv[2]
 config = WorkerConfig(rank=0, world_size=1, num_workers=3, worker_type="thread")
 dataset = get_train_dataset(sys.argv[1], batch_size=2, worker_config=config, task_encoder=Slow())
 loader = get_savable_loader(dataset)
 for _, batch in zip(range(4), loader):
     pass
-if sys.argv[2] == "raises":
+if HOW == "raises":
     raise ValueError("of the loop")
 print("done")
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["ends", "hangs", "raises"])
+@pytest.mark.parametrize("how", ["ends", "hangs", "computes", "raises"])
 def test_program_ends_whatever_its_threads_do(texts: Path, tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -487,7 +549,8 @@ def test_program_ends_whatever_its_threads_do(texts: Path, tmp_path: Path, how: 
     )
     assert done.returncode == (how == "raises"), done.stderr
     assert ("done" in done.stdout) == (how != "raises")
-    assert ("has not ended: a thread cannot be killed" in done.stderr) == (how == "hangs")
+    is_left = "has not ended: a thread cannot be killed" in done.stderr
+    assert is_left == (how in ("hangs", "computes"))
     assert "Fatal" not in done.stderr
     assert time.monotonic() - since < 45
 
