@@ -1,19 +1,27 @@
 """Compiling with numba: one decorator for all kernels, and when they are compiled.
 
-numba is imported and a kernel is compiled when it is first called, or by `compile_all`, which
-belongs before worker processes start: a run that packs nothing needs neither. The machine code is
-kept beside the source, in `__pycache__`, or where that cannot be written to, in the user's cache
-folder or `NUMBA_CACHE_DIR`; other processes read it from there.
+A kernel runs as plain Python until its machine code is there, or until the input is so large that
+compiling it is quicker; see `compile_ahead`. Only then is numba imported. The code is kept beside
+the source, in `__pycache__`, or where that cannot be written to, in the user's cache folder or
+`NUMBA_CACHE_DIR`; other processes read it from there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
 from types import FunctionType
 from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from energon_lite.core.compile_ahead import CompileAhead
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +30,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # By file: the functions that become machine code.
 _functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
 _kernels: list[Kernel] = []
+# The modules with what `compile_all` compiles.
+_early_modules: set[str] = set()
+_ahead = CompileAhead()
 
 
 class Kernel:
-    """A function that numba compiles when it is first called.
+    """A function that numba compiles, which runs as plain Python until then.
 
     Attributes:
+        function: the plain function.
         file: module of the function.
         name: its name.
         signatures: argument types in numba's notation, one for each way in which it is called.
@@ -39,14 +51,27 @@ class Kernel:
     ) -> None:
         """Stands for `function`, which is compiled with all others of its file."""
         functools.update_wrapper(self, function)
+        self.function = function
         self.file, self.name = function.__module__, function.__name__
         self.signatures = signatures
         self.is_early = is_early
         self._dispatcher: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the compiled function."""
-        return (self._dispatcher or self.dispatcher())(*arguments)
+        """Runs the compiled function, or as long as that is missing, the plain one."""
+        if self._dispatcher is None:
+            if _ahead.allows_plain(_early_modules, arguments):
+                return self._run_plain(arguments)
+            self.dispatcher()
+        return self._dispatcher(*arguments)
+
+    def _run_plain(self, arguments: tuple[Any, ...]) -> Any:
+        since = perf_counter()
+        try:
+            with np.errstate(over="ignore"):
+                return self.function(*arguments)
+        finally:
+            _ahead.plain_sec += perf_counter() - since
 
     def dispatcher(self) -> Any:
         """Returns what numba made of the function; imports numba when first called."""
@@ -76,16 +101,40 @@ def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Func
         if not signatures:
             return function
         _kernels.append(Kernel(function, signatures, is_early))
+        if is_early:
+            _early_modules.add(function.__module__)
         return cast(Function, _kernels[-1])
 
     return decorate
 
 
+def prepare_kernels() -> None:
+    """Reads the kept code of the kernels imported so far, or has another process compile them.
+
+    Worker processes that are forked later inherit the one or the other.
+    """
+    if _ahead.begin(_early_modules):
+        compile_all()
+
+
+def fill_cache(mark: str, *modules: str) -> None:
+    """Compiles the kernels of some modules and then makes the file `mark`, once on a machine."""
+    with Path(f"{mark}.lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # another process compiles them
+        if not Path(mark).exists():
+            for module in modules:
+                import_module(module)
+            compile_all()
+            Path(mark).touch()
+
+
 def compile_all() -> None:
     """Compiles the kernels of all modules imported so far, or reads their kept code.
 
-    Workers that are forked inherit the result; others find it in the cache. A process that first
-    compiles in the middle of training would stall its rank for seconds.
+    Workers that are forked inherit the result; others find it in the cache.
     """
     for kernel in _kernels:
         if kernel.is_early:

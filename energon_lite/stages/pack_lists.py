@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite import packing as packers
 from energon_lite.batching.balance_orders import BalancedOrder
 from energon_lite.batching.collector import Collector
 from energon_lite.batching.one_by_one import SelectedPacks
 from energon_lite.batching.rules import Packing
 from energon_lite.batching.stream_packs import StreamPacks
 from energon_lite.batching.window_packs import SharedPacks, WindowPacks
+from energon_lite.core.compiled import prepare_kernels
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.seeds import key_of
@@ -67,7 +67,7 @@ class PackLists(MeasuredLists):
     def __init__(self, dataset: MeasureDataset[Any], packing: Packing) -> None:
         super().__init__(dataset, packing)
         self.packing = packing
-        packers.compile_all()  # before there are worker processes
+        prepare_kernels()  # before there are worker processes
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns what decides which samples share a pack."""
@@ -110,7 +110,7 @@ class PlannedPacks(PlannedDataset):
         super().__init__(dataset, packing, is_shared)
         # Nothing else depends on it.
         self.packs_per_batch = packs_per_batch if is_shared and packing.group_by else 1
-        packers.compile_all()
+        prepare_kernels()
 
     def collector(self, stream: Stream) -> WindowPacks:
         """Returns what chooses the packs of a stream."""
