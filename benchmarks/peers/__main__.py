@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,11 @@ def run(options: argparse.Namespace, figures: Figures) -> None:
             pythons[name] = python
             figures.failed.pop(name, None)
     pairs = []
+    if options.again:
+        for name, folder in itertools.product(pythons, ("whole", "check")):
+            shutil.rmtree(options.data / folder / name, ignore_errors=True)
+            for checked in (options.data / folder).glob(f"{name}-*.json"):
+                checked.unlink()
     for row in rows:
         for name, python in pythons.items():
             reason = loader_of(name).lacks(row) or make_ready(options, name, python, row, pythons)
@@ -70,9 +78,13 @@ def run(options: argparse.Namespace, figures: Figures) -> None:
             pairs.append((row, name))
             if options.fresh:
                 figures.forget(row.name, name)
+    end = time.monotonic() + 60 * options.minutes
     for number in range(options.rounds):
         # Every second round goes backwards, so that no loader always follows the same one.
         for row, name in pairs if number % 2 == 0 else pairs[::-1]:
+            if time.monotonic() > end:
+                print("The time is up; another run adds to the figures", file=sys.stderr)
+                return
             found = probe(pythons[name], "measure", name, row, options)
             if "error" in found:
                 figures.reasons.setdefault(row.name, {})[name] = found["error"]
@@ -91,17 +103,18 @@ def make_ready(
 ) -> str:
     """Writes the samples and checks that the loader returns them, once; returns what is wrong."""
     writer = getattr(loader_of(name), "DATA_OF", name)
-    for what, folder in (("prepare", "whole"), ("prepare-check", "check")):
-        done = options.data / folder / writer / f"{row.kind}-{row.num_sources}" / "written"
+    few = ROWS["blend-10"] if row.group == "blends" else row  # enough sources for a check
+    for what, folder, of in (("prepare", "whole", row), ("prepare-check", "check", few)):
+        done = options.data / folder / writer / f"{of.kind}-{of.num_sources}" / "written"
         if not done.exists():
-            found = probe(pythons.get(writer, python), what, writer, row, options)
+            found = probe(pythons.get(writer, python), what, writer, of, options)
             if "error" in found:
                 return str(found["error"])
             done.touch()
-    checked = options.data / "check" / f"{name}-{row.name}.json"
+    checked = options.data / "check" / f"{name}-{few.name}.json"
     sends_one_batch = row.workers and hasattr(loader_of(name), "IS_TRANSPORT_ALONE")
     if not checked.exists() and not sends_one_batch:
-        found = probe(python, "check", name, row, options)
+        found = probe(python, "check", name, few, options)
         if "error" in found:
             return str(found["error"])
         checked.write_text(json.dumps(found))
@@ -144,8 +157,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(ROWS), help="names, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="wall time of a measurement")
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="begin no measurement after that"
+    )
     parser.add_argument("--timeout", type=float, default=300.0, help="of one process, in seconds")
     parser.add_argument("--fresh", action="store_true", help="forget older figures of the same")
+    parser.add_argument("--again", action="store_true", help="write and check the samples again")
     parser.add_argument("--table-only", action="store_true")
     parser.add_argument("--update-readme", action="store_true")
     parser.add_argument("--data", type=Path, default=root / "data")

@@ -97,7 +97,7 @@ class Figures:
                 )
                 for n in loaders
             ]
-            goal = "" if row.goal_us is None or key != "cpu_us" else f"≤ {row.goal_us:,g}"
+            goal = row.goal if key == "cpu_us" else ""
             lines.append(_bar([row.title, goal, *cells]))
         return lines
 

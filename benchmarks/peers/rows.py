@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PACK_TOKENS = 4096
+
 
 @dataclass(frozen=True)
 class Row:
@@ -12,66 +14,59 @@ class Row:
     Attributes:
         name: what `--rows` selects it by.
         title: the first cell of its line.
-        group: rows that a loader either has or lacks.
+        group: rows that a loader either has or lacks: "text", "bytes", "pictures", "blends" (of
+            texts) or "packed".
         kind: the samples (see `samples.py`): "text", "jpeg", "photo" or "tokens".
-        num_sources: datasets that the samples are divided into.
+        goal: CPU time that ours should need per sample, in µs.
         workers: worker processes; 0 computes in the process that iterates.
+        num_sources: datasets that the samples are divided into.
         batch_size: samples of a batch; or packs.
-        is_decoded: pictures arrive as uint8 tensors (3, H, W), stacked to one of the batch.
-        image_size: their shorter side after an antialiased resize; None leaves them as they are.
-        goal_us: CPU time that ours should need per sample.
+        image_size: shorter side of pictures after an antialiased resize; None leaves them as
+            they are.
     """
 
     name: str
     title: str
     group: str
     kind: str
-    num_sources: int = 1
+    goal: str = ""
     workers: int = 0
+    num_sources: int = 1
     batch_size: int = 16
-    is_decoded: bool = False
     image_size: int | None = None
-    goal_us: float | None = None
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether pictures arrive as uint8 tensors (3, H, W), stacked to one of the batch."""
+        return self.group == "pictures"
 
 
-def _rows() -> list[Row]:
-    texts = [
-        Row(f"text-{w}", f"texts of 500 B, {_workers(w)}", "text", "text", workers=w, goal_us=goal)
-        for w, goal in ((0, 3.5), (1, 8), (2, 9))
-    ]
-    jpeg = [
-        Row(
-            f"bytes-{w}", f"JPEG of 74 KB as bytes, {_workers(w)}", "bytes", "jpeg",
-            workers=w, goal_us=goal,
-        )
-        for w, goal in ((0, 28), (2, 60))
-    ]  # fmt: skip
-    decoded = [
-        Row(
-            f"{name}-{w}", f"{title}, {_workers(w)}", "pictures", kind, workers=w,
-            batch_size=size, is_decoded=True, image_size=pixels, goal_us=goal,
-        )
-        for name, title, kind, size, pixels, goals in (
-            ("jpeg", "JPEG of 512 x 512 to tensors", "jpeg", 16, None, ((0, 1130), (2, 1250))),
-            ("resized", "the same, resized to 224", "jpeg", 16, 224, ((0, None), (2, None))),
-            ("photo", "JPEG of 12 megapixels, resized to 224", "photo", 4, 224, ((0, None),)),
-        )
-        for w, goal in goals
-    ]  # fmt: skip
-    blends = [
-        Row(f"blend-{k}", f"blend of {k:,} sources of texts", "blends", "text", k, goal_us=goal)
-        for k, goal in ((2, 4), (10, 5), (100, 8), (1000, 13))
-    ]
-    packed = Row(
-        "packed-0", "texts of 160 tokens in packs of 4,096", "packed", "tokens", batch_size=2,
-        goal_us=7,
-    )  # fmt: skip
-    return [*texts, *jpeg, *decoded, *blends, packed]
-
-
-def _workers(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"
-
-
-PACK_TOKENS = 4096
-ROWS = {row.name: row for row in _rows()}
+_TEXT, _BYTES = "texts of 500 B", "JPEG of 74 KB as bytes"
+_JPEG, _PHOTO = "JPEG of 512 x 512 to tensors", "JPEG of 12 megapixels to 224"
+_ALL = (
+    Row("text-0", f"{_TEXT}, 0 workers", "text", "text", "≤ 3.5"),
+    Row("text-1", f"{_TEXT}, 1 worker", "text", "text", "≤ 8", workers=1),
+    Row("text-2", f"{_TEXT}, 2 workers", "text", "text", "≤ 9", workers=2),
+    Row("bytes-0", f"{_BYTES}, 0 workers", "bytes", "jpeg", "≤ 28"),
+    Row("bytes-2", f"{_BYTES}, 2 workers", "bytes", "jpeg", "≤ 60", workers=2),
+    Row("jpeg-0", f"{_JPEG}, 0 workers", "pictures", "jpeg", "≤ 1,130"),
+    Row("jpeg-2", f"{_JPEG}, 2 workers", "pictures", "jpeg", "≤ 1,250", workers=2),
+    Row(
+        "resized-0", f"{_JPEG}, resized to 224, 0 workers", "pictures", "jpeg",
+        "≤ Energon / 3", image_size=224,
+    ),
+    Row(
+        "resized-2", f"{_JPEG}, resized to 224, 2 workers", "pictures", "jpeg",
+        "≤ Energon / 3", workers=2, image_size=224,
+    ),
+    Row(
+        "photo-0", f"{_PHOTO}, 0 workers", "pictures", "photo",
+        "≤ Energon / 10", batch_size=4, image_size=224,
+    ),
+    Row("blend-2", "blend of 2 sources of texts", "blends", "text", "≤ 4", num_sources=2),
+    Row("blend-10", "blend of 10 sources", "blends", "text", "≤ 5", num_sources=10),
+    Row("blend-100", "blend of 100 sources", "blends", "text", "≤ 8", num_sources=100),
+    Row("blend-1000", "blend of 1,000 sources", "blends", "text", "≤ 13", num_sources=1000),
+    Row("packed-0", "texts of 160 tokens, packed", "packed", "tokens", "≤ 7", batch_size=2),
+)  # fmt: skip
+ROWS = {row.name: row for row in _ALL}

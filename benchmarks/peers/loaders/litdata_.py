@@ -29,6 +29,8 @@ def prepare(sources: list[Any], folder: Path) -> None:
             output_dir=str(folder / f"source{number:04d}"),
             chunk_bytes="64MB",
             num_workers=1,
+            start_method="fork",
+            verbose=False,
         )
 
 
