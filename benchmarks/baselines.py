@@ -149,11 +149,27 @@ def pillow_arrays(pictures: Sequence[bytes]) -> list[np.ndarray]:
     return [np.array(Image.open(io.BytesIO(raw)).convert("RGB")) for raw in pictures]
 
 
-def pillow_tensors(pictures: Sequence[bytes]) -> list[torch.Tensor]:
-    """Decodes pictures with Pillow, to contiguous tensors (3, H, W)."""
-    return [
-        torch.from_numpy(array).permute(2, 0, 1).contiguous() for array in pillow_arrays(pictures)
-    ]
+def pillow_tensors(pictures: Sequence[bytes], shortest_edge: int = 0) -> list[torch.Tensor]:
+    """Decodes pictures with Pillow, to contiguous tensors (3, H, W), and resizes them if asked."""
+    tensors = []
+    for raw in pictures:
+        image = Image.open(io.BytesIO(raw)).convert("RGB")
+        if shortest_edge:
+            scale = shortest_edge / min(image.size)
+            size = (round(image.width * scale), round(image.height * scale))
+            image = image.resize(size, Image.Resampling.BICUBIC)
+        tensors.append(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous())
+    return tensors
+
+
+def resized_jpeg(raw: bytes, size: tuple[int, int]) -> bytes:
+    """Encodes a picture again, in another size and with the noise of a camera."""
+    image = Image.open(io.BytesIO(raw)).convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    noise = np.random.default_rng(0).normal(0, 3, (size[1], size[0], 1))
+    noisy = (np.asarray(image) + noise).clip(0, 255).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noisy).save(stream, "JPEG", quality=85)
+    return stream.getvalue()
 
 
 def numpy_permutations(num_samples: int, block: int) -> int:

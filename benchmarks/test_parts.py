@@ -70,6 +70,29 @@ def test_jpeg_decoding(benchmark: Any, entries: list[Entry]) -> None:
     entries.append(Figure(group, name, "ms", ours, "Pillow to (H, W, 3) arrays", arrays))
 
 
+@pytest.mark.parametrize(("edges", "wanted"), [((512, 512), 224), ((4000, 3000), 448)])
+def test_jpeg_decoding_to_a_size(
+    benchmark: Any, entries: list[Entry], edges: tuple[int, int], wanted: int
+) -> None:
+    kind, pictures = jpegs(4)
+    resized = [baselines.resized_jpeg(raw, edges) for raw in pictures]
+    whole = SampleDecoder(image_decode="torchrgb8")
+    small = SampleDecoder(image_decode="torchrgb8", image_size=wanted)
+    found = in_turn(
+        benchmark,
+        {
+            "ours": lambda: [small.decode("jpg", raw) for raw in resized],
+            "whole": lambda: [whole.decode("jpg", raw) for raw in resized],
+            "Pillow": lambda: baselines.pillow_tensors(resized, wanted),
+        },
+        rounds=5,
+    )
+    ours, all_pixels, pillow = ([t / len(pictures) for t in found[k]] for k in found)
+    name = f"JPEG of {edges[0]:,} x {edges[1]:,} to image_size={wanted}, {kind}"
+    entries.append(Figure("Decoding", name, "ms", ours, "the whole picture", all_pixels))
+    entries.append(Figure("Decoding", name, "ms", ours, "Pillow, bicubic resize", pillow))
+
+
 @pytest.mark.parametrize("window", [0, 1000, 100_000])
 @pytest.mark.parametrize("num_samples", [1_000, 1_000_000, 1_000_000_000])
 def test_order(benchmark: Any, entries: list[Entry], num_samples: int, window: int) -> None:
