@@ -22,7 +22,7 @@ from energon_lite.decoding.sample_decoder import SampleDecoder
 
 simplejpeg = pytest.importorskip("simplejpeg", reason="needs pip install energon_lite[jpeg]")
 
-PHOTOS = Path("/work/shared/data/coco_captions")
+PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "coco_captions"
 # Arithmetic coding, which Pillow does not write: 21 x 13 pixels, by `jpegtran -arithmetic`.
 ARITHMETIC = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywt"
