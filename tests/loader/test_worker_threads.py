@@ -472,12 +472,12 @@ def test_break_and_a_new_for_go_on_where_the_loop_was_left(texts: Path) -> None:
 def test_fork_of_the_process_leaves_the_threads_alone_and_may_read_on(texts: Path) -> None:
     make = train(texts, "skipping")  # its hooks have the generators most of the time
     whole = Ranks(make, 1, num_streams=2).slots(40)
+    state = torch.get_rng_state()  # later, a hook may have the generators
     run = Ranks(make, 1, 2, worker_type="thread")
     assert_same(run.slots(3), {m: whole[m] for m in range(3)})
     for first in range(3, 33, 3):
-        state = torch.get_rng_state()
 
-        def reads_on(first: int = first, state: Any = state) -> bool:
+        def reads_on(first: int = first) -> bool:
             assert threads_of_workers() == []
             assert torch.equal(torch.get_rng_state(), state)
             assert_same(run.slots(2), {m: whole[m] for m in range(first, first + 2)})
