@@ -158,6 +158,13 @@ class SampleDecoder(FileStoreDecoder):
             decoder = self._decoders[part] = self._make_decoder(part)
             return decoder
 
+    def is_text(self, part: str, num_bytes: int) -> bool:
+        """Returns whether a part of up to `num_bytes` becomes the text that it is in UTF-8."""
+        decode, _ = _DECODERS.get(_extension_of(part), (None, ""))
+        return (
+            decode is bytes.decode and num_bytes <= self.max_bytes and type(self) is SampleDecoder
+        )
+
     def decode(self, fname: str, raw: bytes) -> Any:
         """Decodes one part.
 

@@ -143,7 +143,7 @@ class _Column:
         present = np.flatnonzero(positions >= 0)
         block = side.reader.read(positions[present], max_bytes) if len(present) else _NOTHING
         number = len(block.members)
-        lists: Sequence[list[Any]] = block[1:]
+        lists: Sequence[Any] = block[1:]
         if len(present) < len(positions):
             number = int(np.append(present, len(positions))[number])  # up to the next to be read
             members = [self._lost.get(row) for row in range(start, start + number)]
@@ -299,6 +299,9 @@ class JoinLoader:
         """Whether a function of the user, not marked `@stateless`, makes the samples."""
         is_random = not self._is_ours and self.function.may_draw
         return is_random or any(loader.may_draw for loader in self.loaders)
+
+    def together(self, block: Block) -> None:
+        """Returns None: rows are made one by one."""
 
     def __call__(self, data: Any, members: Any, shard: str, place: int, key: RestoreKey) -> Any:
         """Makes one sample of a block; see `JoinReader`.

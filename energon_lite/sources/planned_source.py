@@ -103,11 +103,11 @@ class OrderOnlySource(Stage[RestoreKey]):
 
 class _OrderCursor(SourceCursor[RestoreKey]):
     def __next__(self) -> RestoreKey:
-        self.key = key = next(self._samples)
+        self.key = key = next(self._keys)
         return key
 
     def take(self, n: int) -> tuple[list[RestoreKey], list[RestoreKey]]:
-        keys = list(islice(self._samples, n))
+        keys = list(islice(self._keys, n))
         return keys, keys
 
     @property
@@ -119,6 +119,10 @@ class _OrderCursor(SourceCursor[RestoreKey]):
         self._go_to(self._position + len(indices))
         return OrderColumns((self._name,), np.zeros(len(indices), dtype=np.int64), epochs, indices)
 
+    def _go_to(self, position: int) -> None:
+        super()._go_to(position)
+        self._keys = self._generate()
+
     def _generate(self) -> Iterator[RestoreKey]:
         name, context = self._name, context_or(self._stream)
         num_streams, size = self._stream.num_streams, _FIRST_BLOCK
@@ -128,7 +132,7 @@ class _OrderCursor(SourceCursor[RestoreKey]):
                 return
             size = min(2 * size, _LARGEST_BLOCK)
             for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True):
-                self._position += 1
+                self._stop += 1
                 number = context.sample_index
                 context.sample_index = number + num_streams
                 yield (name, epoch, index, number)
@@ -178,13 +182,17 @@ class PlannedSource(Generic[T]):
 
 
 class _PlannedCursor(SourceCursor[T]):
+    take = Cursor.take
+
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
-        self._rows = rows
+        self._planned = rows
         super().__init__(source, stream, rows)
 
     def __next__(self) -> T:
-        if self._position >= self._rows.num_due:
+        position = self._position
+        if position >= self._planned.num_due:
             raise StopIteration
+        context_or(self._stream).sample_index = int(self._planned.numbers[position])
         sample = super().__next__()
         if sample is _MISSING:
             raise StopIteration
@@ -195,11 +203,3 @@ class _PlannedCursor(SourceCursor[T]):
     ) -> Any:
         super()._count_skip(error, members, shard, place, key)
         return _MISSING
-
-    def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
-        context = context_or(self._stream)
-        first = self._position
-        numbers = self._rows.numbers[first : first + len(indices)].tolist()
-        for number, pair in zip(numbers, super()._pairs(epochs, indices), strict=True):
-            context.sample_index = number
-            yield pair

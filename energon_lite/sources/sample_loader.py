@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -20,7 +20,7 @@ from energon_lite.core.errors import (
     SkipSample,
     add_note,
 )
-from energon_lite.core.samples import CrudeSample, Sample, SourceInfo
+from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import current_context
@@ -28,10 +28,13 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.nvmeta import META
-from energon_lite.storage.tar import TarError, key_of_members, split_name
+from energon_lite.storage.shards import Block
+from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
-_new_source = tuple.__new__
+_new_source, _new = tuple.__new__, object.__new__
+# Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
+_SMALL_BYTES = 8 << 10
 
 # Makes a sample of its decoded parts and its service fields, which are named as in a sample; the
 # loss weight is one of them where it is not 1.
@@ -252,9 +255,14 @@ class SampleLoader:
     def __post_init__(self) -> None:
         """Looks whether the parts of every sample are its fields, and how many there are."""
         self.path = str(self.root)
-        fields = list((getattr(self.maker, "direct", None) or {}).values())
+        direct: dict[str, str] = getattr(self.maker, "direct", None) or {}
+        fields = list(direct.values())
         self._num_fields = -1 if "__key__" in fields else len(fields) or -1
         self._sample_type: Any = getattr(self.maker, "sample_type", None)
+        # Of the library's types it is known that their constructors do nothing else.
+        is_ours = self._num_fields == 1 and self._sample_type in SAMPLE_TYPES.values()
+        self._one_part, self._one_field = next(iter(direct.items())) if is_ours else ("", "")
+        self._defaults = [*self.maker.defaults().items()] if is_ours else []  # type: ignore[attr-defined]
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
 
     @property
@@ -301,6 +309,46 @@ class SampleLoader:
         except Exception as error:
             add_note(error, self.place_of(members, shard, place))
             raise
+
+    def together(self, block: Block) -> tuple[Sequence[Any], ...] | None:
+        """Decodes the samples of a block at once, if each is one short text (or bytes).
+
+        Returns:
+            Columns of arguments for `made`, which cannot fail; None where the samples are to be
+            made one by one, each with its error.
+        """
+        members, data, decoder = block.members, block.data, self.decoder
+        if not self._one_part or type(members) is not OneFileEach:
+            return None
+        is_text = decoder is not None and decoder.is_text(self._one_part, len(data))
+        if len(data) > _SMALL_BYTES * len(members) or is_text != (decoder is not None):
+            return None
+        names, end = members.names, f".{self._one_part}\0"
+        joined = "\0".join(names) + "\0"
+        keys = [name[: 1 - len(end)] for name in names]
+        is_plain = joined.count(end) == len(names) and "/" not in joined and all(keys)
+        if not is_plain or joined.count(".") != len(names) * end.count("."):
+            return None
+        raw = data.tobytes()
+        values: list[Any] = [raw[a:b] for a, b in zip(members.starts, members.stops, strict=True)]
+        try:
+            values = [*map(bytes.decode, values)] if is_text else values
+        except UnicodeDecodeError:
+            return None
+        return keys, block.shards, names, values
+
+    def made(self, key: RestoreKey, sample_key: str, shard: str, file: str, value: Any) -> Any:
+        """Makes a sample of a restore key and a row of what `together` returned."""
+        sample = _new(self._sample_type)
+        sample.__key__ = sample_key
+        sample.__restore_key__ = key
+        sample.__subflavors__ = self.subflavors.copy()
+        sample.__sources__ = (_new_source(SourceInfo, (self.path, key[2], shard, (file,))),)
+        sample.__loss_weight__ = self.loss_weight
+        for name, default in self._defaults:
+            setattr(sample, name, default)
+        setattr(sample, self._one_field, value)
+        return sample
 
     def fields(
         self, data: memoryview, members: Any, shard: str, place: int

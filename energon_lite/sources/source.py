@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice, repeat
+from operator import length_hint
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -16,14 +18,14 @@ from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Trait
 from energon_lite.core.errors import StateError
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
-from energon_lite.core.stream_context import Cost, context_or, replaying
+from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
 from energon_lite.storage.read_ahead import BlockOrder, ReadAhead
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, BlockReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockReader
 from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
@@ -34,6 +36,8 @@ T = TypeVar("T")
 _FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
 _HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 4 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
+# Fewer positions cost as much to order.
+_SMALLEST_ORDER = 256
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -178,104 +182,132 @@ class SourceCursor(Cursor[T]):
         self.spec = source
         self._name = source.name
         self._stream = stream
-        self._context = context_or(stream)
-        self._cost = Cost()
-        self._block_sec = 0.0
         self._order = order or source.order.stream(stream)
         self._run = FunctionRun(source._function)
+        self._size = _FIRST_BLOCK
         self._go_to(0)
 
     def _go_to(self, position: int) -> None:
-        self._position = position
+        # The samples of the last block that are left, and the position behind them.
+        self._rows, self._stop, self._is_ready = iter(list[Any]()), position, False
+        # Samples that are ordered and not read yet; of the first of them blocks are being read.
+        self._epochs = self._indices = np.empty(0, dtype=np.int64)
+        self._reading: Iterator[Block] | None = None
+        self._num_requested = 0
         self._last_failed = 0
-        self._samples: Iterator[T] = self._generate()
+
+    @property
+    def _position(self) -> int:
+        """The position of the next sample."""
+        return self._stop - length_hint(self._rows)
 
     def __next__(self) -> T:
         """Returns the next sample that can be read."""
-        before = self._position
-        # One in eight is timed, and stands for all; reading a block is timed where it is done.
-        since = 0.0 if before & 7 else perf_counter()
-        try:
-            sample: Any = next(self._samples)
-            # A dataclass, or a crude sample, a dict.
-            crude = isinstance(sample, dict)
-            self.key = sample["__restore_key__"] if crude else sample.__restore_key__
-            return sample  # type: ignore[no-any-return]
-        except StopIteration:
-            raise
-        except BaseException:
-            # The generator is over; a caller that continues after the error gets the next sample.
-            self._samples = self._generate()
-            raise
-        finally:
-            cost = self._cost
+        sample: Any = None
+        while sample is None:
+            row = next(self._rows, None)
+            if row is None:
+                self._read_on()
+                continue
+            context, cost = self._context, self._cost
+            # Draws are counted over all sources of the pipeline, which take turns.
+            number = context.sample_index
+            context.sample_index = number + self._stream.num_streams
             if not cost.is_touched:
-                cost = self._context.cost(self._name)
-            cost.draws += self._position - before
-            if since:
-                cost.read_sec += 8 * (perf_counter() - since - self._block_sec)
-            if self._block_sec:
-                cost.read_sec += self._block_sec
-                self._block_sec = 0.0
+                context.cost(self._name)
+            cost.draws += 1
+            epoch, index, first, second, third, fourth = row
+            self.key = key = (self._name, epoch, index, number)
+            sample = self._make(key, first, second, third, fourth)
+        return sample  # type: ignore[no-any-return]
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples, and their restore keys."""
-        since, before = perf_counter(), self._position
         items: list[T] = []
+        keys: list[RestoreKey] = []
+        with suppress(StopIteration):
+            while len(items) < n:
+                rows = [*islice(self._rows, n - len(items))] if self._is_ready else []
+                if not rows:
+                    items.append(next(self))
+                    keys.append(self.key)
+                    continue
+                context, step = self._context, self._stream.num_streams
+                first = context.sample_index
+                context.sample_index = stop = first + len(rows) * step
+                context.cost(self._name).draws += len(rows)
+                epochs, indices, *columns = zip(*rows, strict=True)
+                drawn = zip(repeat(self._name), epochs, indices, range(first, stop, step))
+                own = [*drawn]
+                items += map(self._make, own, *columns)
+                keys += own
+        return items, keys
+
+    def _read_on(self) -> None:
+        """Reads the next block, and decodes its samples if this can be done for all at once.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        since = perf_counter()
+        if self._reading is None:
+            spec, self._context = self.spec, context_or(self._stream)
+            self._cost = self._context.cost(self._name)
+            mean_bytes = spec.num_bytes / spec.order.num_samples
+            self._ahead = ReadAhead(spec.reader, self._order, self._stream.share, mean_bytes)
         try:
-            items.extend(islice(self._samples, n))
+            block = self._next_block()
+            ready = self.spec.loader.together(block)
+        except StopIteration:
+            raise
         except BaseException:
-            self._samples = self._generate()
+            self._reading = None  # a caller that continues after the error reads again
             raise
         finally:
-            cost = self._context.cost(self._name)
-            cost.draws += self._position - before
-            cost.read_sec += perf_counter() - since
-            self._block_sec = 0.0
-        if items and isinstance(items[0], dict):
-            return items, [item["__restore_key__"] for item in items]  # type: ignore[index]
-        return items, [item.__restore_key__ for item in items]  # type: ignore[attr-defined]
+            self._cost.read_sec += perf_counter() - since
+        self._is_ready = ready is not None
+        self._make: Callable[..., Any] = self.spec.loader.made if ready else self._load
+        num = len(block.places)
+        columns = ready or (*block[1:], repeat(block.data, num))
+        epochs, indices = self._epochs[:num].tolist(), self._indices[:num].tolist()
+        self._rows = iter([*zip(epochs, indices, *columns, strict=True)])
+        self._epochs, self._indices = self._epochs[num:], self._indices[num:]
+        self._stop += num
+        self._num_requested -= num
+        if not self._num_requested:
+            self._reading = iter(())  # keeps no bytes
 
-    def _generate(self) -> Iterator[T]:
-        name, context = self._name, context_or(self._stream)
-        self._context, self._cost = context, context.cost(name)
-        num_streams = self._stream.num_streams
-        load, share = self.spec.loader, self._stream.share
-        mean_bytes = self.spec.num_bytes / self.spec.order.num_samples
-        ahead = ReadAhead(self.spec.reader, self._order, share, mean_bytes)
-        largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
-        max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
-        size = min(_FIRST_BLOCK, largest)
-        while True:
-            since = perf_counter()
-            epochs, indices = self._order.block(self._position, size)
-            if not len(indices):
-                return
-            size = min(2 * size, largest)
-            pairs = self._pairs(epochs, indices)
-            for data, block, shards, places in ahead.blocks(self._position, indices, max_bytes):
-                self._block_sec += perf_counter() - since
-                own = islice(pairs, len(places))
-                for members, shard, place, (epoch, index) in zip(
-                    block, shards, places, own, strict=True
-                ):
-                    self._position += 1
-                    # Draws are counted over all sources of the pipeline, which take turns.
-                    number = context.sample_index
-                    context.sample_index = number + num_streams
-                    key = (name, epoch, index, number)
-                    try:
-                        sample = load(data, members, shard, place, key)
-                    except Exception as error:
-                        sample = self._count_skip(error, members, shard, place, key)
-                        if sample is None:
-                            continue
-                    yield sample
-                since = perf_counter()
+    def _next_block(self) -> Block:
+        if self._reading is None or not self._num_requested:
+            share = self._stream.share
+            largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
+            max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
+            if not len(self._indices):
+                ordered = self._order.block(self._stop, max(self._size, _SMALLEST_ORDER))
+                self._epochs, self._indices = ordered
+                if not len(self._indices):
+                    raise StopIteration
+            requested = self._indices[: min(self._size, largest)]
+            self._size = min(2 * self._size, largest)
+            self._num_requested = len(requested)
+            self._reading = self._ahead.blocks(self._stop, requested, max_bytes)
+        return next(self._reading)
 
-    def _pairs(self, epochs: Int64Array, indices: Int64Array) -> Iterator[tuple[int, int]]:
-        """Returns epoch and index of each sample of a block, right before it is made."""
-        return zip(epochs.tolist(), indices.tolist(), strict=True)
+    def _load(self, key: RestoreKey, members: Any, shard: str, place: int, data: memoryview) -> Any:
+        """Loads a sample; returns None if it is skipped."""
+        since = perf_counter()
+        sample: Any
+        try:
+            sample = self.spec.loader(data, members, shard, place, key)
+        except Exception as error:
+            sample = self._count_skip(error, members, shard, place, key)
+        finally:
+            self._cost.read_sec += perf_counter() - since
+        if sample is not None:
+            # A dataclass, or a crude sample, a dict.
+            is_crude = isinstance(sample, dict)
+            self.key = sample["__restore_key__"] if is_crude else sample.__restore_key__
+        return sample
 
     def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey

@@ -480,7 +480,7 @@ class Block(NamedTuple):
     """
 
     data: memoryview
-    members: list[Any]
+    members: Sequence[Any]
     shards: list[str]
     places: list[int]
 
@@ -616,7 +616,7 @@ class ShardReader(BlockReader):
         """Returns the path of the shard at position `number`."""
         return self.root / self.shards[number]
 
-    def _members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> list[Any]:
+    def _members(self, data: UInt8Array, rows: Rows, bases: Int64Array) -> Any:
         """Finds the files of samples in their bytes, and compares keys with the index.
 
         Args:

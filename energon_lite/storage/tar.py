@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -365,9 +365,32 @@ _MASK, _WANTED = _plain.view("<u4")[:, _WORDS]
 _EIGHT_TRUE = np.ones(8, dtype=bool).view(np.uint64)[0]
 
 
+class OneFileEach(Sequence[Any]):
+    """The members of samples of one file each, as columns: a list for each would cost more.
+
+    Attributes:
+        names: of the files.
+        starts: first byte of each in the buffer.
+        stops: byte after the last of each.
+    """
+
+    def __init__(self, names: list[str], starts: list[int], stops: list[int]) -> None:
+        self.names, self.starts, self.stops = names, starts, stops
+
+    def __len__(self) -> int:
+        """Counts the samples."""
+        return len(self.names)
+
+    def __getitem__(self, i: Any) -> Any:
+        """Returns the members of one sample, or those of a slice."""
+        if isinstance(i, slice):
+            return OneFileEach(self.names[i], self.starts[i], self.stops[i])
+        return [(self.names[i], self.starts[i], self.stops[i])]
+
+
 def block_members(
     buffer: UInt8Array, starts: Int64Array, stops: Int64Array, bases: Int64Array
-) -> tuple[list[Any], list[int]]:
+) -> tuple[Any, list[int]]:
     """Finds the regular files of many samples at once, with numpy.
 
     Nearly all headers are plain: a regular file, ustar or GNU, in one block, or after a PAX header
@@ -381,8 +404,9 @@ def block_members(
         bases: shape (N,), where the buffer would begin in the sample's tar.
 
     Returns:
-        For each sample its members, or the error that describes what is wrong; and the numbers
-        of those with a name in an extension header, which no checksum covers.
+        For each sample its members, or the error that describes what is wrong, as a list or as
+        `OneFileEach`; and the numbers of those with a name in an extension header, which no
+        checksum covers.
     """
     blocks = buffer.reshape(-1, BLOCK)
     found: list[Any] | None = None
@@ -406,14 +430,14 @@ def block_members(
             is_file[rows] = [b"\0" not in name for name in names[rows].tolist()]
             rows = np.flatnonzero(is_file)
             texts = _decoded(names[rows].tolist())
-        members = zip(texts, firsts[rows].tolist(), (firsts + sizes)[rows].tolist(), strict=True)
+        columns = texts, firsts[rows].tolist(), (firsts + sizes)[rows].tolist()
         is_last = is_file & (ends == stops[active])
-        if found is None:
+        if found is None and len(rows):
             if is_last.sum() == len(starts):  # one file each, as in most texts
-                return [[member] for member in members], []
+                return OneFileEach(*columns), []
             found = [[] for _ in range(len(starts))]
-        for i, member in zip(active[rows].tolist(), members, strict=True):
-            found[i].append(member)
+        for i, member in zip(active[rows].tolist(), zip(*columns, strict=True), strict=True):
+            found[i].append(member)  # type: ignore[index]
         is_whole[active[is_last]] = True
         is_open = (is_file | is_time) & ~is_last
         active, pos = active[is_open], ends[is_open]
