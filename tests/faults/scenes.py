@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -42,6 +43,7 @@ def train_until_killed(
     num_workers: int,
     payload: int,
     state: str,
+    from_thread: bool = False,
 ) -> None:
     """Trains for ever; ends by `os._exit` at SIGALRM.
 
@@ -53,6 +55,7 @@ def train_until_killed(
         payload: bytes of a batch.
         state: of the workers: "busy"; "blocked", as nobody takes their batches; "sleeping", in a
             hook; or "computing" there, so that no other thread of theirs runs.
+        from_thread: whether another thread than the main one trains, and starts the workers.
     """
     asleep = str(Path(tempfile.gettempdir()).parent / "asleep")
     act = {"sleeping": Act("sleep", 1000, asleep), "computing": Act("compute", 1e13, asleep)}
@@ -60,11 +63,19 @@ def train_until_killed(
     loader = loader_of(acting(Path(texts), payload, acts), num_workers, start_method)
     signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
     report("starts")
-    for number, _ in enumerate(loader):
-        if number == 3:
-            report("runs")
-            if state == "blocked":
-                time.sleep(1000)
+
+    def train() -> None:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                report("runs")
+                if state == "blocked":
+                    time.sleep(1000)
+
+    if not from_thread:
+        train()
+    else:
+        threading.Thread(target=train, daemon=True).start()
+        time.sleep(1000)
 
 
 def train_and_leave(

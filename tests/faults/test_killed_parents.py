@@ -49,6 +49,19 @@ def test_workers_end_with_their_parent(server, texts, state, payload, end) -> No
         assert seconds_outlived(job, end) < 30
 
 
+@pytest.mark.parametrize("state", ["busy", "blocked"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.soak) for m in ("spawn", "forkserver"))]
+)
+def test_workers_that_a_helper_thread_started_end_with_the_process(
+    server, texts, method, state
+) -> None:
+    args = {"texts": str(texts), "start_method": method, "num_workers": 2, "from_thread": True}
+    with server.job("train_until_killed", state=state, payload=5_000_000, **args) as job:
+        wait_for(job, state)
+        assert seconds_outlived(job, signal.SIGKILL) < 10
+
+
 @pytest.mark.soak
 def test_a_hundred_parents_killed_at_random(server, texts) -> None:
     rng = random.Random(12)
