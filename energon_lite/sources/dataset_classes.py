@@ -6,7 +6,9 @@ and never see a factory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
@@ -35,6 +37,12 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 Wanted = Callable[[str], bool] | Collection[str] | None
 
 _DECODER = SampleDecoder()
+
+
+@lru_cache(256)
+def _field_map_of(text: str) -> FieldMap:
+    """Returns the field map of a JSON text: sources often have the same."""
+    return FieldMap(json.loads(text))
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -104,7 +112,10 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        fields = FieldMap(field_map or {}, "field_map")
+        is_shared = field_map is not None and field_map == self._field_map
+        fields = (
+            _field_map_of(json.dumps(self._field_map)) if is_shared else FieldMap(field_map or {})
+        )
         check_fields(fields, sample_type, "field_map")
         self._wants = PartFilter(fields.parts)
         return FieldMapMaker(sample_type, fields)

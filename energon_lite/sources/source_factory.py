@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -271,7 +272,8 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
             settings["loss_weight"] = self.loss_weight
         settings["subflavors"] = plain(self.subflavors)
         settings.update(self.sample_settings())
-        return settings
+        shared: Any = plain(settings)
+        return shared  # type: ignore[no-any-return]
 
     def _repeated(self, repetitions: Fraction) -> int:
         num_samples = len(self) * repetitions.numerator // repetitions.denominator
@@ -307,6 +309,14 @@ def _checked_multiplier(value: int | None) -> int | None:
 
 
 def plain(value: Any) -> JSON:
-    """Returns a value as JSON; what JSON does not know, as its text."""
-    found: JSON = json.loads(json.dumps(value, default=str))
+    """Returns a value as JSON; what JSON does not know, as its text.
+
+    Equal values are one object, which must not be changed: sources often have the same settings.
+    """
+    return _parsed(json.dumps(value, default=str))
+
+
+@lru_cache(1024)
+def _parsed(text: str) -> JSON:
+    found: JSON = json.loads(text)
     return found

@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -114,7 +113,7 @@ class KeyCheck:
         self._shards = shards
         self._ids = tar_file_ids
         self._first: dict[int, str] = {}
-        self._sums = lru_cache(_MOST_SHARDS)(self._load_sums)
+        self._sums_of: dict[int, Int64Array] = {}
 
     def check_shard(self, shard: int, descriptor: int, offsets: Int64Array) -> None:
         """Compares a shard that is open.
@@ -177,13 +176,19 @@ class KeyCheck:
                 if stored.get(place, key) != key:
                     members[row] = self._error(shard, place, key, stored[place])
 
-    def _load_sums(self, shard: int) -> Int64Array:
+    def _sums(self, shard: int) -> Int64Array:
         """Looks up all keys of a shard, which costs less per sample than a query for some."""
+        found = self._sums_of.get(shard)
+        if found is not None:
+            return found
+        if len(self._sums_of) == _MOST_SHARDS:
+            self._sums_of.clear()
         keys = self._ask(IndexDatabase.keys_of, self._ids[shard])
         sums = np.full(len(keys), _UNKNOWN, dtype=np.int64)
         for place, key in keys.items():
             if 0 <= place < len(sums):
                 sums[place] = _key_sum(key)
+        self._sums_of[shard] = sums
         return sums
 
     def _error(self, shard: int, place: int, key: str, stored: str) -> DatasetFormatError:

@@ -251,3 +251,27 @@ def test_override_that_would_not_be_called_is_refused_by_name(tmp_path, cls, tex
     name_class(folder, cls, "field_map: {text: txt}\n")
     with pytest.raises(DatasetFormatError, match=text):
         load_factory(folder)
+
+
+def test_sources_with_the_same_settings_share_them_and_those_with_others_do_not(tmp_path):
+    def source(name: str, field_map: Any, **settings: Any) -> Any:
+        root = text_set(tmp_path / name, 6)
+        made: Any = StandardWebdatasetFactory(
+            root, sample_type=TextSample, field_map=field_map, **settings
+        )
+        return made.build()
+
+    one = source("a", {"text": "txt"}, subflavors={"of": ["x"]})
+    same = source("b", {"text": "txt"}, subflavors={"of": ["x"]})
+    other = source("c", {"text": ["txt"]}, subflavors={"of": ["y"]})
+    assert same.settings is one.settings
+    assert same.loader.subflavors is not one.loader.subflavors  # samples may change theirs
+    assert other.settings != one.settings
+    assert other.settings["subflavors"] == {"of": ["y"]}
+    again = pickle.loads(pickle.dumps([one, same]))
+    assert [source.config() for source in again] == [one.config(), same.config()]
+    assert [next(iter(source)).text for source in again] == [
+        next(iter(s)).text for s in (one, same)
+    ]
+    with pytest.raises(DatasetFormatError, match=r"field_map\.text"):
+        source("d", {"text": 3})
