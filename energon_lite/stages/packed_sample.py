@@ -15,11 +15,12 @@ from energon_lite.batching.rules import Packing
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.samples import Batch, Sample, field_of, images_of
+from energon_lite.core.samples import IMAGE_FIELDS, Batch, Sample, field_of, images_of
 from energon_lite.loss.means import token_weight
 
 # Fields with one entry per token, which are cut with a sample.
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
+_LOSS_WEIGHTS = ("__loss_weight__", "loss_weight")
 
 
 @edataclass
@@ -198,26 +199,21 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     """
     if not samples:
         raise ValueError("pack_samples: there is no sample")
-    tokens = [_tokens(sample) for sample in samples]
+    tokens = list(map(_tokens, samples, _values(samples, "input_ids")))
     sizes = np.array([len(ids) for ids in tokens])
     align = packing.token_alignment
     padded_sizes = -(-sizes // align) * align
     _check_capacity(samples, sizes, padded_sizes, packing)
     ends = np.cumsum(padded_sizes)
     starts, total = ends - padded_sizes, int(ends[-1])
-    input_ids = _laid_out(tokens, starts, total, packing.pad_id, np.int64)
-    labels = _laid_out(
-        [_labels(sample, ids, packing) for sample, ids in zip(samples, tokens, strict=True)],
-        starts,
-        total,
-        packing.ignore_index,
-        np.int64,
-    )
+    input_ids = _laid_out(tokens, starts, total, packing.pad_id)
     numbers = np.repeat(np.arange(len(samples)), padded_sizes)
     positions, segments = np.arange(total) - starts[numbers], numbers + 1
-    if align > 1:
-        is_padding = positions >= sizes[numbers]
+    is_padding = positions >= sizes[numbers] if align > 1 else None
+    labels = _labels(samples, tokens, input_ids, starts, packing)
+    if is_padding is not None:
         positions[is_padding] = segments[is_padding] = 0
+        labels[is_padding] = packing.ignore_index
     return PackedSample(
         **_names_and_images(samples),
         input_ids=torch.from_numpy(input_ids),
@@ -235,13 +231,14 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
 
 def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
     """What a pack has besides its tokens."""
-    keys = [_key(sample) for sample in samples]
-    sources = chain.from_iterable(field_of(sample, "__sources__") or () for sample in samples)
-    images = [images_of(sample) for sample in samples]
+    keys = [str(key or "") for key in _values(samples, "__key__")]
+    sources = chain.from_iterable(own or () for own in _values(samples, "__sources__"))
+    have_images = any(_are_there(_values(samples, name)) for name in IMAGE_FIELDS)
+    images = [images_of(sample) if have_images else [] for sample in samples]
     segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
     return {
         "__key__": ",".join(keys),
-        "__restore_key__": ("pack", *(field_of(s, "__restore_key__") or () for s in samples)),
+        "__restore_key__": ("pack", *(key or () for key in _values(samples, "__restore_key__"))),
         "__sources__": tuple(sources) or None,
         "__keys__": keys,
         "images": list(chain.from_iterable(images)),
@@ -285,12 +282,21 @@ def _replaced(sample: Any, values: dict[str, Any]) -> Any:
     return copied
 
 
-def _key(sample: Any) -> str:
-    return str(field_of(sample, "__key__") or "")
+def _values(samples: Sequence[Any], name: str) -> list[Any]:
+    """Returns a field of each sample; None where it has none."""
+    return [s.get(name) if type(s) is dict else field_of(s, name) for s in samples]
+
+
+def _are_there(values: list[Any]) -> bool:
+    return set(map(type, values)) != {type(None)}
 
 
 def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
-    array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    array: npt.NDArray[Any]
+    if type(value) is np.ndarray:
+        array = value
+    else:
+        array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     if array.ndim != 1:
         raise FatalSampleError.from_sample(
             sample, f"{name} has shape {array.shape}; give one entry per token, shape (t,)"
@@ -307,8 +313,7 @@ def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any
     return array
 
 
-def _tokens(sample: Any) -> npt.NDArray[Any]:
-    value = field_of(sample, "input_ids")
+def _tokens(sample: Any, value: Any) -> npt.NDArray[Any]:
     if value is None:
         raise FatalSampleError.from_sample(
             sample,
@@ -318,16 +323,25 @@ def _tokens(sample: Any) -> npt.NDArray[Any]:
     return _array(sample, "input_ids", value)
 
 
-def _labels(sample: Any, ids: npt.NDArray[Any], packing: Packing) -> npt.NDArray[Any]:
-    value = field_of(sample, "labels")
-    if value is not None:
-        labels = _per_token(sample, "labels", value, len(ids)).astype(np.int64)
-    elif packing.labels_are_shifted:
-        labels = np.append(ids[1:].astype(np.int64), packing.ignore_index)
-    else:
-        labels = ids.astype(np.int64)
-    if not packing.labels_are_shifted and len(labels):
-        labels[0] = packing.ignore_index  # nothing of this sample predicts it
+def _labels(
+    samples: Sequence[Any],
+    tokens: Sequence[npt.NDArray[Any]],
+    input_ids: Int64Array,
+    starts: Int64Array,
+    packing: Packing,
+) -> Int64Array:
+    """Returns the labels of all samples; at what pads a sample they are anything."""
+    values = _values(samples, "labels")
+    ends = starts + np.array([len(ids) for ids in tokens])
+    labels = np.roll(input_ids, -1) if packing.labels_are_shifted else input_ids.copy()
+    if packing.labels_are_shifted:
+        labels[ends - 1] = packing.ignore_index
+    triples = zip(values, starts.tolist(), ends.tolist(), strict=True)
+    for place, (value, start, end) in enumerate(triples if _are_there(values) else ()):
+        if value is not None:
+            labels[start:end] = _per_token(samples[place], "labels", value, end - start)
+    if not packing.labels_are_shifted:
+        labels[starts] = packing.ignore_index  # nothing of a sample predicts its first token
     return labels
 
 
@@ -348,13 +362,11 @@ def _check_capacity(
 
 
 def _laid_out(
-    arrays: Sequence[npt.NDArray[Any]],
-    starts: Int64Array,
-    total: int,
-    padding: int,
-    dtype: npt.DTypeLike,
-) -> npt.NDArray[Any]:
-    found = np.full(total, padding, dtype=dtype)
+    arrays: Sequence[npt.NDArray[Any]], starts: Int64Array, total: int, padding: int
+) -> Int64Array:
+    if sum(map(len, arrays)) == total:
+        return np.concatenate(arrays, dtype=np.int64, casting="unsafe")
+    found = np.full(total, padding, np.int64)
     for start, array in zip(starts.tolist(), arrays, strict=True):
         found[start : start + len(array)] = array
     return found
@@ -370,10 +382,14 @@ def _loss_weights(
 ) -> Float64Array:
     """What each token's loss counts, shape (T,)."""
     weights: Float64Array = (labels != packing.ignore_index).astype(np.float64)
-    for sample, start, size in zip(samples, starts.tolist(), sizes.tolist(), strict=True):
-        mask = field_of(sample, "loss_mask")
+    masks = _values(samples, "loss_mask")
+    quadruples = zip(samples, masks, starts.tolist(), sizes.tolist(), strict=True)
+    for sample, mask, start, size in quadruples if _are_there(masks) else ():
         if mask is not None:
             weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
+    has_own = any(_are_there(_values(samples, name)) for name in _LOSS_WEIGHTS)
+    if packing.loss == "token" and not has_own:
+        return weights
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
     per_token = [
         loss_weight_of(sample) * token_weight(packing.loss, number)
@@ -385,7 +401,7 @@ def _loss_weights(
 
 def loss_weight_of(sample: Any) -> float:
     """Returns the loss weight that an encoded sample carries; 1 if it has none."""
-    for name in ("__loss_weight__", "loss_weight"):
+    for name in _LOSS_WEIGHTS:
         value = field_of(sample, name)
         if value is not None:
             return float(value)

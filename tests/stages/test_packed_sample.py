@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_lite import (
     FatalSampleError,
@@ -18,7 +20,10 @@ from energon_lite import (
     generic_batch,
     pack_samples,
 )
-from energon_lite.core.samples import SourceInfo
+from energon_lite.core.samples import SourceInfo, field_of
+from energon_lite.loss.means import token_weight
+
+from ..conftest import examples
 
 
 @edataclass
@@ -248,3 +253,67 @@ def test_pack_can_be_pinned_and_sent_like_any_sample() -> None:
     assert isinstance(pack, PackedSample)
     batch = PackedBatch.from_packs([pack])
     assert batch.loss_weight.tolist() == [1.0, 1.0, 1.0]  # one per sample, beside one per token
+
+
+def alone(sample: Any, packing: Packing) -> tuple[list[int], list[int], list[float]]:
+    """Tokens, labels and loss weights of one sample, one token after the other."""
+    names = ("input_ids", "labels", "loss_mask", "__loss_weight__")
+    fields = {name: field_of(sample, name) for name in names}
+    ids = [int(token) for token in fields["input_ids"]]
+    labels = fields["labels"]
+    if labels is None:
+        labels = [*ids[1:], packing.ignore_index] if packing.labels_are_shifted else ids
+    labels = [int(label) for label in labels]
+    if not packing.labels_are_shifted:
+        labels[0] = packing.ignore_index
+    mask = fields["loss_mask"]
+    weights = [float(label != packing.ignore_index) for label in labels]
+    weights = [
+        w * (1 if mask is None else float(m)) for w, m in zip(weights, mask or labels, strict=True)
+    ]
+    own = float(fields["__loss_weight__"] or 1)
+    per_token = own * token_weight(packing.loss, sum(w != 0 for w in weights))
+    return ids, labels, [w * per_token for w in weights]
+
+
+@st.composite
+def encoded(draw: Any) -> Any:
+    num = draw(st.integers(1, 6))
+    numbers = st.lists(st.integers(-100, 300), min_size=num, max_size=num)
+    make = draw(st.sampled_from([list, np.array, lambda v: np.array(v, np.int32), torch.tensor]))
+    fields: dict[str, Any] = {"__key__": "a", "input_ids": make(draw(numbers))}
+    if draw(st.booleans()):
+        fields["labels"] = draw(numbers)
+    if draw(st.integers(0, 3)) == 0:
+        fields["loss_mask"] = draw(st.lists(st.booleans(), min_size=num, max_size=num))
+    if draw(st.integers(0, 3)) == 0:
+        fields["__loss_weight__"] = draw(st.sampled_from([0.5, 2.0]))
+    return fields if draw(st.booleans()) else Encoded(__restore_key__=(), **fields)
+
+
+@examples(300)
+@given(
+    samples=st.lists(encoded(), min_size=1, max_size=5),
+    is_shifted=st.booleans(),
+    align=st.sampled_from([1, 4]),
+    loss=st.sampled_from(["token", "sample", "sqrt"]),
+)
+def test_a_pack_has_of_each_sample_what_it_has_alone(
+    samples: list[Any], is_shifted: bool, align: int, loss: Any
+) -> None:
+    packing = Packing(
+        capacity=64, align=align, loss=loss, labels_are_shifted=is_shifted, pad_id=7,
+        ignore_index=-5,
+    )  # fmt: skip
+    rows: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    for own in samples:
+        ids, labels, weights = alone(own, packing)
+        missing = -len(ids) % align
+        rows[0].extend([*ids, *[7] * missing])
+        rows[1].extend([*labels, *[-5] * missing])
+        rows[2].extend([*weights, *[0.0] * missing])
+    pack = pack_samples(samples, packing)
+    assert pack.input_ids.tolist() == rows[0]
+    assert pack.labels.tolist() == rows[1]
+    np.testing.assert_allclose(pack.loss_weights.numpy(), np.array(rows[2], np.float32))
+    assert pack.input_ids.dtype == pack.labels.dtype == torch.int64
