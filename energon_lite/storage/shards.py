@@ -349,18 +349,24 @@ class OpenShards:
     def _read_cached(self, descriptor: int, target: memoryview, start: int) -> bool:
         """Reads a range if it is in the page cache, and counts those that are not."""
         try:
-            if os.preadv(descriptor, [target], start, _CACHED_ONLY) == len(target):
-                return True
-        except OSError as error:
-            # The second where a file system does not know: many of those are on other machines.
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise
+            num_read = os.preadv(descriptor, [target], start, _CACHED_ONLY)
+        except OSError:  # file systems that do not know are often on other machines
+            num_read = -1
+        if num_read == len(target):
+            return True
         self.num_waits += _CACHED_ONLY > 0
         return False
 
     def offsets_at_once(self, shard: int) -> Int64Array:
-        """Returns what `offsets` does, or raises the error of a first try."""
+        """Returns what `offsets` does, or raises the error of a first try; closes no shard.
+
+        Raises:
+            OSError: The shard cannot be opened, or as many as may be are open.
+            DatasetFormatError: The shard or its index is invalid.
+        """
         path = self._root / self._shards[shard]
+        if shard not in self._open and len(self._open) >= self._most_open:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
         return files.retried(lambda: self._opened(shard).offsets, path, lambda *_: 0.0)
 
     def advise(self, shard: int, start: int, stop: int) -> None:

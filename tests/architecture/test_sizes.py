@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 1934,
     "stages": 3374,
-    "storage": 2985,
+    "storage": 2987,
     "stores": 800,
     "task_encoder": 732,
     "testing": 397,

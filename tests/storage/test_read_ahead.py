@@ -185,3 +185,15 @@ def test_storage_is_slow_while_samples_are_not_in_the_page_cache(
         assert reader.is_slow == (answer != "cached")
         reader.read(np.arange(3))
     assert not reader.is_slow
+
+
+def test_no_shard_is_closed_to_ask_for_samples_of_another(
+    tmp_path: Path, advice: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "MAX_OPEN", 3)
+    folder = text_set(tmp_path / "set", 50, 5)
+    names = [f"shard-{number:03d}.tar" for number in range(5)]
+    reader = ShardReader(folder, names, [10] * 5, [0, 1, 2, 3, 4])
+    reader.read(np.array([45]))
+    reader.advise(np.arange(50))
+    assert [name for name, _, _ in advice] == [names[0], names[1], names[4]]
