@@ -136,9 +136,11 @@ def probe(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=options.timeout)
+        # Writing a thousand sources takes its time.
+        limit = options.timeout * (10 if what.startswith("prepare") else 1)
+        out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        return {"error": f"took more than {options.timeout:g} s to {what}"}
+        return {"error": f"took more than {limit:g} s to {what}"}
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -160,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="begin no measurement after that"
     )
-    parser.add_argument("--timeout", type=float, default=300.0, help="of one process, in seconds")
+    parser.add_argument("--timeout", type=float, default=120.0, help="of one process, in seconds")
     parser.add_argument("--fresh", action="store_true", help="forget older figures of the same")
     parser.add_argument("--again", action="store_true", help="write and check the samples again")
     parser.add_argument("--table-only", action="store_true")

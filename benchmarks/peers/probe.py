@@ -51,7 +51,8 @@ def check(loader: Any, row: Row, data: Path) -> dict[str, Any]:
 def measure(loader: Any, row: Row, data: Path, seconds: float) -> dict[str, Any]:
     """Iterates for some seconds of wall time and returns the time per sample.
 
-    Before that it warms up for a quarter of the time, and until it met each source some times.
+    Before that it warms up for at least a second, in which some loaders read ahead, and until it
+    met each source some times.
     """
     start = time.perf_counter()
     opened = loader.open_loader(folder_of(loader, row, data), row)
@@ -59,7 +60,7 @@ def measure(loader: Any, row: Row, data: Path, seconds: float) -> dict[str, Any]
     next(batches)
     opened_sec = time.perf_counter() - start
     count, at_least = 0, MIN_BATCHES + 5 * row.num_sources // row.batch_size
-    until = time.perf_counter() + seconds / 4
+    until = time.perf_counter() + max(1.0, seconds / 4)
     while count < at_least or time.perf_counter() < until:
         next(batches)
         count += 1
