@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import functools
 import logging
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module
@@ -33,6 +35,9 @@ _kernels: list[Kernel] = []
 # The modules with what `compile_all` compiles.
 _early_modules: set[str] = set()
 _ahead = CompileAhead()
+# Two threads that import numba at once wait for each other, or see half of its modules.
+_lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Kernel:
@@ -76,10 +81,11 @@ class Kernel:
     def dispatcher(self) -> Any:
         """Returns what numba made of the function; imports numba when first called."""
         if self._dispatcher is None:
-            made = _dispatchers(self.file)
-            for kernel in _kernels:
-                if kernel.file == self.file:
-                    kernel._dispatcher = made[kernel.name]
+            with _lock:
+                made = _dispatchers(self.file)
+                for kernel in _kernels:
+                    if kernel.file == self.file:
+                        kernel._dispatcher = made[kernel.name]
         return self._dispatcher
 
 
@@ -146,8 +152,9 @@ def compile_kernel(kernel: Callable[..., Any]) -> bool:
     compiled = cast(Kernel, kernel).dispatcher()
     if not hasattr(compiled, "compile"):
         return False
-    for signature in cast(Kernel, kernel).signatures:
-        _compile(compiled, signature)
+    with _lock:
+        for signature in cast(Kernel, kernel).signatures:
+            _compile(compiled, signature)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from energon_lite.core.arrays import UInt8Array
 from energon_lite.core.compiled import compile_kernel, kernel
+
+logger = logging.getLogger(__name__)
 
 # A process that decodes fewer does not wait for numba, which takes half a second.
 _NUM_BEFORE_COMPILING = 256
@@ -41,7 +44,11 @@ def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
 
 @functools.cache
 def _is_compiled() -> bool:
-    return compile_kernel(_split_to_bytes) and compile_kernel(_split_to_floats)
+    try:
+        return compile_kernel(_split_to_bytes) and compile_kernel(_split_to_floats)
+    except Exception as error:  # which is no fault of the picture
+        logger.warning("Pictures become tensors by numpy, since numba fails: %r", error)
+        return False
 
 
 @kernel("(uint8[::1], uint8[:, ::1])", is_early=False)

@@ -64,6 +64,45 @@ def test_the_first_pictures_do_not_wait_for_the_compiler(
     assert len(asked) == (5 if number else 0)
 
 
+THREADS = """
+import sys, threading
+import numpy as np
+from energon_lite.decoding import planes
+planes._NUM_BEFORE_COMPILING = 0
+sys.setswitchinterval(1e-5)
+start, found = threading.Barrier(8), []
+def write():
+    pixels, array = np.full((8, 8, 3), 7, np.uint8), np.empty((3, 8, 8), np.uint8)
+    start.wait()
+    planes.write_planes(pixels, array)
+    found.append(bool((array == 7).all()) and planes._is_compiled())
+threads = [threading.Thread(target=write) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(found)
+"""
+
+
+def test_threads_that_need_the_compiler_at_once_wait_for_each_other() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == f"{[True] * 8}\n"
+    assert done.stderr == ""
+
+
+def test_a_compiler_that_fails_is_no_fault_of_a_picture(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planes._is_compiled.cache_clear()
+    monkeypatch.setattr(planes, "compile_kernel", lambda kernel: 1 // 0)
+    found = np.empty((3, 1, 1), np.uint8)
+    planes.write_planes(np.array([[[1, 2, 3]]], np.uint8), found)
+    assert found.ravel().tolist() == [1, 2, 3]
+    assert "since numba fails: ZeroDivisionError" in caplog.text
+    planes._is_compiled.cache_clear()
+
+
 def test_where_numba_compiles_nothing_numpy_writes_the_planes() -> None:
     code = (
         "import numpy as np; from energon_lite.decoding import planes\n"
