@@ -232,6 +232,11 @@ class ReadArena:
         self._num_lent -= number
         return [self.returned.popleft() for _ in range(number)]
 
+    def keep_returned(self, ranges: list[tuple[int, int]]) -> None:
+        """Keeps ranges that could not be sent until they are taken again."""
+        self._num_lent += len(ranges)
+        self.returned.extend(ranges)
+
     def leave(self) -> None:
         """Prepares for a fork, which may still read what is in use now."""
         self.is_left = self.is_left or self._num_lent > len(self.returned)

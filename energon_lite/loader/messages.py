@@ -373,7 +373,7 @@ class Inlet:
             self._num_taken = 0
             self._left = arena if kind == LEFT else self._left
         else:
-            arena.returned.extend(ranges)
+            arena.keep_returned(ranges)
 
 
 def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") -> bool:

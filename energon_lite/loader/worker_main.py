@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from queue import SimpleQueue
@@ -249,6 +250,8 @@ class _Work:
         # What a fork inherits stays shared with the parent as long as no collection walks it.
         gc.freeze()
         batch_rows.new_block = self._outlet.empty
+        # A fork by a hook would write where this process writes, too.
+        os.register_at_fork(after_in_child=partial(setattr, batch_rows, "new_block", np.empty))
         torch_worker._worker_info = info = self._settings.info
         torch.set_num_threads(1)
         random.seed(info.seed)

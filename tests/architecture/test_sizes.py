@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2653,
     "decoding": 1734,
     "inspect": 1683,
-    "loader": 3474,
+    "loader": 3479,
     "loss": 207,
     "metadataset": 1598,
     "names": 173,

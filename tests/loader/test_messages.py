@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import random
+import select
 import socket
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ class Line:
         assert number == 1
         self.outlet.put_back(ranges, is_left=kind == LEFT)
         return message.unpacked()
+
+    def is_order_ready(self) -> bool:
+        """Whether the worker process has an order to take."""
+        return bool(select.select([self.there], [], [], 0)[0])
 
     @property
     def used_bytes(self) -> int:
@@ -398,6 +403,35 @@ def test_a_fork_reads_what_was_in_use_when_it_began_whatever_comes_after() -> No
             os.close(end)
         assert line.inlet.arena is not arena  # the new one
         assert line.used_bytes < 500_000
+
+
+def test_ranges_come_back_in_the_end_though_the_worker_takes_no_orders_for_long() -> None:
+    with Line() as line:
+        line.send(0)
+        kept = []
+        for value in range(2_000):
+            line.outlet.send(DELIVERY, 7, packed(value))
+            message = line.inlet.receive(lambda: None)
+            line.inlet.confirm()
+            kept.append(message.unpacked())
+            del message
+        assert kept == list(range(2_000))
+        arena = line.inlet.arena
+        assert arena is not None
+        assert arena.returned  # the socket is full
+        arena.leave()
+        assert not arena.is_left  # nothing is in use
+        number = 0
+        while number < 2_000:
+            kind, taken, ranges = read_order(line.there, lambda: None)
+            line.outlet.put_back(ranges, is_left=kind == LEFT)
+            number += taken
+            if number < 2_000 and not line.is_order_ready():
+                line.inlet._num_taken -= 1
+                line.inlet.confirm()
+        for _ in range(5):  # an order returns 500 at most
+            line.send(0)
+        assert line.used_bytes < 200
 
 
 def test_half_a_message_is_the_end_of_the_worker() -> None:

@@ -26,6 +26,7 @@ from energon_lite import (
     DefaultTaskEncoder,
     SkipSample,
     WorkerConfig,
+    batch_stack,
     get_savable_loader,
     get_train_dataset,
     stateless,
@@ -302,6 +303,33 @@ def test_batches_stay_right_after_their_worker_was_killed_and_the_loader_was_dro
     kept.clear()
     gc.collect()
     assert memory() is None
+
+
+class Forking(DefaultTaskEncoder):
+    """Stacks in a fork, too."""
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        number = self.current_batch_index
+        rows = [torch.full((200, 500), float(number))] * 2
+        found = batch_stack(rows)
+        pid = os.fork()
+        if pid == 0:
+            batch_stack([row + 1 for row in rows])
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return {"number": number, "tensor": found, "again": batch_stack(rows)}
+
+
+def test_hook_that_forks_does_not_change_the_batches_of_its_process(texts) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Forking())
+    kept = []
+    with get_savable_loader(dataset) as loader:
+        for batch in islice(loader, 8):
+            kept.append(batch)
+            for old in kept[-3:]:
+                assert all(bool((old[name] == old["number"]).all()) for name in ("tensor", "again"))
 
 
 class Images(DefaultTaskEncoder):
