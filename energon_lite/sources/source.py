@@ -36,7 +36,6 @@ T = TypeVar("T")
 _FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
 _HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 4 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
-# Fewer positions cost as much to order.
 _SMALLEST_ORDER = 256
 
 
@@ -282,13 +281,15 @@ class SourceCursor(Cursor[T]):
             share = self._stream.share
             largest = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, int(share * _HELD_BY_ALL)))
             max_bytes = min(MAX_BLOCK_BYTES, max(_SMALLEST_READ_BYTES, int(share * _BYTES_OF_ALL)))
+            size = min(self._size, largest)
             if not len(self._indices):
-                ordered = self._order.block(self._stop, max(self._size, _SMALLEST_ORDER))
+                # Fewer positions cost as much to order.
+                ordered = self._order.block(self._stop, size * -(-_SMALLEST_ORDER // size))
                 self._epochs, self._indices = ordered
                 if not len(self._indices):
                     raise StopIteration
-            requested = self._indices[: min(self._size, largest)]
-            self._size = min(2 * self._size, largest)
+            requested = self._indices[:size]
+            self._size = min(2 * size, largest)
             self._num_requested = len(requested)
             self._reading = self._ahead.blocks(self._stop, requested, max_bytes)
         return next(self._reading)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -471,6 +472,31 @@ class _BlendCursor(StageCursor[T]):
             else:
                 chooser.at += 1
             return item
+
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next items and their restore keys: as `next`, but with less for each draw."""
+        chooser, cursors = self._chooser, self.cursors
+        items: list[T] = []
+        keys: list[RestoreKey] = []
+        child = 0
+        with suppress(StopIteration):
+            while len(items) < n:
+                stop = min(chooser.stop, chooser.at + n - len(items))
+                if not self._is_plain or chooser.at >= stop:
+                    items.append(next(self))
+                    keys.append(self.key)
+                    continue
+                try:
+                    for child in chooser.plan[chooser.at : stop]:
+                        cursor = cursors[child]
+                        self._drawn.add(child)
+                        items.append(next(cursor))
+                        keys.append(cursor.key)
+                        chooser.at += 1
+                except StopIteration:
+                    self._end(child)
+        self.key = keys[-1] if keys else self.key
+        return items, keys
 
     def _end(self, child: int) -> None:
         """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""

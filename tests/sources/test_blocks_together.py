@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import Sample, TextSample, edataclass
-from energon_lite.core.dataset import StreamRun
+from energon_lite.core.dataset import Cursor, StreamRun
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.sample_loader import SampleLoader
@@ -80,6 +80,20 @@ def test_equal_in_a_blend(tmp_path, shares) -> None:
     found = run_of(blend, 60, 7)
     assert found == one_by_one(blend, 60, 7)
     assert sum(len(samples) for samples, *_ in found[:-1]) == 420
+
+
+@pytest.mark.parametrize("until", [None, "first", "all_once", "forever"])
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_lists_of_a_blend_are_its_next_samples(tmp_path, monkeypatch, until, size) -> None:
+    parts = [
+        load_factory(text_set(tmp_path / name, num), split_part="train", training=True).build()
+        for name, num in zip("abc", (3, 17, 60), strict=True)
+    ]
+    blend = BlendDataset(*zip(parts, (1.0, 1.0, 3.0), strict=True), until=until)
+    found = run_of(blend, 30, size)
+    monkeypatch.setattr(type(blend.cursor(Stream(0, 1))), "take", Cursor.take)
+    assert found == run_of(blend, 30, size)
+    assert len(found) >= 2
 
 
 def test_texts_are_decoded_together(tmp_path, monkeypatch) -> None:
