@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.arrays import Float64Array, Int64Array
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import IMAGE_FIELDS, Batch, Sample, field_of, images_of
@@ -207,9 +207,9 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     ends = np.cumsum(padded_sizes)
     starts, total = ends - padded_sizes, int(ends[-1])
     input_ids = _laid_out(tokens, starts, total, packing.pad_id)
-    numbers = np.repeat(np.arange(len(samples)), padded_sizes)
-    positions, segments = np.arange(total) - starts[numbers], numbers + 1
-    is_padding = positions >= sizes[numbers] if align > 1 else None
+    positions = np.arange(total) - np.repeat(starts, padded_sizes)
+    segments = np.repeat(np.arange(1, len(samples) + 1), padded_sizes)
+    is_padding = positions >= np.repeat(sizes, padded_sizes) if align > 1 else None
     labels = _labels(samples, tokens, input_ids, starts, packing)
     if is_padding is not None:
         positions[is_padding] = segments[is_padding] = 0
@@ -221,7 +221,7 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
         position_ids=torch.from_numpy(positions),
         segment_ids=torch.from_numpy(segments),
         loss_weights=torch.from_numpy(
-            _loss_weights(samples, labels, starts, sizes, numbers, packing).astype(np.float32)
+            _loss_weights(samples, labels, starts, sizes, padded_sizes, packing)
         ),
         cu_seqlens=_boundaries(sizes),
         cu_seqlens_padded=_boundaries(padded_sizes),
@@ -284,7 +284,9 @@ def _replaced(sample: Any, values: dict[str, Any]) -> Any:
 
 def _values(samples: Sequence[Any], name: str) -> list[Any]:
     """Returns a field of each sample; None where it has none."""
-    return [s.get(name) if type(s) is dict else field_of(s, name) for s in samples]
+    if set(map(type, samples)) == {dict}:
+        return list(map(dict.get, samples, repeat(name)))
+    return [field_of(sample, name) for sample in samples]
 
 
 def _are_there(values: list[Any]) -> bool:
@@ -377,26 +379,27 @@ def _loss_weights(
     labels: Int64Array,
     starts: Int64Array,
     sizes: Int64Array,
-    numbers: Int64Array,
+    padded_sizes: Int64Array,
     packing: Packing,
-) -> Float64Array:
+) -> npt.NDArray[np.float32]:
     """What each token's loss counts, shape (T,)."""
-    weights: Float64Array = (labels != packing.ignore_index).astype(np.float64)
+    has_loss = labels != packing.ignore_index
     masks = _values(samples, "loss_mask")
+    has_masks = _are_there(masks)
+    has_own = any(_are_there(_values(samples, name)) for name in _LOSS_WEIGHTS)
+    if packing.loss == "token" and not has_own and not has_masks:
+        return np.asarray(has_loss, np.float32)
+    weights = has_loss.astype(np.float64)
     quadruples = zip(samples, masks, starts.tolist(), sizes.tolist(), strict=True)
-    for sample, mask, start, size in quadruples if _are_there(masks) else ():
+    for sample, mask, start, size in quadruples if has_masks else ():
         if mask is not None:
             weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
-    has_own = any(_are_there(_values(samples, name)) for name in _LOSS_WEIGHTS)
-    if packing.loss == "token" and not has_own:
-        return weights
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
     per_token = [
         loss_weight_of(sample) * token_weight(packing.loss, number)
         for sample, number in zip(samples, targets.tolist(), strict=True)
     ]
-    weights *= np.array(per_token)[numbers]
-    return weights
+    return np.asarray(weights * np.repeat(per_token, padded_sizes), np.float32)
 
 
 def loss_weight_of(sample: Any) -> float:

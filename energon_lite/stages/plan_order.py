@@ -205,26 +205,29 @@ class PlanReader:
 
     def next_list(self) -> list[tuple[RestoreKey, Any]]:
         """Returns restore keys and samples of the next list; `SKIPPED` for those that failed."""
-        rows = islice(self._rows, next(self._sizes))
-        return [(key, self._read(*row)) for key, *row in rows]
-
-    def _read(self, source: int, was_read: bool, planned: list[int]) -> Any:
-        cursor, rows = self._branches.get(source) or self._open(source)
-        context = current_context()
-        num_records = len(context.records)
-        rows.num_due += 1
-        try:
-            sample = next(cursor)
-        except StopIteration:
-            sample = SKIPPED
-        cost = context.cost(self._names[source])
-        if was_read:
-            cost.draws -= 1
-            del context.records[num_records:]
-        if sample is not SKIPPED:
-            self._check(cursor.key, sample, cursor.length, planned)
+        branches, context, pairs = self._branches, current_context(), []
+        for key, source, was_read, planned in islice(self._rows, next(self._sizes)):
+            cursor, rows = branches.get(source) or self._open(source)
+            rows.num_due += 1
             if was_read:
-                cost.tokens -= self._spec.rules.kept_tokens(cursor.length)
+                sample = self._read_again(source, cursor, context)
+            else:
+                sample = next(cursor, SKIPPED)
+            # Most lengths are one number, which is compared without a call.
+            if sample is not SKIPPED and cursor.length != planned[0]:
+                self._check(cursor.key, sample, cursor.length, planned)
+            pairs.append((key, sample))
+        return pairs
+
+    def _read_again(self, source: int, cursor: MeasureCursor[Any], context: StreamContext) -> Any:
+        """Reads a sample that was counted before."""
+        num_records = len(context.records)
+        sample = next(cursor, SKIPPED)
+        del context.records[num_records:]
+        cost = context.cost(self._names[source])
+        cost.draws -= 1
+        if sample is not SKIPPED:
+            cost.tokens -= self._spec.rules.kept_tokens(cursor.length)
         return sample
 
     def _open(self, source: int) -> tuple[MeasureCursor[Any], PlannedRows]:
@@ -238,8 +241,6 @@ class PlanReader:
 
     def _check(self, key: RestoreKey, sample: Any, length: Any, planned: list[int]) -> None:
         """Refuses a sample that does not have the length it was planned with."""
-        if type(length) is int and length == planned[0]:
-            return
         measured = length if isinstance(length, Mapping) else {TOKENS: length}
         sizes = dict(zip(self._spec.rules.resources, planned, strict=False))
         if any(measured.get(name) != size for name, size in sizes.items()):

@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 1935,
-    "stages": 3398,
+    "stages": 3400,
     "storage": 2987,
     "stores": 800,
     "task_encoder": 732,
