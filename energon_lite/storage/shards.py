@@ -237,6 +237,7 @@ class OpenShards:
         self.keys = KeyCheck(root, shards, tar_file_ids)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
+        self.slow_blocks = 0  # to be read until storage counts as quick again
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
         # Size of each open shard whose index goes beyond its end.
@@ -567,7 +568,6 @@ class ShardReader(BlockReader):
         self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self.starts[-1]) - len(excluded)
         self._files = OpenShards(root, self.shards, tuple(counts), tar_file_ids)
-        self._slow_blocks = 0
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""
@@ -613,7 +613,7 @@ class ShardReader(BlockReader):
     @property
     def is_slow(self) -> bool:
         """Whether reading waited for storage lately."""
-        return self._slow_blocks > 0
+        return self._files.slow_blocks > 0
 
     def advise(self, indices: Int64Array) -> None:
         """Asks the kernel to read samples into its page cache, neighbours at once."""
@@ -728,7 +728,7 @@ class ShardReader(BlockReader):
             shifts[first:last] = at - base
             at += size
         is_slow = 4 * (self._files.num_waits - num_waits) > len(runs)
-        self._slow_blocks = _SLOW_BLOCKS if is_slow else max(0, self._slow_blocks - 1)
+        self._files.slow_blocks = _SLOW_BLOCKS if is_slow else max(0, self._files.slow_blocks - 1)
         return data, shifts
 
 
