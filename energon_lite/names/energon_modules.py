@@ -56,14 +56,15 @@ def import_name(home: str, name: str = "") -> Any:
             gc.enable()
 
 
-class LazyFunction:
+class LazyFunction(staticmethod):  # type: ignore[type-arg]
     """A static method of a class that is a function of a module, which is imported on first use."""
 
     def __init__(self, home: str) -> None:
         """Stands for the function at `home`, which is `module:name`."""
+        super().__init__(import_name)  # never called: `__get__` returns the function
         self.home = home
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Returns the function."""
         return import_name(self.home)
 

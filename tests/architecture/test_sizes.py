@@ -23,7 +23,7 @@ BUDGET = {
     "loader": 3479,
     "loss": 207,
     "metadataset": 1598,
-    "names": 173,
+    "names": 174,
     "order": 675,
     "prepare": 1514,
     "samplers": 1012,
