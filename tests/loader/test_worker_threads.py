@@ -514,12 +514,16 @@ def test_fork_waits_a_moment_only_for_a_hook_that_has_the_generators(
 
 
 SCRIPT = """
-import sys, time, torch
+import sys, threading, time, torch
 from energon_lite import *
+
+is_inside = threading.Event()
 
 class Slow(DefaultTaskEncoder):
     @stateless
     def encode_sample(self, sample):
+        if self.current_batch_index > 6:
+            is_inside.set()
         if self.current_batch_index > 6 and HOW == "hangs":
             time.sleep(600)
         while self.current_batch_index > 6 and HOW == "computes":
@@ -532,6 +536,8 @@ dataset = get_train_dataset(sys.argv[1], batch_size=2, worker_config=config, tas
 loader = get_savable_loader(dataset)
 for _, batch in zip(range(4), loader):
     pass
+if HOW in ("hangs", "computes"):
+    assert is_inside.wait(60)
 if HOW == "raises":
     raise ValueError("of the loop")
 print("done")
