@@ -386,7 +386,10 @@ def test_end_waits_for_no_whole_batch(texts: Path) -> None:
     assert 16 <= len(calls) <= 17
 
 
-def test_interrupted_wait_loses_no_batch(texts: Path) -> None:
+def test_interrupted_wait_loses_no_batch(texts: Path, request: pytest.FixtureRequest) -> None:
+    # In a background job of a shell, interrupts are ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     encoder = Odd(600)
     with loader_of(texts, encoder) as loader:
         batches = iter(loader)
