@@ -30,28 +30,28 @@ _CHILD = "import sys; from energon_lite.core.compiled import fill_cache; fill_ca
 class CompileAhead:
     """The compiling that a process has asked for; a fork of it continues to look for the code.
 
+    Args:
+        modules: those with the kernels.
+        free_sec: what kernels may take as plain Python before anything is compiled.
+
     Attributes:
         plain_sec: what kernels have taken as plain Python.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Iterable[str], free_sec: float = _FREE_SEC) -> None:
+        self._modules, self._free_sec = modules, free_sec
         self.plain_sec = 0.0
         self._is_over = False
         self._mark: Path | None = None
         self._since = self._looked = 0.0
         self._child: subprocess.Popen[bytes] | None = None
 
-    def allows_plain(self, modules: Iterable[str], arguments: tuple[Any, ...]) -> bool:
-        """Whether a call runs as plain Python; begins to compile where there were many calls.
-
-        Args:
-            modules: those with the kernels.
-            arguments: of the call.
-        """
+    def allows_plain(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call runs as plain Python; begins to compile where there were many calls."""
         if self._is_over or sum(getattr(value, "size", 0) for value in arguments) > _MOST_NUMBERS:
             return False
         if self._mark is None:
-            return self.plain_sec < _FREE_SEC or not self.begin(modules)
+            return self.plain_sec < self._free_sec or not self.begin()
         now = monotonic()
         if now > self._looked + _LOOK_SEC:
             self._looked = now
@@ -61,13 +61,13 @@ class CompileAhead:
             self._is_over = is_late or self._mark.exists()
         return not self._is_over
 
-    def begin(self, modules: Iterable[str]) -> bool:
+    def begin(self) -> bool:
         """Starts a process that compiles, unless that is done.
 
         Returns:
             Whether the code is there, or can be kept nowhere.
         """
-        names = sorted(modules)
+        names = sorted(self._modules)
         folder = next((folder for folder in _folders() if _is_writable(folder)), None)
         if folder is None or self._is_over:
             self._is_over = True

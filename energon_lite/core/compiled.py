@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -32,9 +32,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # By file: the functions that become machine code.
 _functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
 _kernels: list[Kernel] = []
-# The modules with what `compile_all` compiles.
+# The modules with what `compile_all` compiles by default.
 _early_modules: set[str] = set()
-_ahead = CompileAhead()
+_ahead = CompileAhead(_early_modules)
 # Two threads that import numba at once wait for each other, or see half of its modules.
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -48,24 +48,20 @@ class Kernel:
         file: module of the function.
         name: its name.
         signatures: argument types in numba's notation, one for each way in which it is called.
-        is_early: whether `compile_all` compiles it.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], signatures: tuple[str, ...], is_early: bool
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...]) -> None:
         """Stands for `function`, which is compiled with all others of its file."""
         functools.update_wrapper(self, function)
         self.function = function
         self.file, self.name = function.__module__, function.__name__
         self.signatures = signatures
-        self.is_early = is_early
         self._dispatcher: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the compiled function, or as long as that is missing, the plain one."""
         if self._dispatcher is None:
-            if _ahead.allows_plain(_early_modules, arguments):
+            if _ahead.allows_plain(arguments):
                 return self._run_plain(arguments)
             self.dispatcher()
         return self._dispatcher(*arguments)
@@ -99,14 +95,14 @@ def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Func
         signatures: argument types in numba's notation, `"(int64[::1], int64)"`, one for each
             combination that callers use. None for a function that only kernels call, which
             becomes part of their code.
-        is_early: whether `compile_all` compiles it.
+        is_early: whether `compile_all` compiles what is in this file.
     """
 
     def decorate(function: Function) -> Function:
         _functions[function.__module__].append(cast(FunctionType, function))
         if not signatures:
             return function
-        _kernels.append(Kernel(function, signatures, is_early))
+        _kernels.append(Kernel(function, signatures))
         if is_early:
             _early_modules.add(function.__module__)
         return cast(Function, _kernels[-1])
@@ -119,7 +115,7 @@ def prepare_kernels() -> None:
 
     Worker processes that are forked later inherit the one or the other.
     """
-    if _ahead.begin(_early_modules):
+    if _ahead.begin():
         compile_all()
 
 
@@ -133,17 +129,17 @@ def fill_cache(mark: str, *modules: str) -> None:
         if not Path(mark).exists():
             for module in modules:
                 import_module(module)
-            compile_all()
+            compile_all(modules)
             Path(mark).touch()
 
 
-def compile_all() -> None:
-    """Compiles the kernels of all modules imported so far, or reads their kept code.
+def compile_all(modules: Collection[str] = _early_modules) -> None:
+    """Compiles the kernels of modules, or reads their kept code; by default of all that pack.
 
     Workers that are forked inherit the result; others find it in the cache.
     """
     for kernel in _kernels:
-        if kernel.is_early:
+        if kernel.file in modules:
             compile_kernel(kernel)
 
 

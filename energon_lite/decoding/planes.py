@@ -11,19 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_lite.core.arrays import UInt8Array
+from energon_lite.core.compile_ahead import CompileAhead
 from energon_lite.core.compiled import compile_kernel, kernel
 
 logger = logging.getLogger(__name__)
 
-# A process that decodes fewer does not wait for numba, which takes half a second.
+# A process that decodes fewer does not wait for numba, which takes half a second to be imported.
 _NUM_BEFORE_COMPILING = 256
 _numbers = itertools.count()
+_ahead = CompileAhead([__name__], free_sec=0)
 
 
 def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
     """Writes an image plane by plane, as bytes, or divided by 255 into an array of float32.
 
-    Compiled code takes a tenth of numpy's time for bytes and a third of it for float32.
+    Compiled code takes a tenth of numpy's time for bytes and a third of it for float32. Until it is
+    there, numpy writes.
 
     Args:
         pixels: shape (H, W) or (H, W, C).
@@ -31,7 +34,8 @@ def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
     """
     is_float = planes.dtype == np.float32
     is_usual = pixels.shape[2:] == (3,) and pixels.flags.c_contiguous and pixels.flags.writeable
-    if is_usual and next(_numbers) >= _NUM_BEFORE_COMPILING and _is_compiled():
+    is_asked_for = is_usual and next(_numbers) >= _NUM_BEFORE_COMPILING
+    if is_asked_for and not _ahead.allows_plain(()) and _is_compiled():
         split = _split_to_floats if is_float else _split_to_bytes
         split(pixels.reshape(-1), planes.reshape(3, -1))
         return

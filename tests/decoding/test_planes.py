@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from energon_lite.decoding import planes
 def _early() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planes, "_NUM_BEFORE_COMPILING", 0)
+        patch.setattr(planes._ahead, "_is_over", True)
         yield
 
 
@@ -64,11 +66,48 @@ def test_the_first_pictures_do_not_wait_for_the_compiler(
     assert len(asked) == (5 if number else 0)
 
 
+AHEAD = """
+import sys, time
+import numpy as np
+from energon_lite.core import compiled
+from energon_lite.decoding import planes
+
+def write():
+    pixels, array = np.arange(6, dtype=np.uint8).reshape(1, 2, 3), np.empty((3, 1, 2), np.uint8)
+    planes.write_planes(pixels, array)
+    assert array.ravel().tolist() == [0, 3, 1, 4, 2, 5]
+
+for _ in range(257):
+    write()
+first = "numba" in sys.modules
+end = time.monotonic() + 100
+while "numba" not in sys.modules and time.monotonic() < end:
+    write()
+    time.sleep(0.05)
+found = {k.name: k.dispatcher().stats for k in compiled._kernels if k.file == planes.__name__}
+print(first, {name: dict(stats.cache_misses) for name, stats in found.items()})
+"""
+
+
+def test_nobody_waits_for_the_first_planes_and_code_that_another_process_compiled_is_used(
+    tmp_path: Path,
+) -> None:
+    none_compiled = "{'_split_to_bytes': {}, '_split_to_floats': {}}"
+    for is_read_at_once in (False, True):
+        done = subprocess.run(
+            [sys.executable, "-c", AHEAD], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=True, timeout=200,
+        )  # fmt: skip
+        assert done.stdout == f"{is_read_at_once} {none_compiled}\n"
+        assert done.stderr == ""
+    assert len(list(tmp_path.glob("*.compiled"))) == 1
+
+
 THREADS = """
 import sys, threading
 import numpy as np
 from energon_lite.decoding import planes
-planes._NUM_BEFORE_COMPILING = 0
+planes._NUM_BEFORE_COMPILING, planes._ahead._is_over = 0, True
 sys.setswitchinterval(1e-5)
 start, found = threading.Barrier(8), []
 def write():
@@ -106,7 +145,7 @@ def test_a_compiler_that_fails_is_no_fault_of_a_picture(
 def test_where_numba_compiles_nothing_numpy_writes_the_planes() -> None:
     code = (
         "import numpy as np; from energon_lite.decoding import planes\n"
-        "planes._NUM_BEFORE_COMPILING = 0\n"
+        "planes._NUM_BEFORE_COMPILING, planes._ahead._is_over = 0, True\n"
         "found = np.empty((3, 1, 2), np.uint8)\n"
         "planes.write_planes(np.arange(6, dtype=np.uint8).reshape(1, 2, 3), found)\n"
         "print(found.tolist(), planes._is_compiled())"

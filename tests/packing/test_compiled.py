@@ -199,10 +199,10 @@ def test_without_a_folder_that_can_be_written_the_process_compiles_itself(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "folder"))
-    ahead = CompileAhead()
-    assert ahead.allows_plain([], ())
-    assert ahead.begin([])
-    assert not ahead.allows_plain([], ())
+    ahead = CompileAhead([])
+    assert ahead.allows_plain(())
+    assert ahead.begin()
+    assert not ahead.allows_plain(())
 
 
 @pytest.mark.parametrize("program", ["true", "false"])
@@ -213,15 +213,15 @@ def test_compiling_that_fails_or_takes_too_long_is_given_up(
     monkeypatch.setattr(sys, "executable", shutil.which(program))
     now = [1000.0]
     monkeypatch.setattr(compile_ahead, "monotonic", lambda: now[0])
-    ahead = CompileAhead()
-    assert not ahead.begin([])
+    ahead = CompileAhead([])
+    assert not ahead.begin()
     assert ahead._child is not None
     ahead._child.wait(30)
-    assert not ahead.allows_plain([], (np.zeros(1 << 20),))
+    assert not ahead.allows_plain((np.zeros(1 << 20),))
     now[0] += 299
-    assert ahead.allows_plain([], (np.zeros(9),)) == (program == "true")
+    assert ahead.allows_plain((np.zeros(9),)) == (program == "true")
     now[0] += 2
-    assert not ahead.allows_plain([], ())
+    assert not ahead.allows_plain(())
 
 
 @contextmanager
