@@ -41,16 +41,19 @@ class BatchRows(threading.local):
 
     def __init__(self) -> None:
         self._made: deque[int] = deque(maxlen=_MAX_ROWS)  # addresses since the last stacking
-        self._block: npt.NDArray[Any] | None = None
+        self._block: Any = None
+        self._maker = new_block  # of the block
         self._num_rows = 0  # of the next block; 0 for none
 
     def empty(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
         """Returns memory for the next tensor; its values are not set."""
         place = len(self._made)
         if place == 0 and self._num_rows > 1:
-            self._block = new_block((self._num_rows, *shape), dtype)
+            self._block, self._maker = new_block((self._num_rows, *shape), dtype), new_block
         block = self._block
-        if block is None or place == len(block) or block[place].shape != shape:
+        # A fork of a worker process has another maker: its parent writes to the block, too.
+        is_left = block is None or self._maker is not new_block
+        if is_left or place == len(block) or block[place].shape != shape:
             self._block, self._num_rows = None, 0
             row = np.empty(shape, dtype)
         else:
@@ -68,7 +71,7 @@ class BatchRows(threading.local):
         self._block, self._num_rows = None, len(made) if is_all else 0
         _last.makers.pop(made[-1], None)
         self._made.clear()
-        if block is None or not is_all:
+        if block is None or not is_all or self._maker is not new_block:
             return None
         batch = torch.from_numpy(block[: len(made)])
         return batch if all(_is_row(tensor, batch) for tensor in tensors) else None

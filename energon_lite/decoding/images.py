@@ -190,8 +190,8 @@ class _ImageDecoder:
         if self.mode.kind == "torch":
             return self._tensor(pixels)
         if self.mode.is_float:
-            return np.divide(pixels, np.float32(255), dtype=np.float32)
-        return pixels if pixels.flags.writeable else pixels.copy()
+            return np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
+        return np.require(pixels, requirements=["C", "W"])
 
     def _tensor(self, pixels: UInt8Array) -> torch.Tensor:
         shape = (*pixels.shape[2:], *pixels.shape[:2])
@@ -250,6 +250,9 @@ class _ImageDecoder:
             image = _unify(image).convert(self.mode.colors)
         if target == stored:
             return image
+        if image.mode == "RGBA" and image.getextrema()[3][0] < 255:
+            # Pillow weighs colours by their alpha: what is transparent leaves no dark edges.
+            return image.resize(target, _pillow().Resampling.BICUBIC)
         return _image(resized(np.array(image), stored, target, factor), info)
 
     def _target(self, stored: tuple[int, int]) -> tuple[int, int]:

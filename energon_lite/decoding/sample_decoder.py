@@ -310,10 +310,11 @@ def _not_image(part: str, raw: bytes, error: Exception) -> str:
     """Describes an image that cannot be decoded: a corrupt image, or no image."""
     found = images.image_format(raw)
     if found is not None:
-        return f"is a broken {found} of {len(raw):,} bytes: {error}"
+        # Where Pillow cannot identify an image, its text names the address of a stream.
+        why = "its header cannot be read" if "BytesIO object at" in str(error) else error
+        return f"is a broken {found} of {len(raw):,} bytes: {why}"
     extension = _extension_of(part).lower()
     name = _FORMAT_NAMES.get(extension, extension.upper())
-    # Pillow's text names nothing but the address of a stream.
     return _not(f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}", raw)
 
 

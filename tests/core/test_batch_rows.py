@@ -135,6 +135,24 @@ def test_large_batches_keep_promotion_gradients_and_subclasses() -> None:
         assert batch_stack(tensors).requires_grad
 
 
+def test_a_fork_of_a_worker_process_makes_nothing_in_the_block_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = learned()
+    first = made(rows, 1)
+    monkeypatch.setattr(batch_rows, "new_block", lambda shape, dtype: np.empty(shape, dtype))
+    after = [made(rows, 2) for _ in range(3)]
+    assert not any(0 <= tensor.data_ptr() - first.data_ptr() < 4 * 48 for tensor in after)
+    # What was made before the fork may be changed by the parent.
+    monkeypatch.undo()
+    rows = learned(2)
+    pictures = [made(rows, 1), made(rows, 2)]
+    monkeypatch.setattr(batch_rows, "new_block", lambda shape, dtype: np.empty(shape, dtype))
+    batch = batch_stack(pictures)
+    assert not is_shared(batch, pictures)
+    assert batch[:, 0, 0, 0].tolist() == [1, 2]
+
+
 def test_threads_do_not_share_rows() -> None:
     rows = learned()
     found: list[bool] = []

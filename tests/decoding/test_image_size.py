@@ -113,7 +113,8 @@ def test_images_have_the_wanted_size_in_every_mode(
         values = np.asarray(image)
         assert values.dtype == (np.float32 if mode.is_float else np.uint8)
         assert 0 <= values.min() <= values.max() <= (1 if mode.is_float else 255)
-        assert mode.kind != "torch" or image.is_contiguous()
+        is_whole = image.is_contiguous() if mode.kind == "torch" else image.flags.c_contiguous
+        assert is_whole, name
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,6 +152,18 @@ def test_values_are_those_of_a_bicubic_antialiased_resize(
     difference = np.abs(decoded.astype(int) - np.asarray(expected))
     assert difference.max() <= 5  # both round after each axis, of noise with full contrast
     assert difference.mean() < 0.5
+
+
+def test_what_is_transparent_leaves_no_edges_in_a_smaller_image() -> None:
+    image = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    image.paste((250, 240, 230, 255), (13, 0, 64, 64))
+    raw = encoded(image, "PNG")
+    ours = SampleDecoder(image_decode="rgba8", image_size=10).decode("png", raw)
+    np.testing.assert_array_equal(ours, image.resize((10, 10), Image.Resampling.BICUBIC))
+    visible = ours[ours[..., 3] > 20]
+    assert np.abs(visible[:, :3].astype(int) - (250, 240, 230)).max() <= 6
+    planes = SampleDecoder(image_decode="torchrgba8", image_size=10).decode("png", raw)
+    np.testing.assert_array_equal(planes.permute(1, 2, 0), ours)
 
 
 def test_reducing_while_decoding_is_close_to_a_resize_of_the_whole_image() -> None:
