@@ -163,7 +163,7 @@ class StageCursor(Cursor[T]):
 
     def fields(self) -> dict[str, Any]:
         """Returns the saved attributes."""
-        return {name: getattr(self, name) for name in self.saved}
+        return {name: getattr(self, name) for name in self.saved} if self.saved else {}
 
     def places(self) -> tuple[Snapshot, ...]:
         """Returns the snapshots below that belong to the saved attributes."""

@@ -187,7 +187,7 @@ class StreamContext:
             self.cost(key[0]).encode_sec += seconds
             return
         costs = [self._costs[source] for source in self.touched]
-        total = sum(cost.draws for cost in costs)
+        total = sum([cost.draws for cost in costs])
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
 

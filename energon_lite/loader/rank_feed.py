@@ -71,7 +71,7 @@ class PassStart:
         return PassStart(slots, self.pass_index + 1 if training else 0)
 
 
-def due_slots(start: PassStart, ended: Collection[int]) -> Iterator[int]:
+def due_slots(start: PassStart, ended: set[int]) -> Iterator[int]:
     """Yields the slots that a rank has to compute, in their order, until all streams have ended.
 
     Args:
@@ -82,7 +82,7 @@ def due_slots(start: PassStart, ended: Collection[int]) -> Iterator[int]:
     streams = slots.streams()
     due = [start.streams.get(stream, StreamStart()).first * slots.num_streams for stream in streams]
     slot = slots.slot(0)
-    while not all(stream in ended for stream in streams):
+    while not ended.issuperset(streams):
         for stream, first in zip(streams, due, strict=True):
             if slot >= first and stream not in ended:
                 yield slot
@@ -145,8 +145,8 @@ class RankFeed(Iterator[Delivery]):
         self.run = run
         item: Any
         try:
-            # Batches between are other ranks' to give (and to count what they skip).
-            run.skip(batch - run.num_returned)
+            if run.num_returned < batch:  # those between are other ranks' to give, and to count
+                run.skip(batch - run.num_returned)
             item = next(run)
         except StopIteration:
             self._ended.add(index)
@@ -155,8 +155,8 @@ class RankFeed(Iterator[Delivery]):
                 # the last batch; a snapshot behind that would hide it from a resumed run.
                 return Delivery(Mark.END, slot, index, None, [], [])
             item = Mark.END
-        skipped = run.context.take_records()
-        costs = run.context.take_costs()
+        context = run.context
+        skipped, costs = context.take_records(), context.take_costs()
         return Delivery(item, slot, index, run.snapshot(), skipped, costs)
 
     def __str__(self) -> str:

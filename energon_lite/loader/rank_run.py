@@ -8,7 +8,6 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -207,8 +206,8 @@ class RankRun(Generic[T]):
     def _advance(self, has_yielded: bool) -> Delivery | None:
         """Advances by one step; returns its delivery, or None at the end of the pass."""
         deliveries = self._deliveries
-        is_running = deliveries is not None and deliveries.pid in (None, os.getpid())
-        if not is_running and not self._ahead:
+        pid = deliveries.pid if deliveries is not None else -1
+        if pid is not None and pid != os.getpid() and not self._ahead:
             with DeferredSignals():  # before the watchdog has a thread: a fork finds none
                 self._deliveries = self._start_deliveries()
         since = perf_counter()
@@ -291,17 +290,15 @@ class RankRun(Generic[T]):
         return delivery
 
     def _computed_step(self) -> Delivery | None:
-        position, deliveries = self.position, self._deliveries
-        assert deliveries is not None
         if not self._has_begun:
-            self._even = self._ends.begin(position)
+            self._even = self._ends.begin(self.position)
         self._has_begun = True
-        fetch = partial(self._fetch, deliveries)
-        return fetch() if self._even is None else self._even.next(fetch)
+        return self._fetch() if self._even is None else self._even.next(self._fetch)
 
-    def _fetch(self, deliveries: Iterator[Delivery]) -> Delivery | None:
+    def _fetch(self) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of its pass."""
-        is_emitted = self.position.is_emitted
+        is_emitted, deliveries = self.position.is_emitted, self._deliveries
+        assert deliveries is not None
         try:
             with self._watchdog:
                 for delivery in deliveries:

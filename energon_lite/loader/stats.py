@@ -184,9 +184,10 @@ class SavedStats:
     target: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-# What costs, skips and the wait of a batch come as; and the sums, with what is not in them yet.
+# What costs, skips and the wait of a batch come as; and the sums, with a list whose first rows are
+# not in them yet, the number of these, and that of items.
 _Row = tuple[Sequence[CostRow], Sequence[SkipRecord], "float | None"]
-CounterMark = tuple[dict[str, SourceStats], tuple[_Row, ...], int]
+CounterMark = tuple[dict[str, SourceStats], list[_Row], int, int]
 _MAX_ROWS = 256
 
 
@@ -217,7 +218,7 @@ class Counter:
         # Sums are made of whole numbers of samples, so that they do not drift.
         self._before = counted
         # Values that are never changed, so that a caller can return to them.
-        self.mark: CounterMark = (counted, (), 0)
+        self.mark: CounterMark = (counted, [], 0, 0)
 
     def add(
         self,
@@ -232,18 +233,20 @@ class Counter:
             skipped: the skipped samples.
             wait_sec: how long the batch was waited for; None at the end of a stream.
         """
-        counted, rows, num_items = self.mark
-        rows = (*rows, (costs, skipped, wait_sec))
-        if len(rows) >= _MAX_ROWS:
-            counted, rows = _summed(counted, rows), ()
-        self.mark = (counted, rows, num_items + (wait_sec is not None))
+        counted, rows, num_rows, num_items = self.mark
+        if num_rows == _MAX_ROWS:
+            counted, rows, num_rows = _summed(counted, rows), [], 0
+        if len(rows) > num_rows:  # of a later mark, from which the caller returned to this one
+            rows = rows[:num_rows]
+        rows.append((costs, skipped, wait_sec))
+        self.mark = (counted, rows, num_rows + 1, num_items + (wait_sec is not None))
 
     @property
     def _counted(self) -> dict[str, SourceStats]:
-        counted, rows, num_items = self.mark
-        if rows:
-            counted = _summed(counted, rows)
-            self.mark = (counted, (), num_items)
+        counted, rows, num_rows, num_items = self.mark
+        if num_rows:
+            counted = _summed(counted, rows[:num_rows])
+            self.mark = (counted, [], 0, num_items)
         return counted
 
     def counted(self) -> dict[str, SourceStats]:
@@ -260,7 +263,7 @@ class Counter:
 
         The target up to the last restore is the one that was saved, also of another blend.
         """
-        own_items = self.mark[2]
+        own_items = self.mark[3]
         before = sum(stats.draws for stats in self._before.values())
         draws = sum(stats.draws for stats in self._counted.values()) - before
         # Draws of an item on this rank stand for those on the others; all targets together are the

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon_lite import (
     Cooker,
@@ -28,6 +30,7 @@ from energon_lite import (
 )
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
+from energon_lite.loader import stats as counting
 
 from ..helpers import Ranks, blend_maker, number_of, prepared, signed, text_set, write_tar
 from ..rank_processes import in_ranks
@@ -483,6 +486,40 @@ def test_text_is_a_table_for_people(stats) -> None:
     assert lines[0].split() == ["source", "target", "actual", "samples", "epochs", "skipped"]
     assert len({len(line) for line in lines}) == 1
     assert lines[1].split()[:3] == ["a/train", "50.00%", f"{stats['a/train'].actual_share:.2%}"]
+
+
+@given(st.lists(st.integers(-4, 30), min_size=1, max_size=60), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_counter_that_returns_to_a_mark_counts_as_if_nothing_came_since(steps, most_rows) -> None:
+    """A step below 0 returns to a mark; another one draws samples of one of three sources."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "_MAX_ROWS", most_rows)
+        dataset: Any = Dataset()
+        counter, marks, kept = counting.Counter(dataset), [], [[]]
+        for step in steps:
+            marks = [*marks[: len(kept) - 1], counter.mark]
+            if step < 0:
+                place = max(0, len(kept) - 1 + step)
+                counter.mark, kept = marks[place], kept[: place + 1]
+                assert counter.mark is marks[place]
+            else:
+                row = (f"s{step % 3}", step, 0.5, 0.25, 3, 1)
+                counter.add([row], [], 0.125)
+                kept.append([*kept[-1], row])
+            if step % 5 == 0:
+                counter.counted()
+        fresh = counting.Counter(dataset)
+        for row in kept[-1]:
+            fresh.add([row], [], 0.125)
+        assert counter.counted() == fresh.counted()
+        assert counter.mark[-1] == len(kept[-1])
+
+
+class Dataset:
+    """Stands for a pipeline of which only the sources are asked for."""
+
+    def sources(self) -> list[Any]:
+        return []
 
 
 def test_stats_are_a_copy(sets) -> None:
