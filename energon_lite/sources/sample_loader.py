@@ -321,7 +321,8 @@ class SampleLoader:
         if not self._one_part or type(members) is not OneFileEach:
             return None
         is_text = decoder is not None and decoder.is_text(self._one_part, len(data))
-        if len(data) > _SMALL_BYTES * len(members) or is_text != (decoder is not None):
+        stays_bytes = decoder is None or decoder.decoder_of(self._one_part) is None
+        if len(data) > _SMALL_BYTES * len(members) or not (is_text or stays_bytes):
             return None
         names, end = members.names, f".{self._one_part}\0"
         joined = "\0".join(names) + "\0"

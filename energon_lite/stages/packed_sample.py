@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.samples import IMAGE_FIELDS, Batch, Sample, field_of, images_of
@@ -21,6 +22,7 @@ from energon_lite.loss.means import token_weight
 # Fields with one entry per token, which are cut with a sample.
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
 _LOSS_WEIGHTS = ("__loss_weight__", "loss_weight")
+_NUM_VALUES = torch.Tensor.numel  # half of the time of `len`
 
 
 @edataclass
@@ -172,13 +174,16 @@ def _joined(packs: Sequence[PackedSample]) -> dict[str, torch.Tensor]:
 
 def _stacked(rows: Sequence[torch.Tensor], length: int, padding: float | None) -> torch.Tensor:
     """Stacks rows; short ones are filled with `padding`, None for their last value."""
-    # Through numpy, which takes a tenth of torch's time to write a slice.
-    arrays = [row.numpy() for row in rows]
-    stacked = np.empty((len(rows), length), dtype=arrays[0].dtype)
-    for target, array in zip(stacked, arrays, strict=True):
-        target[: len(array)] = array
-        target[len(array) :] = array[-1] if padding is None else padding
-    return torch.from_numpy(stacked)
+    # Through numpy, whose calls take half of the time of torch's.
+    parts = []
+    for row in rows:
+        array = row.numpy()
+        parts.append(array)
+        if len(array) < length:
+            fill = array[-1] if padding is None else padding
+            parts.append(np.full(length - len(array), fill, array.dtype))
+    stacked = np.concatenate(parts, dtype=parts[0].dtype, casting="unsafe")
+    return torch.from_numpy(stacked.reshape(len(rows), length))
 
 
 def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
@@ -199,50 +204,99 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     """
     if not samples:
         raise ValueError("pack_samples: there is no sample")
-    tokens = list(map(_tokens, samples, _values(samples, "input_ids")))
-    sizes = np.array([len(ids) for ids in tokens])
+    columns = _Columns(samples)
+    input_ids, lengths = columns.joined("input_ids")
+    sizes = np.array(lengths)
     align = packing.token_alignment
-    padded_sizes = -(-sizes // align) * align
+    padded_sizes = sizes if align == 1 else -(-sizes // align) * align
     _check_capacity(samples, sizes, padded_sizes, packing)
     ends = np.cumsum(padded_sizes)
     starts, total = ends - padded_sizes, int(ends[-1])
-    input_ids = _laid_out(tokens, starts, total, packing.pad_id)
-    positions = np.arange(total) - np.repeat(starts, padded_sizes)
+    positions = np.repeat(starts, padded_sizes)
+    np.subtract(np.arange(total), positions, out=positions)
     segments = np.repeat(np.arange(1, len(samples) + 1), padded_sizes)
-    is_padding = positions >= np.repeat(sizes, padded_sizes) if align > 1 else None
-    labels = _labels(samples, tokens, input_ids, starts, packing)
-    if is_padding is not None:
+    is_padding = None
+    if align > 1:
+        is_padding = positions >= np.repeat(sizes, padded_sizes)
         positions[is_padding] = segments[is_padding] = 0
-        labels[is_padding] = packing.ignore_index
+        joined, input_ids = input_ids, np.full(total, packing.pad_id)
+        input_ids[~is_padding] = joined
+    labels = _labels(columns, input_ids, starts, sizes, is_padding, packing)
+    boundaries = _boundaries(sizes)
     return PackedSample(
-        **_names_and_images(samples),
+        **_names_and_images(columns),
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
         position_ids=torch.from_numpy(positions),
         segment_ids=torch.from_numpy(segments),
         loss_weights=torch.from_numpy(
-            _loss_weights(samples, labels, starts, sizes, padded_sizes, packing)
+            _loss_weights(columns, labels, starts, sizes, padded_sizes, packing)
         ),
-        cu_seqlens=_boundaries(sizes),
-        cu_seqlens_padded=_boundaries(padded_sizes),
+        cu_seqlens=torch.from_numpy(boundaries),
+        cu_seqlens_padded=torch.from_numpy(
+            boundaries.copy() if align == 1 else _boundaries(padded_sizes)
+        ),
         max_seqlen=int(padded_sizes.max()),
     )
 
 
-def _names_and_images(samples: Sequence[Any]) -> dict[str, Any]:
+class _Columns:
+    """The fields of the samples of a pack, each looked up in all samples at once."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.samples = samples
+        # The names of fields; None where a sample may make up others when it is asked.
+        self._names: set[str] | None = None
+        self._kinds = set(map(type, samples))
+        self._are_dicts = self._kinds == {dict}
+        if self._are_dicts:
+            self._names = set().union(*samples)
+        elif all(getattr(kind, "__getattr__", None) is Sample.__getattr__ for kind in self._kinds):
+            self._names = set().union(*map(vars, samples))
+
+    def __getitem__(self, name: str) -> list[Any] | None:
+        """Returns a field of each sample, None where it has none; None if all lack it."""
+        is_known = self._names is None or name in self._names
+        if self._are_dicts:
+            found = list(map(dict.get, self.samples, repeat(name))) if is_known else []
+        else:
+            is_known = is_known or any(hasattr(kind, name) for kind in self._kinds)
+            found = [field_of(sample, name) for sample in self.samples] if is_known else []
+        return None if set(map(type, found)) <= {type(None)} else found
+
+    def joined(self, name: str) -> tuple[Int64Array, list[int]]:
+        """Returns what a field has for all tokens, in a row, and for how many of each sample.
+
+        Raises:
+            FatalSampleError: A sample lacks the field, or the field has other dimensions.
+        """
+        values = self[name] or repeat(None)
+        if isinstance(values, list) and set(map(type, values)) == {torch.Tensor}:
+            with suppress(RuntimeError):  # tensors of other dimensions, which are named below
+                joined = torch.cat(values)
+                if joined.ndim == 1:
+                    return np.asarray(joined.numpy(), np.int64), list(map(_NUM_VALUES, values))
+        arrays = list(map(_array, self.samples, repeat(name), values))
+        return np.concatenate(arrays, dtype=np.int64, casting="unsafe"), list(map(len, arrays))
+
+
+def _names_and_images(columns: _Columns) -> dict[str, Any]:
     """What a pack has besides its tokens."""
-    keys = [str(key or "") for key in _values(samples, "__key__")]
-    sources = chain.from_iterable(own or () for own in _values(samples, "__sources__"))
-    have_images = any(_are_there(_values(samples, name)) for name in IMAGE_FIELDS)
-    images = [images_of(sample) if have_images else [] for sample in samples]
-    segments = np.repeat(np.arange(1, len(samples) + 1), [len(found) for found in images])
+    samples, none = columns.samples, [None] * len(columns.samples)
+    keys = [str(key or "") for key in columns["__key__"] or none]
+    restore_keys = columns["__restore_key__"] or none
+    sources = filter(None, columns["__sources__"] or ())
+    images: list[list[Any]] = []
+    if any(columns[name] is not None for name in IMAGE_FIELDS):
+        images = list(map(images_of, samples))
+    numbers = [number for number, own in enumerate(images, 1) for _ in own]
     return {
         "__key__": ",".join(keys),
-        "__restore_key__": ("pack", *(key or () for key in _values(samples, "__restore_key__"))),
-        "__sources__": tuple(sources) or None,
+        "__restore_key__": ("pack", *(key or () for key in restore_keys)),
+        "__sources__": tuple(chain.from_iterable(sources)) or None,
         "__keys__": keys,
         "images": list(chain.from_iterable(images)),
-        "image_segments": torch.from_numpy(segments),
+        "image_segments": torch.tensor(numbers, dtype=torch.int64),
     }
 
 
@@ -282,19 +336,14 @@ def _replaced(sample: Any, values: dict[str, Any]) -> Any:
     return copied
 
 
-def _values(samples: Sequence[Any], name: str) -> list[Any]:
-    """Returns a field of each sample; None where it has none."""
-    if set(map(type, samples)) == {dict}:
-        return list(map(dict.get, samples, repeat(name)))
-    return [field_of(sample, name) for sample in samples]
-
-
-def _are_there(values: list[Any]) -> bool:
-    return set(map(type, values)) != {type(None)}
-
-
 def _array(sample: Any, name: str, value: Any) -> npt.NDArray[Any]:
     array: npt.NDArray[Any]
+    if value is None:
+        raise FatalSampleError.from_sample(
+            sample,
+            f"{type(sample).__name__} has no {name} (t,). Give it from encode_sample or "
+            "postencode_sample, or override pack_selected_samples(samples)",
+        )
     if type(value) is np.ndarray:
         array = value
     else:
@@ -315,35 +364,29 @@ def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any
     return array
 
 
-def _tokens(sample: Any, value: Any) -> npt.NDArray[Any]:
-    if value is None:
-        raise FatalSampleError.from_sample(
-            sample,
-            f"{type(sample).__name__} has no input_ids (t,). Give it from encode_sample or "
-            "postencode_sample, or override pack_selected_samples(samples)",
-        )
-    return _array(sample, "input_ids", value)
-
-
 def _labels(
-    samples: Sequence[Any],
-    tokens: Sequence[npt.NDArray[Any]],
+    columns: _Columns,
     input_ids: Int64Array,
     starts: Int64Array,
+    sizes: Int64Array,
+    is_padding: BoolArray | None,
     packing: Packing,
 ) -> Int64Array:
-    """Returns the labels of all samples; at what pads a sample they are anything."""
-    values = _values(samples, "labels")
-    ends = starts + np.array([len(ids) for ids in tokens])
-    labels = np.roll(input_ids, -1) if packing.labels_are_shifted else input_ids.copy()
+    """Returns the labels of all samples."""
+    labels, ends = input_ids.copy(), starts + sizes
     if packing.labels_are_shifted:
+        labels[:-1] = input_ids[1:]
         labels[ends - 1] = packing.ignore_index
-    triples = zip(values, starts.tolist(), ends.tolist(), strict=True)
-    for place, (value, start, end) in enumerate(triples if _are_there(values) else ()):
+    values = columns["labels"] or ()
+    triples = zip(starts.tolist(), ends.tolist(), values, strict=bool(values))
+    for place, (start, end, value) in enumerate(triples):
         if value is not None:
-            labels[start:end] = _per_token(samples[place], "labels", value, end - start)
+            own = _per_token(columns.samples[place], "labels", value, end - start)
+            labels[start:end] = own
     if not packing.labels_are_shifted:
         labels[starts] = packing.ignore_index  # nothing of a sample predicts its first token
+    if is_padding is not None:
+        labels[is_padding] = packing.ignore_index
     return labels
 
 
@@ -363,19 +406,8 @@ def _check_capacity(
         )
 
 
-def _laid_out(
-    arrays: Sequence[npt.NDArray[Any]], starts: Int64Array, total: int, padding: int
-) -> Int64Array:
-    if sum(map(len, arrays)) == total:
-        return np.concatenate(arrays, dtype=np.int64, casting="unsafe")
-    found = np.full(total, padding, np.int64)
-    for start, array in zip(starts.tolist(), arrays, strict=True):
-        found[start : start + len(array)] = array
-    return found
-
-
 def _loss_weights(
-    samples: Sequence[Any],
+    columns: _Columns,
     labels: Int64Array,
     starts: Int64Array,
     sizes: Int64Array,
@@ -383,23 +415,21 @@ def _loss_weights(
     packing: Packing,
 ) -> npt.NDArray[np.float32]:
     """What each token's loss counts, shape (T,)."""
+    samples, masks = columns.samples, columns["loss_mask"]
     has_loss = labels != packing.ignore_index
-    masks = _values(samples, "loss_mask")
-    has_masks = _are_there(masks)
-    has_own = any(_are_there(_values(samples, name)) for name in _LOSS_WEIGHTS)
-    if packing.loss == "token" and not has_own and not has_masks:
+    own = [1.0]
+    if any(columns[name] is not None for name in _LOSS_WEIGHTS):
+        own = list(map(loss_weight_of, samples))
+    if packing.loss == "token" and masks is None and set(own) == {1.0}:
         return np.asarray(has_loss, np.float32)
     weights = has_loss.astype(np.float64)
-    quadruples = zip(samples, masks, starts.tolist(), sizes.tolist(), strict=True)
-    for sample, mask, start, size in quadruples if has_masks else ():
+    quadruples = zip(samples, starts.tolist(), sizes.tolist(), masks or (), strict=bool(masks))
+    for sample, start, size, mask in quadruples:
         if mask is not None:
             weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
-    per_token = [
-        loss_weight_of(sample) * token_weight(packing.loss, number)
-        for sample, number in zip(samples, targets.tolist(), strict=True)
-    ]
-    return np.asarray(weights * np.repeat(per_token, padded_sizes), np.float32)
+    modes = [token_weight(packing.loss, number) for number in targets.tolist()]
+    return np.asarray(weights * np.repeat(np.multiply(own, modes), padded_sizes), np.float32)
 
 
 def loss_weight_of(sample: Any) -> float:
@@ -411,5 +441,7 @@ def loss_weight_of(sample: Any) -> float:
     return 1.0
 
 
-def _boundaries(sizes: Int64Array) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+def _boundaries(sizes: Int64Array) -> npt.NDArray[np.int32]:
+    bounds = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=bounds[1:])
+    return bounds

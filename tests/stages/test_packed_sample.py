@@ -232,6 +232,8 @@ def test_pack_above_its_capacity_names_the_longest_sample() -> None:
         ({"__key__": "a", "tokens": [1]}, r"'a': dict has no input_ids"),
         ({"__key__": "a", "input_ids": []}, "'a': it has no input_ids"),
         ({"__key__": "a", "input_ids": [[1, 2]]}, r"'a': input_ids has shape \(1, 2\)"),
+        ({"__key__": "a", "input_ids": torch.ones(1, 2)}, r"'a': input_ids has shape \(1, 2\)"),
+        ({"__key__": "a", "input_ids": torch.tensor(1)}, r"'a': input_ids has shape \(\)"),
         ({"__key__": "a", "input_ids": [1, 2], "labels": [1]}, "2 input_ids and 1 labels"),
         ({"__key__": "a", "input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids and 1 loss_mask"),
     ],
