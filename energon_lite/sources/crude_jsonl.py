@@ -20,6 +20,7 @@ from energon_lite.sources.sample_loader import SampleLoader, make_crude
 from energon_lite.sources.source_factory import SourceFactory, plain
 from energon_lite.storage.jsonl import LINES, LineReader, sample_place
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.shards import BlockBytes
 from energon_lite.stores.file_stores import JsonlFileStore
 
 _JSON = "json"
@@ -36,7 +37,7 @@ class LineLoader(SampleLoader):
         return f"{self.root}, {sample_place(place)}"
 
     def __call__(
-        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
+        self, data: BlockBytes, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
         """Makes the sample of one line.
 
@@ -57,7 +58,7 @@ class LineLoader(SampleLoader):
                 __shard__=shard,
             )
             if target is not None and decode is not None:
-                sample[_JSON] = value = decode(data[first:last].tobytes())
+                sample[_JSON] = value = decode(bytes(data[first:last]))
                 if not isinstance(value, dict):
                     raise DecodingError(f"is no JSON object, but a {type(value).__name__}")
             if self.loss_weight != 1:
@@ -92,7 +93,7 @@ class JsonlPreparator:
                 if isinstance(members, Exception):
                     raise members
                 ((_, first, last),) = members
-                yield {"json": block.data[first:last].tobytes()}
+                yield {"json": bytes(block.data[first:last])}
 
 
 class CrudeJsonlDatasetFactory(SourceFactory[CrudeSample], JsonlPreparator):

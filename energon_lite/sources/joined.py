@@ -33,7 +33,14 @@ from energon_lite.sources.webdataset import BaseWebdatasetFactory
 from energon_lite.storage.field_access import mappable_fields
 from energon_lite.storage.join_index import JoinIndexReader, JoinSide
 from energon_lite.storage.local_paths import local_path
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, MAX_OPEN, Block, BlockReader, ShardReader
+from energon_lite.storage.shards import (
+    MAX_BLOCK_BYTES,
+    MAX_OPEN,
+    Block,
+    BlockBytes,
+    BlockReader,
+    ShardReader,
+)
 from energon_lite.storage.tar import key_of_members
 
 logger = logging.getLogger(__name__)
@@ -164,7 +171,7 @@ class _Column:
 class JoinColumn(NamedTuple):
     """The samples of one dataset in a block; a missing match is None in `members`."""
 
-    data: memoryview
+    data: BlockBytes
     members: list[Any]
     shards: list[str]
     places: list[int]

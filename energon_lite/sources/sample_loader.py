@@ -27,8 +27,9 @@ from energon_lite.core.stream_context import current_context
 from energon_lite.core.user_function import UserFunction
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage.field_access import FieldMap
+from energon_lite.storage.large_files import FileContents
 from energon_lite.storage.nvmeta import META
-from energon_lite.storage.shards import Block
+from energon_lite.storage.shards import Block, BlockBytes
 from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
@@ -276,7 +277,7 @@ class SampleLoader:
         return {**self.__dict__, "_plans": {}}
 
     def __call__(
-        self, data: memoryview, members: Any, shard: str, place: int, key: RestoreKey
+        self, data: BlockBytes, members: Any, shard: str, place: int, key: RestoreKey
     ) -> Any:
         """Makes one sample of a block; see `storage.shards.Block`.
 
@@ -322,7 +323,8 @@ class SampleLoader:
             return None
         is_text = decoder is not None and decoder.is_text(self._one_part, len(data))
         stays_bytes = decoder is None or decoder.decoder_of(self._one_part) is None
-        if len(data) > _SMALL_BYTES * len(members) or not (is_text or stays_bytes):
+        is_copied = isinstance(data, memoryview) and len(data) > _SMALL_BYTES * len(members)
+        if is_copied or not (is_text or stays_bytes):
             return None
         names, end = members.names, f".{self._one_part}\0"
         joined = "\0".join(names) + "\0"
@@ -330,8 +332,12 @@ class SampleLoader:
         is_plain = joined.count(end) == len(names) and "/" not in joined and all(keys)
         if not is_plain or joined.count(".") != len(names) * end.count("."):
             return None
-        raw = data.tobytes()
-        values: list[Any] = [raw[a:b] for a, b in zip(members.starts, members.stops, strict=True)]
+        values: list[Any]
+        if isinstance(data, FileContents):
+            values = data.contents
+        else:
+            raw = data.tobytes()
+            values = [raw[a:b] for a, b in zip(members.starts, members.stops, strict=True)]
         try:
             values = [*map(bytes.decode, values)] if is_text else values
         except UnicodeDecodeError:
@@ -352,7 +358,7 @@ class SampleLoader:
         return sample
 
     def fields(
-        self, data: memoryview, members: Any, shard: str, place: int
+        self, data: BlockBytes, members: Any, shard: str, place: int
     ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns key, fields and file names of a sample, where the maker is a `FieldMapMaker`.
 
@@ -375,7 +381,7 @@ class SampleLoader:
             f"{self.root / shard}, sample {repr(sample_key) if sample_key else f'number {place}'}"
         )
 
-    def _parts(self, data: memoryview, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns the key of a sample, its decoded parts, and the names of their files."""
         if self._num_fields == 1 and type(members) is list and len(members) == 1:
             ((name, first, last),) = members
@@ -383,7 +389,7 @@ class SampleLoader:
             field, decode = self._plans.get(part, (None, None))
             if field is not None and sample_key and "/" not in name:
                 # One file that fills the one field, as in most texts.
-                raw = data[first:last].tobytes()
+                raw = bytes(data[first:last])
                 return sample_key, {field: raw if decode is None else decode(raw)}, (name,)
         if isinstance(members, Exception):
             raise copy.copy(members)  # one error may stand for all samples of a shard
@@ -406,7 +412,7 @@ class SampleLoader:
             except KeyError:
                 target, decode = self._plans[part] = self._plan(part)
             if target is not None:
-                raw = data[first:last].tobytes()
+                raw = bytes(data[first:last])
                 values[target] = raw if decode is None else decode(raw)
                 files += (name,)
         if not sample_key:

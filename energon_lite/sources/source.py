@@ -25,7 +25,7 @@ from energon_lite.order.source_order import SourceOrder
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
 from energon_lite.storage.read_ahead import BlockOrder, ReadAhead
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockBytes, BlockReader
 from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
@@ -294,7 +294,7 @@ class SourceCursor(Cursor[T]):
             self._reading = self._ahead.blocks(self._stop, requested, max_bytes)
         return next(self._reading)
 
-    def _load(self, key: RestoreKey, members: Any, shard: str, place: int, data: memoryview) -> Any:
+    def _load(self, key: RestoreKey, members: Any, shard: str, place: int, data: BlockBytes) -> Any:
         """Loads a sample; returns None if it is skipped."""
         since = perf_counter()
         sample: Any

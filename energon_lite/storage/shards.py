@@ -29,12 +29,14 @@ import numpy as np
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
+from energon_lite.storage.large_files import CACHED_ONLY, LARGE_BYTES, FileContents, read_files
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index, reindex
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 from energon_lite.storage.tar import BLOCK, block_members, first_keys, key_of_members
 
 logger = logging.getLogger(__name__)
 
+BlockBytes = memoryview | FileContents
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -45,8 +47,6 @@ MAX_GAP_BYTES = 8 << 10
 MAX_OPEN = 128
 # Bytes that the kernel is asked for at once: it may cut off what is longer than its own read-ahead.
 _ADVICE_BYTES = 128 << 10
-# Reads what is in the page cache, and nothing else; 0 where the kernel takes no advice either.
-_CACHED_ONLY = getattr(os, "RWF_NOWAIT", 0) if hasattr(os, "posix_fadvise") else 0
 # For how many blocks storage counts as slow after one that was not in the page cache.
 _SLOW_BLOCKS = 64
 # For so long samples are tried one by one, once each, after the first that cannot be read.
@@ -238,6 +238,7 @@ class OpenShards:
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         self.slow_blocks = 0  # to be read until storage counts as quick again
+        self._no_large = 0  # to be read until large files are tried to be read one by one
         # Size of each shard that was opened, and the sum of its offsets, to notice another file.
         self._seen: dict[int, tuple[int, int]] = {}
         # Size of each open shard whose index goes beyond its end.
@@ -347,15 +348,36 @@ class OpenShards:
             return dict.fromkeys(missing, error)
         return {}
 
+    def read_large(self, rows: Rows) -> tuple[FileContents, Any] | None:
+        """Reads samples file by file, each into separate memory.
+
+        Returns:
+            Contents and members, as in a block. None if this fails, or is not good for these
+            samples; then it is not tried for some blocks.
+        """
+        self._no_large = max(0, self._no_large - 1)
+        if self._no_large:
+            return None
+        self._no_large = _SLOW_BLOCKS
+        numbers = rows.shards.tolist()
+        try:
+            opened = {number: self._opened(number) for number in set(numbers)}
+            descriptors = [opened[number].descriptor for number in numbers]
+            found = read_files(descriptors, rows.starts, rows.stops)
+        except (OSError, DatasetFormatError):
+            return None  # reading a range reports what is wrong, and waits if it has to
+        self._no_large = 0 if found else _SLOW_BLOCKS
+        return found
+
     def _read_cached(self, descriptor: int, target: memoryview, start: int) -> bool:
         """Reads a range if it is in the page cache, and counts those that are not."""
         try:
-            num_read = os.preadv(descriptor, [target], start, _CACHED_ONLY)
+            num_read = os.preadv(descriptor, [target], start, CACHED_ONLY)
         except OSError:  # file systems that do not know are often on other machines
             num_read = -1
         if num_read == len(target):
             return True
-        self.num_waits += _CACHED_ONLY > 0
+        self.num_waits += CACHED_ONLY > 0
         return False
 
     def offsets_at_once(self, shard: int) -> Int64Array:
@@ -486,12 +508,13 @@ class Block(NamedTuple):
     Attributes:
         data: the bytes of all of them, until the next block is read.
         members: for each sample (name, first byte, byte after the last) of its files, as positions
-            in `data`; or the error that reading it raised.
+            in `data`, of which `bytes(data[first:last])` is the content; or the error that reading
+            the sample raised.
         shards: for each sample the name of its shard.
         places: for each sample its number in the shard.
     """
 
-    data: memoryview
+    data: BlockBytes
     members: Sequence[Any]
     shards: list[str]
     places: list[int]
@@ -587,9 +610,23 @@ class ShardReader(BlockReader):
         for rows in _cut_in_blocks(all_rows, max_bytes):
             if len(buffer) > 2 * max_bytes:  # of one long sample
                 buffer = np.empty(0, dtype=np.uint8)
-            buffer, shifts = self._read_runs(rows, max_gap, lost, buffer)
+            block = None if lost else self._large_files(rows)
+            if block is None:
+                buffer, shifts = self._read_runs(rows, max_gap, lost, buffer)
+                block = self._block(buffer, rows, shifts, lost)
             self._files.close_down_to(self.max_open)
-            yield self._block(buffer, rows, shifts, lost)
+            yield block
+
+    def _large_files(self, rows: Rows) -> Block | None:
+        """Reads samples of large files file by file; None where long ranges are to be read."""
+        if (rows.stops - rows.starts).sum() < LARGE_BYTES * len(rows.order):
+            return None
+        back = np.argsort(rows.order)
+        rows = Rows(*(column[back] for column in rows))
+        found = self._files.read_large(rows)
+        if found is None:
+            return None
+        return Block(*found, self._names[rows.shards].tolist(), rows.places.tolist())
 
     def _block(
         self, data: UInt8Array, rows: Rows, shifts: Int64Array, lost: dict[int, Exception]

@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -409,17 +409,41 @@ def block_members(
         checksum covers.
     """
     blocks = buffer.reshape(-1, BLOCK)
+    found, is_whole = plain_members(starts, stops, lambda _, pos: (blocks, pos // BLOCK))
+    rows = np.flatnonzero(~is_whole)
+    others = np.stack([rows, starts[rows], stops[rows], bases[rows]], axis=1)
+    return found, _read_others(buffer, others.tolist(), found)
+
+
+def plain_members(
+    starts: Int64Array,
+    stops: Int64Array,
+    blocks_at: Callable[[Int64Array, Int64Array], tuple[UInt8Array, Int64Array]],
+) -> tuple[Any, BoolArray]:
+    """Finds the regular files of the samples that have plain headers only; see `block_members`.
+
+    Args:
+        starts: shape (N,), where each sample begins.
+        stops: shape (N,), where each ends.
+        blocks_at: is called with the numbers of samples, and with the place of a header in each,
+            both (K,). Returns bytes in blocks, shape (M, 512), and the row of each header there;
+            if a header is not the last row, the block after it is the next row.
+
+    Returns:
+        For each sample its members, as a list or as `OneFileEach`; and whether they are all that
+        the sample has, shape (N,).
+    """
     found: list[Any] | None = None
     is_whole = np.zeros(len(starts), dtype=bool)
     active = np.flatnonzero((starts % BLOCK == 0) & (stops > starts))
     pos = starts[active]
     while len(active):
-        heads = blocks[pos // BLOCK]
+        blocks, at = blocks_at(active, pos)
+        heads = blocks[at]
         names, sizes, is_plain = _plain_headers(heads)
         is_time = heads[:, 156] == ord("x")
         if is_time.any():
-            after = np.minimum(pos // BLOCK + 1, len(blocks) - 1)
-            is_time &= _hold_time_only(blocks, after, sizes)
+            is_time &= _hold_time_only(blocks, np.minimum(at + 1, len(blocks) - 1), sizes)
         firsts = pos + BLOCK
         ends = firsts + (sizes + BLOCK - 1) // BLOCK * BLOCK
         is_file = (heads[:, 156] == ord("0")) & is_plain & (ends <= stops[active])
@@ -434,17 +458,14 @@ def block_members(
         is_last = is_file & (ends == stops[active])
         if found is None and len(rows):
             if is_last.sum() == len(starts):  # one file each, as in most texts
-                return OneFileEach(*columns), []
+                return OneFileEach(*columns), is_last
             found = [[] for _ in range(len(starts))]
         for i, member in zip(active[rows].tolist(), zip(*columns, strict=True), strict=True):
             found[i].append(member)  # type: ignore[index]
         is_whole[active[is_last]] = True
         is_open = (is_file | is_time) & ~is_last
         active, pos = active[is_open], ends[is_open]
-    found = found or [[] for _ in range(len(starts))]
-    rows = np.flatnonzero(~is_whole)
-    others = np.stack([rows, starts[rows], stops[rows], bases[rows]], axis=1)
-    return found, _read_others(buffer, others.tolist(), found)
+    return found or [[] for _ in range(len(starts))], is_whole
 
 
 def _read_others(buffer: UInt8Array, others: list[list[int]], found: list[Any]) -> list[int]:

@@ -88,7 +88,7 @@ def test_the_memory_of_a_long_sample_is_not_kept_for_the_blocks_after_it(folder:
     reader = ShardReader(folder, SHARDS, COUNTS, [0, 1, 2])
     blocks = reader.blocks(np.arange(sum(COUNTS)), 4_000)
     sizes = [(len(block.members), len(block.data)) for block in blocks]
-    assert max(size for _, size in sizes) > 60_000
+    assert max(size for _, size in sizes) >= 60_000
     # A buffer is at most an eighth longer than what was read into it, or was read before it.
     assert all(size <= 9_000 or number == 1 for number, size in sizes)
     assert any(number > 1 for number, _ in sizes)

@@ -21,7 +21,7 @@ from energon_lite.storage.shards import Block, BlockReader, ShardReader
 from ..conftest import examples
 from ..helpers import text_set, train
 
-pytestmark = pytest.mark.skipif(not shards._CACHED_ONLY, reason="the system takes no advice")
+pytestmark = pytest.mark.skipif(not shards.CACHED_ONLY, reason="the system takes no advice")
 
 
 def keys_of(folder: Path, **settings: Any) -> list[str]:
