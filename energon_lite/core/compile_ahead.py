@@ -24,7 +24,10 @@ _FREE_SEC = 0.2
 _MOST_NUMBERS = 1 << 17
 # How often it is looked whether the code is there, and when that is given up. [Unit: second]
 _LOOK_SEC, _LONGEST_SEC = 0.25, 300.0
-_CHILD = "import sys; from energon_lite.core.compiled import fill_cache; fill_cache(*sys.argv[1:])"
+# It imports nothing from the current folder, which may be a dataset; and ends at once, to be seen.
+_CHILD = """import sys; sys.path[:] = filter(None, sys.path)
+import os; from energon_lite.core.compiled import fill_cache; fill_cache(*sys.argv[1:]); os._exit(0)
+"""
 
 
 class CompileAhead:
@@ -55,10 +58,10 @@ class CompileAhead:
         now = monotonic()
         if now > self._looked + _LOOK_SEC:
             self._looked = now
+            is_there = self._mark.exists()
             # A fork of the process that started it sees no failure, and waits longer.
             has_failed = self._child is not None and self._child.poll() not in (None, 0)
-            is_late = has_failed or now > self._since + _LONGEST_SEC
-            self._is_over = is_late or self._mark.exists()
+            self._is_over = is_there or has_failed or now > self._since + _LONGEST_SEC
         return not self._is_over
 
     def begin(self) -> bool:
@@ -76,14 +79,18 @@ class CompileAhead:
         self._is_over = self._mark.exists()
         if not self._is_over:
             self._since = monotonic()
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(self._mark), *names],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt of the run does not end it
-            )
+            try:
+                paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
+                self._child = subprocess.Popen(
+                    [sys.executable, "-c", _CHILD, str(self._mark), *names],
+                    env={**os.environ, "PYTHONPATH": paths},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt of the run does not end it
+                )
+            except OSError:  # the system allows no more processes, for example
+                self._is_over = True
         return self._is_over
 
 

@@ -137,6 +137,11 @@ _FORK_SEC = 5.0
 _forks: list[bool] = []
 
 
+def has_turn() -> bool:
+    """Returns whether a hook has the generators that waits for the caller."""
+    return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
 def _end_fork(is_child: bool = False) -> None:
     global _turn
     if _forks.pop():

@@ -28,6 +28,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.worker import WorkerInfo
 
 from energon_lite.core.dataset import SavableDataset
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.global_generators import has_turn
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
@@ -293,8 +295,7 @@ class WorkerPool(Iterator[Delivery]):
         self._limits = settings.limits._replace(report_sec=settings.first_report_sec)
         self._pinned = PinnedAhead() if torch.cuda.is_available() else None
         self._go_to(start)
-        if config.worker_type == "thread":
-            warn_of_draws(dataset)
+        self._may_draw = config.worker_type == "thread" and warn_of_draws(dataset)
         for worker in range(num_workers):
             self._workers.append(self._started(worker))
 
@@ -362,6 +363,12 @@ class WorkerPool(Iterator[Delivery]):
         slot = self._slot
         if slot is None:
             raise StopIteration
+        if self._may_draw and has_turn():
+            raise FatalSampleError(
+                "A hook that is not marked @stateless has the global generators, and waits for "
+                "worker threads whose hooks need them: both would wait for ever. Mark the hooks of "
+                "either with @stateless, or use num_workers=0 for the loader that the hook reads."
+            )
         delivery: Any = self._received_from(self._worker_of(slot))
         self._limits = self._settings.limits
         if isinstance(delivery, ExceptionWrapper):

@@ -180,8 +180,12 @@ class WorkerThread:
             del found
 
 
-def warn_of_draws(dataset: SavableDataset[Any]) -> None:
-    """Warns, once, of hooks that may draw from the generators that the training loop draws from."""
+def warn_of_draws(dataset: SavableDataset[Any]) -> bool:
+    """Warns, once, of hooks that may draw from the generators that the training loop draws from.
+
+    Returns:
+        Whether there are such hooks.
+    """
     names = dict.fromkeys(f"{hook.name}, {hook.where}" for hook in drawing_functions(dataset))
     if names:
         warn_once(
@@ -191,3 +195,4 @@ def warn_of_draws(dataset: SavableDataset[Any]) -> None:
             "that draw nothing with @stateless, draw from sample_rng() in the others, or use "
             "worker_type='process'."
         )
+    return bool(names)

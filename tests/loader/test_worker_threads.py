@@ -424,6 +424,35 @@ def test_unmarked_hook_may_read_another_pipeline(texts: Path) -> None:
     assert_same(Ranks(make, 1, 2, worker_type="thread").slots(6), whole)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_hook_that_waits_for_threads_that_wait_for_its_generators_is_an_error(
+    texts: Path, num_workers: int
+) -> None:
+    class Inner(DefaultTaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+    class Outer(DefaultTaskEncoder):
+        def encode_batch(self, batch: Any) -> Any:
+            with loader_of(texts, self.inner) as loader:
+                batch.__inner__ = next(iter(loader)).__key__
+            return batch
+
+    class Marked(Outer):
+        @stateless
+        def encode_batch(self, batch: Any) -> Any:
+            return super().encode_batch(batch)
+
+    def first(outer: Any, inner: Any) -> Any:
+        outer.inner = inner
+        with loader_of(texts, outer, num_workers) as loader:
+            return next(iter(loader)).__inner__
+
+    assert first(Marked(), Inner()) == first(Outer(), DefaultTaskEncoder())
+    with pytest.raises(FatalSampleError, match="both would wait for ever"):
+        first(Outer(), Inner())
+
+
 def test_loader_may_be_collected_in_a_thread_of_its_own(texts: Path) -> None:
     is_dropped, is_collected = threading.Event(), threading.Event()
 

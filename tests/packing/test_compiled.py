@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,7 @@ def test_names_of_the_package_are_functions_whatever_was_imported_before() -> No
 
 MUCH = """
 import sys
+import time
 from energon_lite.core import compile_ahead, compiled
 from energon_lite.packing import first_fit_decreasing
 
@@ -221,6 +223,37 @@ def test_compiling_that_fails_or_takes_too_long_is_given_up(
     now[0] += 299
     assert ahead.allows_plain((np.zeros(9),)) == (program == "true")
     now[0] += 2
+    assert not ahead.allows_plain(())
+
+
+def test_compiling_process_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "hashlib.py").write_text("open('imported', 'w').close()\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compile_ahead, "_LOOK_SEC", 0.0)
+    ahead = CompileAhead([])
+    assert not ahead.begin()
+    deadline = time.monotonic() + 60
+    while ahead.allows_plain(()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (tmp_path / "imported").exists()
+    assert ahead._child is not None
+    assert ahead._child.wait(5) == 0
+    assert len(list((tmp_path / "cache").glob("*.compiled"))) == 1
+
+
+def test_system_that_allows_no_more_processes_lets_the_process_compile_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    ahead = CompileAhead([])
+    assert ahead.begin()
     assert not ahead.allows_plain(())
 
 
