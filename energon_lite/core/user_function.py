@@ -27,6 +27,7 @@ from energon_lite.core.errors import (
 )
 from energon_lite.core.global_generators import seeded
 from energon_lite.core.keys import Siblings, leaves, name_of_key
+from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context, replaying
@@ -96,6 +97,7 @@ class UserFunction:
         is_stateless: whether its result depends on its input only; None to see whether
             `@stateless` marks it.
         failure_tolerance: failures in a row that end the run; 0 for any number.
+        takes_columns: whether the function, which takes lists, takes `SampleColumns` as well.
     """
 
     function: Callable[..., Any]
@@ -105,6 +107,7 @@ class UserFunction:
     config: InitVar[WorkerConfig | None] = None
     is_stateless: Any = None
     failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE
+    takes_columns: bool = False
 
     def __post_init__(self, config: WorkerConfig | None) -> None:
         """Reads what marks the function, and the handlers."""
@@ -274,6 +277,7 @@ class FunctionRun:
         """
         spec = self.spec
         on_purpose = isinstance(error, SkipSample)
+        argument = samples_of(argument)
         name, sources = describe_input(argument)
         name = name or name_of_key(key)
         if not on_purpose:
@@ -332,6 +336,7 @@ def _shortened(names: str, number: int = 8) -> str:
 
 def describe_input(argument: Any) -> tuple[str, Any]:
     """Returns the sample key (or those of a list of samples) and the sources of a hook's input."""
+    argument = samples_of(argument)
     if isinstance(argument, list):
         described = [describe_input(entry) for entry in argument]
         sources = [source for _, found in described for source in found or ()]

@@ -110,6 +110,8 @@ class _OrderCursor(SourceCursor[RestoreKey]):
         keys = list(islice(self._keys, n))
         return keys, keys
 
+    take_batch = Cursor.take_batch
+
     @property
     def has_columns(self) -> bool:
         return True
@@ -182,7 +184,7 @@ class PlannedSource(Generic[T]):
 
 
 class _PlannedCursor(SourceCursor[T]):
-    take = Cursor.take
+    take, take_batch = Cursor.take, Cursor.take_batch
 
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._planned = rows

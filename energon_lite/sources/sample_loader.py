@@ -10,9 +10,10 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.core.errors import (
     DatasetFormatError,
@@ -20,6 +21,7 @@ from energon_lite.core.errors import (
     SkipSample,
     add_note,
 )
+from energon_lite.core.sample_columns import SampleColumns
 from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
@@ -33,7 +35,7 @@ from energon_lite.storage.shards import Block, BlockBytes
 from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
-_new_source, _new = tuple.__new__, object.__new__
+_new_source = tuple.__new__
 # Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
 _SMALL_BYTES = 8 << 10
 
@@ -233,6 +235,22 @@ class FileFunction:
         return function  # type: ignore[no-any-return]
 
 
+class DecodedBlock(NamedTuple):
+    """The samples of a block, decoded together, each of one file: columns of shape (N,).
+
+    Attributes:
+        keys: of the samples.
+        shards: names of their shards.
+        files: names of their files.
+        values: of their one field.
+    """
+
+    keys: list[str]
+    shards: list[str]
+    files: list[str]
+    values: list[Any]
+
+
 @dataclass(eq=False)
 class SampleLoader:
     """Makes samples of tar bytes.
@@ -311,12 +329,10 @@ class SampleLoader:
             add_note(error, self.place_of(members, shard, place))
             raise
 
-    def together(self, block: Block) -> tuple[Sequence[Any], ...] | None:
+    def together(self, block: Block) -> DecodedBlock | None:
         """Decodes the samples of a block at once, if each is one short text (or bytes).
 
-        Returns:
-            Columns of arguments for `made`, which cannot fail; None where the samples are to be
-            made one by one, each with its error.
+        None where the samples are to be made one by one, each with its error.
         """
         members, data, decoder = block.members, block.data, self.decoder
         if not self._one_part or type(members) is not OneFileEach:
@@ -342,20 +358,32 @@ class SampleLoader:
             values = [*map(bytes.decode, values)] if is_text else values
         except UnicodeDecodeError:
             return None
-        return keys, block.shards, names, values
+        return DecodedBlock(keys, block.shards, names, values)
 
-    def made(self, key: RestoreKey, sample_key: str, shard: str, file: str, value: Any) -> Any:
-        """Makes a sample of a restore key and a row of what `together` returned."""
-        sample = _new(self._sample_type)
-        sample.__key__ = sample_key
-        sample.__restore_key__ = key
-        sample.__subflavors__ = self.subflavors.copy()
-        sample.__sources__ = (_new_source(SourceInfo, (self.path, key[2], shard, (file,))),)
-        sample.__loss_weight__ = self.loss_weight
+    def made(
+        self, block: DecodedBlock, rows: slice, keys: list[RestoreKey], indices: Sequence[int]
+    ) -> SampleColumns:
+        """Makes samples of rows of a block, which cannot fail.
+
+        Args:
+            block: what `together` returned.
+            rows: which of its samples.
+            keys: their restore keys.
+            indices: their numbers in the dataset.
+        """
+        num = len(keys)
+        infos = zip(repeat(self.path), indices, block.shards[rows], zip(block.files[rows]))
+        fields: dict[str, list[Any]] = {
+            "__key__": block.keys[rows],
+            "__restore_key__": keys,
+            "__subflavors__": [self.subflavors.copy() for _ in keys],
+            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
+            "__loss_weight__": [self.loss_weight] * num,
+            self._one_field: block.values[rows],
+        }
         for name, default in self._defaults:
-            setattr(sample, name, default)
-        setattr(sample, self._one_field, value)
-        return sample
+            fields[name] = [default] * num
+        return SampleColumns(self._sample_type, fields)
 
     def fields(
         self, data: BlockBytes, members: Any, shard: str, place: int

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import islice, repeat
-from operator import length_hint
+from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -16,16 +15,17 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
+from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.order.source_order import SourceOrder
-from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.sources.sample_loader import DecodedBlock, SampleLoader
 from energon_lite.storage.length_files import TOKENS, read_facts, read_lengths
 from energon_lite.storage.read_ahead import BlockOrder, ReadAhead
-from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockBytes, BlockReader
+from energon_lite.storage.shards import MAX_BLOCK_BYTES, Block, BlockReader
 from energon_lite.storage.tar import key_of_members
 
 T = TypeVar("T")
@@ -187,8 +187,12 @@ class SourceCursor(Cursor[T]):
         self._go_to(0)
 
     def _go_to(self, position: int) -> None:
-        # The samples of the last block that are left, and the position behind them.
-        self._rows, self._stop, self._is_ready = iter(list[Any]()), position, False
+        # The last block, decoded or not, which of its samples is next, and the position behind it.
+        self._block: Block | None = None
+        self._decoded: DecodedBlock | None = None
+        self._samples: list[T] = []
+        self._row = self._num_rows = 0
+        self._stop = position
         # Samples that are ordered and not read yet; of the first of them blocks are being read.
         self._epochs = self._indices = np.empty(0, dtype=np.int64)
         self._reading: Iterator[Block] | None = None
@@ -198,16 +202,17 @@ class SourceCursor(Cursor[T]):
     @property
     def _position(self) -> int:
         """The position of the next sample."""
-        return self._stop - length_hint(self._rows)
+        return self._stop - self._num_rows + self._row
 
     def __next__(self) -> T:
         """Returns the next sample that can be read."""
         sample: Any = None
         while sample is None:
-            row = next(self._rows, None)
-            if row is None:
+            row = self._row
+            if row == self._num_rows:
                 self._read_on()
                 continue
+            self._row = row + 1
             context, cost = self._context, self._cost
             # Draws are counted over all sources of the pipeline, which take turns.
             number = context.sample_index
@@ -215,32 +220,53 @@ class SourceCursor(Cursor[T]):
             if not cost.is_touched:
                 context.cost(self._name)
             cost.draws += 1
-            epoch, index, first, second, third, fourth = row
-            self.key = key = (self._name, epoch, index, number)
-            sample = self._make(key, first, second, third, fourth)
+            self.key = key = (self._name, self._own_epochs[row], self._own_indices[row], number)
+            if self._decoded is None:
+                sample = self._load(key, row)
+            else:
+                sample = (self._samples or self._all_samples(self._decoded))[row]
+                sample.__restore_key__ = key
         return sample  # type: ignore[no-any-return]
+
+    def _all_samples(self, block: DecodedBlock) -> list[T]:
+        """Returns the samples of a block, which together take half the time; without their keys."""
+        rows, keys = slice(None), [()] * self._num_rows
+        self._samples = self.spec.loader.made(block, rows, keys, self._own_indices).samples()
+        return self._samples
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples, and their restore keys."""
-        items: list[T] = []
+        taken, keys = self.take_batch(n)
+        return samples_of(taken), keys
+
+    def take_batch(self, n: int) -> tuple[list[T] | SampleColumns, list[RestoreKey]]:
+        """As `take`, with columns of the samples if all of them were decoded in blocks."""
+        parts: list[list[T] | SampleColumns] = []
         keys: list[RestoreKey] = []
         with suppress(StopIteration):
-            while len(items) < n:
-                rows = [*islice(self._rows, n - len(items))] if self._is_ready else []
-                if not rows:
-                    items.append(next(self))
+            while len(keys) < n:
+                if self._row == self._num_rows:
+                    self._read_on()
+                if self._decoded:
+                    columns, own = self._made(self._decoded, n - len(keys))
+                    parts.append(columns)
+                    keys += own
+                else:
+                    parts.append([next(self)])
                     keys.append(self.key)
-                    continue
-                context, step = self._context, self._stream.num_streams
-                first = context.sample_index
-                context.sample_index = stop = first + len(rows) * step
-                context.cost(self._name).draws += len(rows)
-                epochs, indices, *columns = zip(*rows, strict=True)
-                drawn = zip(repeat(self._name), epochs, indices, range(first, stop, step))
-                own = [*drawn]
-                items += map(self._make, own, *columns)
-                keys += own
-        return items, keys
+        return joined_samples(parts), keys
+
+    def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
+        """Returns the next samples of a block that was decoded, and their restore keys."""
+        rows = slice(self._row, min(self._row + n, self._num_rows))
+        indices = self._own_indices[rows]
+        context, step = self._context, self._stream.num_streams
+        context.cost(self._name).draws += len(indices)
+        first, self._row = context.sample_index, rows.stop
+        context.sample_index = stop = first + len(indices) * step
+        numbers = range(first, stop, step)
+        keys = [*zip(repeat(self._name), self._own_epochs[rows], indices, numbers)]
+        return self.spec.loader.made(block, rows, keys, indices), keys
 
     def _read_on(self) -> None:
         """Reads the next block, and decodes its samples if this can be done for all at once.
@@ -249,6 +275,8 @@ class SourceCursor(Cursor[T]):
             StopIteration: There is none.
         """
         since = perf_counter()
+        self._block = self._decoded = None  # keeps no bytes while it reads
+        self._samples = []
         if self._reading is None:
             spec, self._context = self.spec, context_or(self._stream)
             self._cost = self._context.cost(self._name)
@@ -256,7 +284,7 @@ class SourceCursor(Cursor[T]):
             self._ahead = ReadAhead(spec.reader, self._order, self._stream.share, mean_bytes)
         try:
             block = self._next_block()
-            ready = self.spec.loader.together(block)
+            decoded = self.spec.loader.together(block)
         except StopIteration:
             raise
         except BaseException:
@@ -264,12 +292,12 @@ class SourceCursor(Cursor[T]):
             raise
         finally:
             self._cost.read_sec += perf_counter() - since
-        self._is_ready = ready is not None
-        self._make: Callable[..., Any] = self.spec.loader.made if ready else self._load
-        num = len(block.places)
-        columns = ready or (*block[1:], repeat(block.data, num))
-        epochs, indices = self._epochs[:num].tolist(), self._indices[:num].tolist()
-        self._rows = iter([*zip(epochs, indices, *columns, strict=True)])
+        self._row, self._num_rows = 0, (num := len(block.places))
+        self._block, self._decoded = None if decoded else block, decoded
+        self._own_epochs, self._own_indices = (
+            self._epochs[:num].tolist(),
+            self._indices[:num].tolist(),
+        )
         self._epochs, self._indices = self._epochs[num:], self._indices[num:]
         self._stop += num
         self._num_requested -= num
@@ -294,12 +322,14 @@ class SourceCursor(Cursor[T]):
             self._reading = self._ahead.blocks(self._stop, requested, max_bytes)
         return next(self._reading)
 
-    def _load(self, key: RestoreKey, members: Any, shard: str, place: int, data: BlockBytes) -> Any:
-        """Loads a sample; returns None if it is skipped."""
+    def _load(self, key: RestoreKey, row: int) -> Any:
+        """Loads a sample of the block; returns None if it is skipped."""
+        block: Any = self._block
+        members, shard, place = block.members[row], block.shards[row], block.places[row]
         since = perf_counter()
         sample: Any
         try:
-            sample = self.spec.loader(data, members, shard, place, key)
+            sample = self.spec.loader(block.data, members, shard, place, key)
         except Exception as error:
             sample = self._count_skip(error, members, shard, place, key)
         finally:

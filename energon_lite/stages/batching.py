@@ -50,16 +50,27 @@ class BatchLists(ListDataset[list[Any]]):
     State: none.
     Length: that below over the batch size, rounded up (down with `drop_last`).
     Keys: `("batch", slot, key, key, ...)`.
+
+    Args:
+        dataset: the samples.
+        batch_size: how many make a list.
+        drop_last: whether a last list that is not full is dropped.
+        takes_columns: whether lists may be `SampleColumns`.
     """
 
     name, settings = "batch", ("batch_size", "batch_drop_last")
 
     def __init__(
-        self, dataset: SavableDataset[Any], batch_size: int, drop_last: bool = False
+        self,
+        dataset: SavableDataset[Any],
+        batch_size: int,
+        drop_last: bool = False,
+        takes_columns: bool = False,
     ) -> None:
         super().__init__(dataset.nested())
         self.batch_size = check_batch_size(batch_size)
         self.batch_drop_last = drop_last
+        self.takes_columns = takes_columns
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds whether the samples of a last list are dropped."""
@@ -87,11 +98,12 @@ class _BatchCursor(StageCursor[list[Any]]):
 
     def __next__(self) -> list[Any]:
         spec = self.spec
-        samples, keys = self.inner.take(spec.batch_size)
-        if not samples or (spec.batch_drop_last and len(samples) < spec.batch_size):
+        take = self.inner.take_batch if spec.takes_columns else self.inner.take
+        samples, keys = take(spec.batch_size)
+        if not keys or (spec.batch_drop_last and len(keys) < spec.batch_size):
             raise StopIteration
         self.key = ("batch", current_context().batch_index, *keys)
-        return samples
+        return samples  # type: ignore[return-value]
 
 
 class GroupLists(CollectDataset[list[Any]]):
@@ -315,7 +327,9 @@ class BatchDataset(BatcherDataset[T]):
         drop_last: bool = False,
         **keywords: Unpack[BatcherKeywords],
     ) -> None:
-        super().__init__(BatchLists(dataset, batch_size, drop_last), batcher, **keywords)
+        takes_columns = isinstance(batcher, UserFunction) and batcher.takes_columns
+        lists = BatchLists(dataset, batch_size, drop_last, takes_columns)
+        super().__init__(lists, batcher, **keywords)
 
 
 class GroupBatchDataset(BatcherDataset[T]):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
+from energon_lite.core.sample_columns import SampleColumns, samples_of
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import (
     LOSS_WEIGHT,
@@ -150,7 +151,9 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
         batched: T_raw_batch = self._batched(samples)
         return batched
 
-    def _batched(self, samples: list[Any]) -> Any:
+    def _batched(self, samples: list[Any] | SampleColumns) -> Any:
+        if isinstance(samples, SampleColumns):
+            return samples.batch()
         if isinstance(samples[0], PackedSample):
             return PackedBatch.from_packs(samples, self.packing)
         return generic_batch(samples)
@@ -175,6 +178,11 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
     def overrides(self, hook: str) -> bool:
         """Returns whether a hook differs from the default, in the class or on the instance."""
         return _function_of(self, hook) is not getattr(TaskEncoder, hook)
+
+    @property
+    def _takes_columns(self) -> bool:
+        """Whether `batch` is the library's own, which takes `SampleColumns`, too."""
+        return _function_of(self, "batch") in (TaskEncoder.batch, DefaultTaskEncoder.batch)
 
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -222,8 +230,10 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
         """Collates samples to a batch of their type, or of `raw_batch_type`."""
         kind: Any = self._raw_batch_type
-        is_packed = isinstance(samples[0], PackedSample)
-        if hasattr(kind, "from_samples") and not is_packed:
+        has_own = hasattr(kind, "from_samples")
+        if has_own:
+            samples = samples_of(samples)
+        if has_own and not isinstance(samples[0], PackedSample):
             batched: T_raw_batch = kind.from_samples(samples)
         else:
             batched = as_type(self._batched(samples), kind)

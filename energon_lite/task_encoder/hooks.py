@@ -81,6 +81,7 @@ class Hooks:
             seed=self.config.seed_offset if self.config else 0,
             config=self.config,
             failure_tolerance=self.encoder.__default_failure_tolerance__,
+            takes_columns=name == "batch" and self.encoder._takes_columns,
         )
 
     def check_index(self, source: Any, index: str) -> None:
