@@ -6,9 +6,9 @@ All at module level, so that worker processes of any start method can import it.
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import json
-import mmap
 import os
 import random
 import signal
@@ -390,6 +390,6 @@ def keys_of(batch: Any) -> list[str]:
 
 def is_mapped(array: Any) -> bool:
     """Whether the memory of an array is that of a mapped file."""
-    while array is not None and not isinstance(array, mmap.mmap):
+    while array is not None and not isinstance(array, ctypes.Array):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array is not None

@@ -3,7 +3,6 @@
 import io
 import re
 from contextlib import suppress
-from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ _ROW_HEADER = re.compile(
 )
 
 
-def npy_view(raw: bytes | mmap) -> npt.NDArray[Any]:
+def npy_view(raw: bytes | memoryview) -> npt.NDArray[Any]:
     """Returns the array in npy data, without a copy; no object array, which would be unpickled."""
     row = _ROW_HEADER.match(raw)
     if row and int.from_bytes(row[1], "little") + 10 == row.end():

@@ -7,6 +7,7 @@ refuses for a moment is tried again: servers fail over, links drop.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import logging
@@ -17,6 +18,7 @@ import secrets
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +65,11 @@ MAX_WHOLE_BYTES = 1 << 30
 # Up to this size each process has a copy of an index. A longer one is mapped, for all processes at
 # once, though the system kills a process where storage cuts a mapped file short.
 MAPPED_BYTES = 1 << 16
+
+_libc = ctypes.CDLL(None)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+_libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -391,7 +398,7 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
         return data
 
 
-def map_file(path: Path) -> bytes | mmap.mmap:
+def map_file(path: Path) -> bytes | memoryview:
     """Reads a regular file whole; a long one is mapped, so that all processes share its memory.
 
     Raises:
@@ -401,10 +408,23 @@ def map_file(path: Path) -> bytes | mmap.mmap:
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MAPPED_BYTES:
-            with suppress(OSError):  # a file system may know no maps
-                return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    return read_file(path)
+        mapped = _map(file.fileno(), size) if size > MAPPED_BYTES else None
+    return read_file(path) if mapped is None else mapped
+
+
+def _map(descriptor: int, size: int) -> memoryview | None:
+    """Maps a file; None where a file system knows no maps.
+
+    Without `mmap.mmap`, which keeps a descriptor open for each map: a blend of many sources would
+    need twice as many files as it reads.
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        return None
+    content = (ctypes.c_ubyte * size).from_address(address)
+    # At the end of the program, threads may still read.
+    weakref.finalize(content, _libc.munmap, address, size).atexit = False
+    return memoryview(content).cast("B").toreadonly()
 
 
 # -------------------------------------------------------------------------------------- writing

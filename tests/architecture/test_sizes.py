@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 1987,
     "stages": 3436,
-    "storage": 3080,
+    "storage": 3091,
     "stores": 800,
     "task_encoder": 741,
     "testing": 397,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import stat
+from pathlib import Path
 
 import pytest
 from braceexpand import braceexpand
@@ -254,6 +255,22 @@ def test_processes_share_the_memory_of_a_long_index_and_read_the_same(shard, mon
     assert mapped.tolist() == copied.tolist()
     with pytest.raises(DatasetFormatError, match="index of 1 samples"):
         nvmeta.read_index(shard, 2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_a_mapped_index_keeps_no_file_open_and_is_unmapped_with_its_last_view(shard, monkeypatch):
+    def counts() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return maps.count(str(nvmeta.index_path(shard))), len(list(Path("/proc/self/fd").iterdir()))
+
+    monkeypatch.setattr(files, "MAPPED_BYTES", 8)
+    nvmeta.write_index(shard, [*range(0, 512 * 40, 512)])
+    before, num_files = counts()
+    views = [nvmeta.read_index(shard, 39)[5:] for _ in range(20)]
+    assert counts() == (before + 20, num_files)
+    assert [int(view[0]) for view in views] == [5 * 512] * 20
+    del views[1:]
+    assert counts() == (before + 1, num_files)
 
 
 def test_a_wrong_index_names_the_file_and_the_command_that_mends_it(root, shard):
