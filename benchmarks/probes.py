@@ -38,9 +38,10 @@ def measure_import() -> dict[str, float]:
 
 
 def megabytes(pid: object) -> float:
-    """Memory of a process, what it shares with others counted in parts."""
+    """Memory of a process, what it shares with others counted in parts; no page of a file."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    own = ("Pss_Anon:", "Pss_Shmem:")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(own)) / 1024
 
 
 def measure_blend_memory(path: str, num_workers: str, num_batches: str) -> dict[str, float]:

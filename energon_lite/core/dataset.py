@@ -193,9 +193,15 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """What is known of this dataset before anything is read."""
         return self.own_traits(Traits.merged([child.traits for child in self.children]))
 
+    @cached_property
+    def drawing(self) -> list[tuple[UserFunction, bool]]:
+        """The functions that may draw, and whether a resume may make their calls again."""
+        return list(_drawing(self))
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the traits behind: a changed copy has others."""
-        return {name: value for name, value in vars(self).items() if name != "traits"}
+        """Leaves behind what follows from the rest: a changed copy has other traits."""
+        left = ("traits", "drawing")
+        return {name: value for name, value in vars(self).items() if name not in left}
 
     @property
     def training(self) -> bool:
@@ -326,7 +332,7 @@ def depth_of(dataset: AnyDataset, kind: type) -> int:
 
 
 def generators_of(
-    dataset: Any, stream: Stream, drawn: Sequence[str] = ()
+    dataset: SavableDataset[Any], stream: Stream, drawn: Sequence[str] = ()
 ) -> StreamGenerators | None:
     """Returns what a stream's hooks may draw from; None if all are marked `@stateless`.
 
@@ -335,12 +341,10 @@ def generators_of(
         stream: the stream.
         drawn: names of the generators that were drawn from so far.
     """
-    drawing = list(_drawing(dataset))
-    if not drawing:
+    if not dataset.drawing:
         return None
-    return StreamGenerators(
-        dataset.run_seed, stream, drawn, any(is_again for _, is_again in drawing)
-    )
+    is_again = any(is_again for _, is_again in dataset.drawing)
+    return StreamGenerators(dataset.run_seed, stream, drawn, is_again)
 
 
 def drawing_functions(dataset: AnyDataset) -> Iterator[UserFunction]:

@@ -165,7 +165,7 @@ class StageCursor(Cursor[T]):
         """Returns the saved attributes."""
         return {name: getattr(self, name) for name in self.saved} if self.saved else {}
 
-    def places(self) -> tuple[Snapshot, ...]:
+    def places(self) -> Sequence[Snapshot]:
         """Returns the snapshots below that belong to the saved attributes."""
         return tuple([cursor.snapshot() for cursor in self.cursors])
 

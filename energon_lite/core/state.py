@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
@@ -82,6 +82,33 @@ def rows(*columns: Kind) -> Kind:
     return Kind((), fits, f"rows of {', '.join(kind.text for kind in columns)}")
 
 
+class Names(Sequence[str]):
+    """Names of datasets, as one text: a thousand are pickled, and kept by each stream, as one."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._text = json.dumps([*names])
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names."""
+        return iter(json.loads(self._text))
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns a name, or several."""
+        return json.loads(self._text)[number]
+
+    def __len__(self) -> int:
+        """Counts the names."""
+        return len(json.loads(self._text))
+
+    def __eq__(self, other: object) -> bool:
+        """Compares with other such names."""
+        return isinstance(other, Names) and self._text == other._text
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(slots=True)
 class Snapshot:
     """The place of a cursor between two items.
@@ -95,7 +122,7 @@ class Snapshot:
 
     kind: str
     fields: dict[str, Any]
-    inner: tuple[Snapshot, ...] = ()
+    inner: Sequence[Snapshot] = ()
     names: Sequence[str] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -116,13 +143,13 @@ class Snapshot:
             )
         return self
 
-    def below(self, names: Sequence[str]) -> tuple[Snapshot, ...]:
+    def below(self, names: Sequence[str]) -> Sequence[Snapshot]:
         """Returns the snapshots below by name; without names, as they are.
 
         Raises:
             StateError: The snapshot has other names.
         """
-        if not names:
+        if not names or names == self.names:
             return self.inner
         found = dict(zip(self.names, self.inner, strict=True))
         if found.keys() != set(names):

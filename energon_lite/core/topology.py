@@ -29,7 +29,7 @@ START_METHODS = ("fork", "forkserver", "spawn")
 WORKER_TYPES = ("process", "thread")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
     """One of the deterministic sequences that a run consists of.
 

@@ -295,6 +295,8 @@ class WorkerPool(Iterator[Delivery]):
         self._limits = settings.limits._replace(report_sec=settings.first_report_sec)
         self._pinned = PinnedAhead() if torch.cuda.is_available() else None
         self._go_to(start)
+        # Kept: forks that go through a thousand sources for it would copy what they have of them.
+        _ = dataset.drawing
         self._may_draw = config.worker_type == "thread" and warn_of_draws(dataset)
         for worker in range(num_workers):
             self._workers.append(self._started(worker))

@@ -117,19 +117,19 @@ class _OrderCursor(SourceCursor[RestoreKey]):
         return True
 
     def take_columns(self, n: int) -> OrderColumns:
-        epochs, indices = self._order.block(self._position, n)
-        self._go_to(self._position + len(indices))
+        epochs, indices = self._order.block(self.position, n)
+        self.go_to(self.position + len(indices))
         return OrderColumns((self._name,), np.zeros(len(indices), dtype=np.int64), epochs, indices)
 
-    def _go_to(self, position: int) -> None:
-        super()._go_to(position)
+    def go_to(self, position: int) -> None:
+        super().go_to(position)
         self._keys = self._generate()
 
     def _generate(self) -> Iterator[RestoreKey]:
         name, context = self._name, context_or(self._stream)
         num_streams, size = self._stream.num_streams, _FIRST_BLOCK
         while True:
-            epochs, indices = self._order.block(self._position, size)
+            epochs, indices = self._order.block(self.position, size)
             if not len(indices):
                 return
             size = min(2 * size, _LARGEST_BLOCK)
@@ -191,7 +191,7 @@ class _PlannedCursor(SourceCursor[T]):
         super().__init__(source, stream, rows)
 
     def __next__(self) -> T:
-        position = self._position
+        position = self.position
         if position >= self._planned.num_due:
             raise StopIteration
         context_or(self._stream).sample_index = int(self._planned.numbers[position])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
 from time import perf_counter
@@ -17,7 +17,7 @@ from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Trait
 from energon_lite.core.errors import StateError
 from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
 from energon_lite.core.samples import SourceInfo
-from energon_lite.core.state import JSON, RestoreKey, Snapshot
+from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import FunctionRun, UserFunction
@@ -184,9 +184,10 @@ class SourceCursor(Cursor[T]):
         self._order = order or source.order.stream(stream)
         self._run = FunctionRun(source._function)
         self._size = _FIRST_BLOCK
-        self._go_to(0)
+        self.go_to(0)
 
-    def _go_to(self, position: int) -> None:
+    def go_to(self, position: int) -> None:
+        """Goes to a position."""
         # The last block, decoded or not, which of its samples is next, and the position behind it.
         self._block: Block | None = None
         self._decoded: DecodedBlock | None = None
@@ -200,7 +201,7 @@ class SourceCursor(Cursor[T]):
         self._last_failed = 0
 
     @property
-    def _position(self) -> int:
+    def position(self) -> int:
         """The position of the next sample."""
         return self._stop - self._num_rows + self._row
 
@@ -348,9 +349,9 @@ class SourceCursor(Cursor[T]):
         Returns:
             What is given in its place; None for nothing.
         """
-        if self._position != self._last_failed + 1:
+        if self.position != self._last_failed + 1:
             self._run.failures = 0  # those before it were well
-        self._last_failed = self._position
+        self._last_failed = self.position
         source = self.spec
         sample_key = key_of_members(members) or f"{shard}[{place}]"
         info = SourceInfo(str(source.reader.root), key[2], shard, ())
@@ -359,15 +360,60 @@ class SourceCursor(Cursor[T]):
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
-        return Snapshot("source", {"name": self._name, "position": self._position})
+        return Snapshot("source", {"name": self._name, "position": self.position})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes to a position."""
-        snapshot.expect("source", 0)
-        name = snapshot.field("name")
-        if name != self.spec.name:
-            raise StateError(
-                f"The checkpoint stands in source {name!r} where this pipeline has "
-                f"{self.spec.name!r}. Build the pipeline with the sources it was saved with."
-            )
-        self._go_to(snapshot.count("position"))
+        self.go_to(_position_in(snapshot, self.spec.name))
+
+
+def _position_in(snapshot: Snapshot, name: str) -> int:
+    """Returns the position that a snapshot of a source has."""
+    snapshot.expect("source", 0)
+    saved = snapshot.field("name")
+    if saved != name:
+        raise StateError(
+            f"The checkpoint stands in source {saved!r} where this pipeline has {name!r}. "
+            "Build the pipeline with the sources it was saved with."
+        )
+    return snapshot.count("position")
+
+
+class SourcePlaces(Sequence[Snapshot]):
+    """The snapshots of many sources, as one array.
+
+    Args:
+        names: of the sources.
+        positions: shape (N,); where a stream stands in each.
+    """
+
+    __slots__ = ("_names", "_positions")
+
+    def __init__(self, names: Names, positions: Int64Array) -> None:
+        self._names = names
+        self._positions = positions
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        """Yields the snapshots."""
+        for name, position in zip(self._names, self._positions.tolist(), strict=True):
+            yield Snapshot("source", {"name": name, "position": position})
+
+    def __getitem__(self, number: Any) -> Any:
+        """Returns a snapshot, or several."""
+        return [*self][number]
+
+    def __len__(self) -> int:
+        """Counts the sources."""
+        return len(self._positions)
+
+    @staticmethod
+    def positions(snapshots: Sequence[Snapshot], names: Names) -> Int64Array:
+        """Returns the positions that the snapshots of the sources `names` have.
+
+        Raises:
+            StateError: They are not of these sources.
+        """
+        if isinstance(snapshots, SourcePlaces) and snapshots._names == names:
+            return snapshots._positions.copy()
+        pairs = zip(snapshots, names, strict=True)
+        return np.array([_position_in(*pair) for pair in pairs], dtype=np.int64)

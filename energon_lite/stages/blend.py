@@ -25,6 +25,7 @@ from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
+from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.batching import BatchDataset
 from energon_lite.stages.concat import CombinedDataset, RepeatDataset, total_items
 from energon_lite.stages.loss_weights import LossWeightCursor, LossWeightDataset
@@ -58,6 +59,9 @@ class BlendDataset(CombinedDataset[T]):
         blend_mode: "exact", or "random" for independent draws.
         weights: the weights as a tree, in place of those of the pairs.
         worker_config: by default that of the datasets.
+
+    Attributes:
+        is_flat: whether all datasets are sources, with nothing over them.
 
     Raises:
         ValueError: A weight is negative, all are 0, or a setting is unknown.
@@ -111,6 +115,10 @@ class BlendDataset(CombinedDataset[T]):
             endless=endless,
             each_once=below.each_once and self.until not in ("first", "all_once"),
         )
+
+    def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
+        super()._set_datasets(datasets)
+        self.is_flat = all(type(dataset) is WebdatasetSource for dataset in datasets)
 
     def order(self, stream: Stream) -> BlendOrder:
         """Returns which dataset each draw of a stream takes."""
@@ -434,16 +442,49 @@ class _ByTokens:
         self._begin(dict(fields["measured"]))
 
 
+class _Opened(dict[int, Any]):
+    """The cursors of a blend of sources, by number: each is opened when it is drawn from first.
+
+    A worker process of a thousand sources would copy what the training loop has of all of them.
+
+    Attributes:
+        positions: shape (K,); where the sources stand, except for what was drawn since.
+    """
+
+    def __init__(self, spec: BlendDataset[Any], stream: Stream) -> None:
+        self._spec = spec
+        self._stream = stream
+        self._shares = typical_shares(spec.weights)
+        self.positions: Int64Array = np.zeros(len(self._shares), dtype=np.int64)
+
+    def __missing__(self, child: int) -> Any:
+        share = self._stream.share * float(self._shares[child])
+        dataset: Any = self._spec.datasets[child]
+        cursor = dataset.cursor(dataclasses.replace(self._stream, share=share))
+        if self.positions[child]:
+            cursor.go_to(int(self.positions[child]))
+        self[child] = cursor
+        return cursor
+
+    def snapshot(self, drawn: set[int]) -> SourcePlaces:
+        """Returns the places of all sources, of which some were drawn from."""
+        for child in drawn:
+            self.positions[child] = self[child].position
+        return SourcePlaces(self._spec.labels, self.positions.copy())
+
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        """Goes to other places."""
+        self.positions = SourcePlaces.positions(snapshots, self._spec.labels)
+        self.clear()
+
+
 class _BlendCursor(StageCursor[T]):
     key: RestoreKey = ()
 
     def __init__(self, spec: BlendDataset[T], stream: Stream) -> None:
-        shares = typical_shares(spec.weights)
-        cursors = [
-            dataset.cursor(dataclasses.replace(stream, share=stream.share * share))
-            for dataset, share in zip(spec.datasets, shares, strict=True)
-        ]
-        super().__init__(spec, *cursors)
+        self._opened = _Opened(spec, stream)
+        numbers = () if spec.is_flat else range(len(spec.datasets))
+        super().__init__(spec, *[self._opened[child] for child in numbers])
         self._is_plain = spec.until != "all_once"
         self._chooser = spec.chooser(stream)
         self._begin()
@@ -459,7 +500,7 @@ class _BlendCursor(StageCursor[T]):
         while True:
             at = chooser.at
             child = chooser.plan[at] if at < chooser.stop else chooser.choose()
-            cursor = self.cursors[child]
+            cursor = self._opened[child]
             self._drawn.add(child)
             try:
                 item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
@@ -475,7 +516,7 @@ class _BlendCursor(StageCursor[T]):
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next items and their restore keys: as `next`, but with less for each draw."""
-        chooser, cursors = self._chooser, self.cursors
+        chooser, cursors = self._chooser, self._opened
         items: list[T] = []
         keys: list[RestoreKey] = []
         child = 0
@@ -504,7 +545,7 @@ class _BlendCursor(StageCursor[T]):
             _begin_second_round(self.cursors, child)
             return
         self._ended.add(child)
-        if self.spec.until == "first" or len(self._ended) == len(self.cursors):
+        if self.spec.until == "first" or len(self._ended) == len(self.spec.datasets):
             raise StopIteration
         self._chooser.leave_out(self._ended)
 
@@ -513,6 +554,7 @@ class _BlendCursor(StageCursor[T]):
         """As `OrderCursor`: if nothing below comes to an end."""
         return (
             self._is_plain
+            and not self.spec.is_flat
             and not self._chooser.counts
             and all(
                 dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
@@ -536,11 +578,23 @@ class _BlendCursor(StageCursor[T]):
     def fields(self) -> dict[str, Any]:
         return self._chooser.state()
 
-    def places(self) -> tuple[Snapshot, ...]:
+    def places(self) -> Sequence[Snapshot]:
+        if self.spec.is_flat:
+            places = self._opened.snapshot(self._drawn)
+            self._drawn.clear()
+            return places
         for child in self._drawn:
             self._places[child] = self.cursors[child].snapshot()
         self._drawn.clear()
         return tuple(self._places)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if not self.spec.is_flat:
+            super().restore(snapshot)
+            return
+        snapshot.expect(self.spec.name, len(self.spec.datasets))
+        self.set_fields(snapshot)
+        self._opened.restore(snapshot.below(self.spec.labels))
 
     def set_fields(self, snapshot: Snapshot) -> None:
         self._chooser.restore(snapshot)

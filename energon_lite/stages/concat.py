@@ -16,7 +16,7 @@ from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import EmptyDatasetError, StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.stage import Stage, StageCursor
-from energon_lite.core.state import COUNT, JSON, RestoreKey, Snapshot
+from energon_lite.core.state import COUNT, JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream, WorkerConfig
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ class CombinedDataset(SavableDataset[T]):
     """
 
     name: str = ""
+    labels: Names
 
     def __init__(
         self, datasets: Sequence[SavableDataset[Any]], worker_config: WorkerConfig | None = None
@@ -88,7 +89,7 @@ class CombinedDataset(SavableDataset[T]):
 
     def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
         self.datasets = tuple(datasets)
-        self.labels = [label_of(dataset, i) for i, dataset in enumerate(self.datasets)]
+        self.labels = Names(label_of(dataset, i) for i, dataset in enumerate(self.datasets))
         self._routes = {
             facts.name: i for i, dataset in enumerate(self.datasets) for facts in dataset.sources()
         }

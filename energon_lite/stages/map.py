@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
@@ -318,7 +318,7 @@ class _ExpandCursor(StageCursor[T]):
         self.done = self.slot = self.draws = self.tokens = 0
         self.input = ()
 
-    def places(self) -> tuple[Snapshot, ...]:
+    def places(self) -> Sequence[Snapshot]:
         return super().places() if self._before is None else (self._before,)
 
     def fields(self) -> dict[str, Any]:

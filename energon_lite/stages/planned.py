@@ -253,7 +253,7 @@ class PlanCursor(Cursor[list[Any]]):
         state = self.collector.state()
         rows = state.rows()
         self._units = self._units.numbered(rows[:, 0])
-        self._starts = tuple(reader.snapshot() for reader in self._readers)
+        self._starts: Sequence[Snapshot] = tuple(reader.snapshot() for reader in self._readers)
         self._fields = {
             "units": self._num_units,
             "draws": tuple(reader.num_draws for reader in self._readers),

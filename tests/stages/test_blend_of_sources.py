@@ -1,0 +1,110 @@
+"""Blends of many sources: a stream keeps nothing of a source before it draws from it."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import BlendDataset, WorkerConfig
+from energon_lite.core.dataset import StreamRun
+from energon_lite.core.errors import StateError
+from energon_lite.core.state import Snapshot
+from energon_lite.core.topology import Stream
+from energon_lite.sources.dataset_config import load_factory
+
+from ..helpers import text_set, through_json
+
+MANY = 300
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+def blend(folder: Path, number: int = MANY) -> BlendDataset[Any]:
+    sources = [
+        load_factory(folder, name=f"source{i}", worker_config=CONFIG).build(repeat=True)
+        for i in range(number)
+    ]
+    return BlendDataset(*((source, 1.0 + i % 3) for i, source in enumerate(sources)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("texts"), 40)
+
+
+def run_of(dataset: Any, snapshot: Snapshot | None = None) -> StreamRun[Any]:
+    run = StreamRun(dataset, Stream(1, 4))
+    if snapshot is not None:
+        run.restore(snapshot)
+    return run
+
+
+def num_opened(run: StreamRun[Any]) -> int:
+    cursor: Any = run._cursor
+    return len(cursor._opened)
+
+
+def keys(run: StreamRun[Any], number: int) -> list[Any]:
+    return [item.__restore_key__ for item in islice(run, number)]
+
+
+def test_only_sources_that_were_drawn_from_are_open_also_after_a_restore(folder: Path) -> None:
+    dataset = blend(folder)
+    run = run_of(dataset)
+    assert num_opened(run) == 0
+    drawn = {key[0] for key in keys(run, 20)}
+    assert num_opened(run) == len(drawn) < MANY
+    saved = run.snapshot()
+    resumed = run_of(dataset, Snapshot.from_json(through_json(saved.to_json())))
+    assert num_opened(resumed) == 0
+    assert resumed.snapshot() == saved
+    assert num_opened(resumed) == 0
+    assert keys(resumed, 500) == keys(run, 500)
+
+
+def test_order_and_states_are_those_of_cursors_that_are_all_opened_at_first(folder: Path) -> None:
+    all_at_first = blend(folder, 20)
+    all_at_first.is_flat = False
+    lazy, eager = run_of(blend(folder, 20)), run_of(all_at_first)
+    assert (num_opened(lazy), num_opened(eager)) == (0, 20)
+    for _ in range(30):
+        assert keys(lazy, 7) == keys(eager, 7)
+        assert lazy.snapshot().to_json() == eager.snapshot().to_json()
+
+
+def test_place_in_many_sources_is_pickled_as_one_array(folder: Path) -> None:
+    run = run_of(blend(folder))
+    keys(run, 50)
+    saved = run.snapshot()
+    sent = pickle.dumps(saved)
+    assert pickle.loads(sent) == saved
+    assert len(sent) < MANY * (len('"source100", ') + 8) + 1000
+
+
+def test_place_in_other_sources_is_refused_with_their_names(folder: Path) -> None:
+    saved = through_json(run_of(blend(folder, 3)).snapshot().to_json())
+    (inner,) = saved["inner"]
+    inner["inner"]["source1"]["name"] = "other"
+    with pytest.raises(StateError, match="stands in source 'other'"):
+        run_of(blend(folder, 3), Snapshot.from_json(saved))
+    inner["inner"]["source1"] = {"stage": "source", "name": "source1", "position": -1}
+    with pytest.raises(StateError, match="position=-1"):
+        run_of(blend(folder, 3), Snapshot.from_json(saved))
+
+
+def test_opened_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
+    """What a stream keeps of each source beside the samples that it has read ahead."""
+    dataset = blend(folder)
+    run = run_of(dataset)
+    cursors: Any = run._cursor._opened  # type: ignore[attr-defined]
+    cursors[0]
+    tracemalloc.start()
+    for child in range(1, MANY):
+        cursors[child]
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes / (MANY - 1) < 1600
