@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,13 +43,21 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "be a cache pool, such as FileStoreCachePool(), or None",
     ),
     "max_skip_rate": (lambda value: value is None or 0 <= value <= 1, "lie in 0..1, or be None"),
-    "prefetch_factor": (lambda value: value >= 1, "be at least 1"),
-    "restart_workers": (lambda value: value >= 0, "be at least 0"),
+    "prefetch_factor": (lambda value: index(value) >= 1, "be a whole number of at least 1"),
+    "restart_workers": (lambda value: index(value) >= 0, "be a whole number of at least 0"),
     "state_timeout_sec": (lambda value: value > 0, "be above 0"),
     "stall_timeout_sec": _TIME,
     "watchdog_timeout_seconds": _TIME,
     "watchdog_initial_timeout_seconds": _TIME,
 }
+
+
+def _check_option(name: str, value: Any) -> None:
+    is_right, must = _CHECKS[name]
+    with suppress(TypeError):  # of a value that cannot be compared
+        if is_right(value):
+            return
+    raise ValueError(f"{name}={value!r} must {must}")
 
 
 class SavableDataLoader(DataLoader[T]):
@@ -118,9 +128,7 @@ class SavableDataLoader(DataLoader[T]):
         del gc_collect_every_n_steps, gc_freeze_at_start
         config = _worker_config_of(dataset, worker_config)
         for name, value in options.items():
-            is_right, must = _CHECKS[name]
-            if not is_right(value):
-                raise ValueError(f"{name}={value} must {must}")
+            _check_option(name, value)
         handler = (dataset.worker_config or config).global_error_handler
         is_own_limit = max_skip_rate is None and handler is not log_exception
         max_skip_rate = DEFAULT_MAX_SKIP_RATE if max_skip_rate is None else max_skip_rate
@@ -133,7 +141,7 @@ class SavableDataLoader(DataLoader[T]):
             restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
             max_pass_rate=1.0 if is_own_limit else max_skip_rate,
-            skip_log=Path(str(skip_log).format(rank=config.rank)) if skip_log else None,
+            skip_log=Path(str(skip_log).replace("{rank}", str(config.rank))) if skip_log else None,
             cache_pool=cache_pool,
         )
         self.cache_pool = cache_pool

@@ -306,11 +306,13 @@ class RankRun(Generic[T]):
                         return delivery
                     self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
         except WorkerDied as error:
+            last = self.position.count - 1
             raise RuntimeError(
-                f"Worker {error} of rank {self._config.rank} died after batch "
-                f"{self.position.count - 1} of the rank (a kill by signal 9 is often a lack of "
-                "memory). Nothing is lost: iterate the loader again to resume with the next batch, "
-                f"or resume from a saved state. {error.report}".rstrip()
+                f"Worker {error} of rank {self._config.rank} died "
+                f"{'before the first batch' if last < 0 else f'after batch {last}'} of the rank (a "
+                "kill by signal 9 is often a lack of memory). Nothing is lost: iterate the loader "
+                "again to resume with the next batch, or resume from a saved state. "
+                f"{error.report}".rstrip()
             ) from None
         return None
 

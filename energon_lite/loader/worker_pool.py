@@ -408,7 +408,10 @@ class WorkerPool(Iterator[Delivery]):
         while deaths and deaths[0] < now - RESTART_WINDOW_SEC:
             deaths.popleft()
         if not death.may_restart or len(deaths) >= allowed:
-            why = "It had sent nothing, so no other was started"
+            why = (
+                "It had sent nothing, so no other was started; its own error is above. Under "
+                "'spawn' and 'forkserver' a script starts below `if __name__ == '__main__':`"
+            )
             if death.may_restart:
                 why = f"Within ten minutes {len(deaths)} were replaced (restart_workers={allowed})"
             death.report = f"{why}; WorkerConfig(num_workers=0) shows what fails. {death.report}"

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2712,
     "decoding": 1740,
     "inspect": 1683,
-    "loader": 3488,
+    "loader": 3499,
     "loss": 207,
     "metadataset": 1598,
     "names": 174,

@@ -6,6 +6,9 @@ import dataclasses
 import gc
 import multiprocessing
 import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -116,6 +119,47 @@ def test_prefetch_factor_changes_nothing(texts) -> None:
         resumed = Ranks(make, 1, 0, states=state)
         whole = Ranks(make, 1, num_streams=3).slots(30)
         assert_same(resumed.slots(10), {m: whole[m] for m in range(20, 30)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefetch_factor": 0}, "prefetch_factor=0 must be a whole number of at least 1"),
+        ({"prefetch_factor": 1.5}, "prefetch_factor=1.5 must be"),
+        ({"prefetch_factor": None}, "prefetch_factor=None must be"),
+        ({"restart_workers": "3"}, "restart_workers='3' must be"),
+        ({"stall_timeout_sec": "1"}, "stall_timeout_sec='1' must be above 0, or None"),
+        ({"max_skip_rate": "all"}, "max_skip_rate='all' must lie in 0..1"),
+    ],
+)
+def test_settings_of_other_types_are_refused_by_name(texts, settings, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Ranks(train(texts), 1, 2, **settings)
+
+
+def test_braces_in_the_path_of_a_skip_log_stay(texts, tmp_path) -> None:
+    Ranks(train(texts, "skipping"), 1, skip_log=tmp_path / "{a}-{rank}").slots(8)
+    assert (tmp_path / "{a}-0").exists()
+
+
+SCRIPT = """
+from energon_lite import WorkerConfig, get_loader, get_train_dataset
+config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="spawn")
+dataset = get_train_dataset({path!r}, batch_size=2, worker_config=config)
+print(next(iter(get_loader(dataset))))
+"""
+
+
+def test_script_that_spawns_while_it_is_imported_gets_a_remedy(texts, tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(path=str(texts)))
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "died" in line]
+    assert "before the first batch" in line
+    assert "`if __name__ == '__main__':`" in line
 
 
 # ----------------------------------------------------------------------- what cannot be sent
