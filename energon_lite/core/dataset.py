@@ -74,6 +74,15 @@ class Cursor(Iterator[T_co], ABC):
         """Returns the same, where the items are at hand as columns in this form."""
         return self.take(n)
 
+    def take_ready(self, n: int) -> tuple[list[T_co], list[RestoreKey]]:
+        """Returns some of the next `n` items, and their restore keys: those that are read, or one.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        del n
+        return [next(self)], [self.key]
+
     def skip(self, n: int) -> None:
         """Passes over `n` items."""
         for _ in range(n):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from pathlib import Path
 from sys import getrefcount
+from time import perf_counter
+from types import GeneratorType
 from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
@@ -155,11 +157,17 @@ class UserFunction:
                 result = self.function(argument)
         else:
             result = self.function(argument)
-        if type(result) in _PLAIN_TYPES:
+        is_same = result is argument and result is not None
+        return result if is_same else self.checked(key, result)
+
+    def checked(self, key: RestoreKey, result: Any) -> Any:
+        """Returns a result with its restore key; refuses what is none."""
+        kind = type(result)
+        if kind in _PLAIN_TYPES:
             return result
-        if result is None or inspect.isgenerator(result):
+        if result is None or kind is GeneratorType:
             raise _bad_result(self, result)
-        return result if result is argument else _stamped(result, key)
+        return _stamped(result, key)
 
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs a generator function; yields each item with its restore key."""
@@ -252,6 +260,59 @@ class FunctionRun:
         self.failures = 0
         return result
 
+    def call_each(
+        self, keys: Sequence[RestoreKey], arguments: Sequence[Any], ends: list[float] | None = None
+    ) -> list[Any]:
+        """Calls the function on each of several inputs, as `call` does.
+
+        Args:
+            keys: restore keys of the inputs.
+            arguments: the inputs.
+            ends: receives the time at the end of each call.
+        """
+        spec, context, results = self.spec, current_context(), list[Any]()
+        function, name, seed = spec.function, spec.name, spec.seed
+        drawn = context.generators is not None and context.generators.drawn
+        is_seeded = spec.restore_seeds or (drawn and spec.may_draw)
+        pairs = zip(keys, arguments, strict=True)
+        while len(results) < len(keys):
+            num_before = len(results)
+            try:
+                for key, argument in pairs:
+                    own = argument.copy() if type(argument) is list else argument
+                    if is_seeded:
+                        result = spec.call(key, own)
+                    else:
+                        context.enter(name, seed, key)
+                        result = function(own)
+                        if result is not own and type(result) is not int:
+                            result = spec.checked(key, result)
+                    results.append(result)
+                    if ends is not None:
+                        ends.append(perf_counter())
+                self.failures = 0
+            except Exception as error:
+                if len(results) > num_before:
+                    self.failures = 0
+                self.count_skip(error, key, argument)
+                results.append(SKIPPED)
+                if ends is not None:
+                    ends.append(perf_counter())
+        return results
+
+    def call_timed(self, keys: Sequence[RestoreKey], arguments: Sequence[Any]) -> list[Any]:
+        """Calls the function on each of several inputs; counts the time for their sources."""
+        context, start = current_context(), perf_counter()
+        ends: list[float] = []
+        if len({key[0] for key in keys}) == 1:
+            results = self.call_each(keys, arguments)
+            context.spend(keys[0], perf_counter() - start)
+            return results
+        results = self.call_each(keys, arguments, ends)
+        for key, since, end in zip(keys, [start, *ends], ends, strict=False):
+            context.spend(key, end - since)
+        return results
+
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs the generator function; ends early where it skips or fails."""
         try:
@@ -299,6 +360,14 @@ class FunctionRun:
                 f"{spec.where} failed {self.failures} times in a row (failure_tolerance="
                 f"{spec.failure_tolerance}), the last time with {describe(error)}"
             ) from error
+
+
+def unskipped(results: list[Any], *columns: list[Any]) -> tuple[list[Any], ...]:
+    """Returns results of `call_each`, and what belongs to them, without those that were skipped."""
+    if _Skipped not in map(type, results):
+        return results, *columns
+    rows = [i for i, result in enumerate(results) if result is not SKIPPED]
+    return tuple([column[i] for i in rows] for column in (results, *columns))
 
 
 def _bad_result(spec: UserFunction, result: Any) -> Exception:

@@ -147,15 +147,19 @@ class PlannedRows:
     Attributes:
         epochs: shape (N,).
         indices: shape (N,); which sample of the source.
-        numbers: shape (N,); the number of its draw in the run, the last entry of a restore key.
+        keys: their restore keys, of which the last entry is the number of the draw in the run.
         num_due: number of the samples that are due. Later ones are not read yet: they would be
             counted with an item before their own.
     """
 
     epochs: Int64Array
     indices: Int64Array
-    numbers: Int64Array
+    keys: list[RestoreKey]
     num_due: int = 0
+
+    def __deepcopy__(self, memo: Any) -> PlannedRows:
+        """Returns itself: what looks at rows ahead changes nothing here."""
+        return self
 
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and indices of up to `count` of them."""
@@ -191,14 +195,27 @@ class _PlannedCursor(SourceCursor[T]):
         super().__init__(source, stream, rows)
 
     def __next__(self) -> T:
-        position = self.position
-        if position >= self._planned.num_due:
-            raise StopIteration
-        context_or(self._stream).sample_index = int(self._planned.numbers[position])
-        sample = super().__next__()
-        if sample is _MISSING:
-            raise StopIteration
-        return sample
+        planned = self._planned
+        while (position := self.position) < planned.num_due:
+            context_or(self._stream).sample_index = planned.keys[position][3]
+            sample = super().__next__()
+            if sample is not _MISSING:
+                return sample
+        raise StopIteration
+
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        position, due = self.position, self._planned.num_due
+        if self._row == self._num_rows and position < due:
+            self._read_on()
+        num = min(n, due - position, self._num_rows - self._row)
+        if self._decoded is None or num <= 0:
+            return super().take_ready(n)
+        rows = slice(self._row, self._row + num)
+        keys = self._planned.keys[position : position + num]
+        self._row = rows.stop
+        self._context.cost(self._name).draws += num
+        made = self.spec.loader.made(self._decoded, rows, keys, self._own_indices[rows])
+        return made.samples(), keys
 
     def _count_skip(
         self, error: Exception, members: Any, shard: str, place: int, key: RestoreKey

@@ -22,6 +22,7 @@ from energon_lite.core.user_function import (
     SKIPPED,
     FunctionRun,
     UserFunction,
+    unskipped,
 )
 
 T = TypeVar("T")
@@ -232,7 +233,8 @@ class _MapCursor(StageCursor[T]):
 
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
         super().__init__(spec, inner)
-        self._call = FunctionRun(spec.function).call
+        self._run = FunctionRun(spec.function)
+        self._call = self._run.call
 
     def __next__(self) -> T:
         inner = self.inner
@@ -245,6 +247,14 @@ class _MapCursor(StageCursor[T]):
             if result is not SKIPPED:
                 self.key = key
                 return result  # type: ignore[no-any-return]
+
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        while True:
+            items, keys = self.inner.take_ready(n)
+            results, keys = unskipped(self._run.call_timed(keys, items), keys)
+            if keys:
+                self.key = keys[-1]
+                return results, keys
 
 
 class _ExpandCursor(StageCursor[T]):

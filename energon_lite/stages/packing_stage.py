@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from energon_lite.batching.rules import Packing
@@ -13,13 +12,14 @@ from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import is_piece, leaves, whole
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.stream_context import current_context, replaying
+from energon_lite.core.stream_context import replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
     SKIPPED,
     FunctionRun,
     UserFunction,
+    unskipped,
 )
 from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
@@ -228,30 +228,31 @@ class _MemberCursor(StageCursor[list[Any]]):
 
     def __init__(self, spec: PackMembers, inner: Cursor[list[Any]]) -> None:
         super().__init__(spec, inner)
-        self._encode = FunctionRun(spec.encoder).call if spec.encoder else None
+        self._encode = FunctionRun(spec.encoder).call_timed if spec.encoder else None
         self._cut = FunctionRun(spec.cut).call
         self._weights = spec.loss_weights()
 
     def __next__(self) -> list[Any]:
         while True:
             samples = next(self.inner)
-            keys = self.inner.key
-            members = [self._member(*pair) for pair in zip(keys[2:], samples, strict=True)]
-            left = [i for i, member in enumerate(members) if member is not SKIPPED]
-            if left:
-                self.key = (*keys[:2], *(keys[2 + i] for i in left))
-                return [members[i] for i in left]
+            kind, slot, *keys = self.inner.key
+            are_parts = tuple in {type(key[-1]) for key in keys}  # some or all of them
+            if self._encode is not None:
+                samples = self._encode([*map(whole, keys)] if are_parts else keys, samples)
+            if are_parts:
+                samples = list(map(self._part, keys, samples))
+            for key, sample in zip(keys, samples, strict=True) if self._weights else ():
+                if sample is not SKIPPED:
+                    _weigh(sample, key, self._weights)
+            members, keys = unskipped(samples, keys)
+            if members:
+                self.key = (kind, slot, *keys)
+                return members
 
-    def _member(self, key: RestoreKey, sample: Any) -> Any:
-        if self._encode is not None:
-            start = perf_counter()
-            sample = self._encode(whole(key), sample)
-            current_context().spend(whole(key), perf_counter() - start)
-        if is_piece(key) and sample is not SKIPPED:
-            sample = self._cut(key, _Piece(sample, key[1], key[2]))
-        if self._weights and sample is not SKIPPED:
-            _weigh(sample, key, self._weights)
-        return sample
+    def _part(self, key: RestoreKey, sample: Any) -> Any:
+        if sample is SKIPPED or not is_piece(key):
+            return sample
+        return self._cut(key, _Piece(sample, key[1], key[2]))
 
 
 def _weigh(sample: Any, key: RestoreKey, weights: dict[str, float]) -> None:

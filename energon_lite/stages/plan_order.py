@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,11 +19,11 @@ from energon_lite.batching.rules import TOKENS
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.keys import REPEATED
+from energon_lite.core.keys import REPEATED, whole
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
 from energon_lite.core.topology import Stream
-from energon_lite.core.user_function import SKIPPED
+from energon_lite.core.user_function import SKIPPED, unskipped
 from energon_lite.sources.planned_source import (
     OrderCursor,
     OrderOnlySource,
@@ -193,47 +193,71 @@ class PlanReader:
         is_repeated = rows < 0
         num_before = int((window.packs.indices < 0).sum() - is_repeated.sum())
         self._units = units = chosen(window.units, np.where(is_repeated, ~rows, rows))
-        keys = units.keys(names)
+        self._keys = keys = units.keys(names)
         for number, i in enumerate(np.flatnonzero(is_repeated).tolist(), num_before):
             keys[i] = (REPEATED, number, keys[i])
         # A sample in several parts is read for each, and counts with the first.
-        was_read = (units.starts > 0) | is_repeated
-        columns = (column.tolist() for column in (units.sources, was_read, units.planned))
-        self._rows = zip(keys, *columns, strict=True)
-        self._sizes = iter(np.diff(window.packs.offsets[first:]).tolist())
+        self._was_read = (units.starts > 0) | is_repeated
+        self._sources, self._tokens = units.sources.tolist(), units.planned[:, 0].tolist()
+        offsets = window.packs.offsets[first:]
+        self._bounds = pairwise((offsets - offsets[0]).tolist())
         self._branches: dict[int, tuple[MeasureCursor[Any], PlannedRows]] = {}
 
-    def next_list(self) -> list[tuple[RestoreKey, Any]]:
-        """Returns restore keys and samples of the next list; `SKIPPED` for those that failed."""
-        branches, context, pairs = self._branches, current_context(), []
-        for key, source, was_read, planned in islice(self._rows, next(self._sizes)):
-            cursor, rows = branches.get(source) or self._open(source)
-            rows.num_due += 1
-            if was_read:
-                sample = self._read_again(source, cursor, context)
-            else:
-                sample = next(cursor, SKIPPED)
-            # Most lengths are one number, which is compared without a call.
-            if sample is not SKIPPED and cursor.length != planned[0]:
-                self._check(cursor.key, sample, cursor.length, planned)
-            pairs.append((key, sample))
-        return pairs
+    def next_list(self) -> tuple[list[RestoreKey], list[Any]]:
+        """Returns restore keys and samples of the next list, without those that failed."""
+        start, stop = next(self._bounds)
+        context, sources = current_context(), self._sources[start:stop]
+        samples: list[Any] = [SKIPPED] * len(sources)
+        if self._was_read[start:stop].any():
+            for row in range(start, stop):
+                self._read([row], samples, start)
+        elif sources.count(sources[0]) == len(sources):
+            self._read(range(start, stop), samples, start)
+        else:
+            rows: dict[int, list[int]] = {}
+            for row, source in enumerate(sources, start):
+                rows.setdefault(source, []).append(row)
+            for own in rows.values():
+                self._read(own, samples, start)
+        context.sample_index = int(self._units.draws[stop - 1]) + self._stream.num_streams
+        samples, keys = unskipped(samples, self._keys[start:stop])
+        return keys, samples
 
-    def _read_again(self, source: int, cursor: MeasureCursor[Any], context: StreamContext) -> Any:
-        """Reads a sample that was counted before."""
-        num_records = len(context.records)
-        sample = next(cursor, SKIPPED)
-        del context.records[num_records:]
-        cost = context.cost(self._names[source])
-        cost.draws -= 1
-        if sample is not SKIPPED:
-            cost.tokens -= self._spec.rules.kept_tokens(cursor.length)
-        return sample
+    def _read(self, rows: Sequence[int], samples: list[Any], start: int) -> None:
+        """Reads the samples of some rows, all of one source, into their places behind `start`."""
+        source, context = self._sources[rows[0]], current_context()
+        was_read, num_records = self._was_read[rows[0]], len(context.records)
+        cursor, due = self._branches.get(source) or self._open(source)
+        due.num_due += len(rows)
+        found: list[tuple[Any, RestoreKey, Any]] = []
+        while len(found) < len(rows):
+            try:
+                found += zip(*cursor.take_measured(len(rows) - len(found)), strict=True)
+            except StopIteration:
+                break
+        if was_read:  # and counted before
+            del context.records[num_records:]
+            cost = context.cost(self._names[source])
+            cost.draws -= 1
+            for _, _, length in found:
+                cost.tokens -= self._spec.rules.kept_tokens(length)
+        # By their keys it is known which samples are missing.
+        places = iter(rows)
+        for sample, key, length in found:
+            row = next(places)
+            if len(found) < len(rows):
+                while whole(self._keys[row]) != key:
+                    row = next(places)
+            # Most lengths are one number, which is compared without a call.
+            if length != self._tokens[row]:
+                self._check(key, sample, length, self._units.planned[row].tolist())
+            samples[row - start] = sample
 
     def _open(self, source: int) -> tuple[MeasureCursor[Any], PlannedRows]:
         units = self._units
         own = np.flatnonzero(units.sources == source)
-        rows = PlannedRows(units.epochs[own], units.indices[own], units.draws[own])
+        keys = [whole(self._keys[row]) for row in own.tolist()]
+        rows = PlannedRows(units.epochs[own], units.indices[own], keys)
         reading = branch_of(self._spec.dataset, self._names[source], rows)
         stream = replace(self._stream, share=len(own) / len(units.sources))
         self._branches[source] = reading.cursor(stream), rows

@@ -226,11 +226,7 @@ class PlannedDataset(ListDataset[list[Any]]):
 
 
 class PlanCursor(Cursor[list[Any]]):
-    """A stream's position among planned lists.
-
-    Attributes:
-        lengths: of the samples of the list that `next` returned last, of each resource.
-    """
+    """A stream's position among planned lists."""
 
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
@@ -264,22 +260,29 @@ class PlanCursor(Cursor[list[Any]]):
 
     def __next__(self) -> list[Any]:
         """Returns the samples of the next list; a list of which all samples failed is skipped."""
-        while not (pairs := self._next_list()):
-            pass
-        self.key = (self._spec.kind, current_context().batch_index, *(key for key, _ in pairs))
-        return [sample for _, sample in pairs]
+        keys: list[RestoreKey] = []
+        while not keys:
+            keys, samples = self._next_list()
+        self.key = (self._spec.kind, current_context().batch_index, *keys)
+        return samples
 
-    def _next_list(self) -> list[tuple[RestoreKey, Any]]:
+    @property
+    def lengths(self) -> list[list[int]]:
+        """The lengths of the samples of the list that `next` returned last, of each resource."""
+        units, rows = self._last
+        found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
+        return found
+
+    def _next_list(self) -> tuple[list[RestoreKey], list[Any]]:
         window = self._with_lists()
         if self._reader is None:
             self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
-        rows = window.packs[self._emitted]
-        self.lengths = window.units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
+        self._last = window.units, window.packs[self._emitted]
         self._emitted += 1
         reader, self._reader = self._reader, None
-        pairs = reader.next_list()
+        found = reader.next_list()
         self._reader = reader  # after an error, the next list begins with another one
-        return [(key, sample) for key, sample in pairs if sample is not SKIPPED]
+        return found
 
     def skip(self, n: int) -> None:
         """Skips `n` planned lists without reading them, including lists that would fail."""

@@ -27,7 +27,7 @@ from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
-from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction
+from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
 from energon_lite.stages.collect import CollectDataset, Unit, UnitsOf, count_dropped, name_of
 from energon_lite.stages.map import WrappedFunction
 
@@ -80,7 +80,8 @@ class MeasureCursor(StageCursor[T]):
         super().__init__(spec, inner)
         # Of samples up to here all tokens count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
-        self._call = FunctionRun(spec.function).call
+        self._run = FunctionRun(spec.function)
+        self._call = self._run.call
 
     def __next__(self) -> T:
         """Returns the next sample, measured."""
@@ -96,6 +97,21 @@ class MeasureCursor(StageCursor[T]):
             is_plain = type(found) is int and 0 <= found <= self._longest
             current_context().measured(key, found if is_plain else self._counted(found))
             return item
+
+    def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
+        """Returns some of the next `n` samples, all of one source, with their keys and lengths.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        items, keys = self.inner.take_ready(n)
+        lengths, items, keys = unskipped(self._run.call_each(keys, items), items, keys)
+        if keys:
+            self.key = keys[-1]
+            is_plain = set(map(type, lengths)) == {int} and max(lengths) <= self._longest
+            counts = lengths if is_plain and min(lengths) >= 0 else map(self._counted, lengths)
+            current_context().measured(keys[0], sum(counts))
+        return items, keys, lengths
 
     def _counted(self, length: Any) -> int:
         tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
