@@ -26,9 +26,8 @@ from energon_lite.core.stream_context import (
     DEFAULT_MAX_SKIP_RATE,
     StreamContext,
     context_of,
-    set_context,
 )
-from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items
+from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
 
 T = TypeVar("T")
@@ -428,7 +427,7 @@ class StreamRun(Iterator[T]):
         """Returns the stream's next item."""
         context = self.context
         context.batch_index = self.num_returned * self.stream.num_streams + self.stream.index
-        before = set_context(context)
+        before, current.context = current.context, context
         try:
             if context.generators is None:
                 item = next(self._cursor)
@@ -440,7 +439,7 @@ class StreamRun(Iterator[T]):
                 raise damage from error
             raise
         finally:
-            set_context(before)
+            current.context = before
         context.num_quiet = 0
         self.num_returned += 1
         return item

@@ -36,8 +36,6 @@ class SampleColumns(NamedTuple):
 
 def joined_samples(parts: Sequence[SampleColumns | list[Any]]) -> SampleColumns | list[Any]:
     """Returns samples that follow each other: as columns if all parts are columns of one type."""
-    if len(parts) == 1:
-        return parts[0]
     first = parts[0] if parts else None
     if isinstance(first, SampleColumns) and all(
         isinstance(part, SampleColumns) and part.kind is first.kind for part in parts

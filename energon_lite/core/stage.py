@@ -148,6 +148,7 @@ class StageCursor(Cursor[T]):
         self.cursors = cursors
         if cursors:
             self.inner = cursors[0]
+        self._has_fields = bool(self.saved) or type(self).fields is not StageCursor.fields
         for name, kind in self.saved.items():
             setattr(self, name, kind.start)
 
@@ -163,7 +164,7 @@ class StageCursor(Cursor[T]):
 
     def fields(self) -> dict[str, Any]:
         """Returns the saved attributes."""
-        return {name: getattr(self, name) for name in self.saved} if self.saved else {}
+        return {name: getattr(self, name) for name in self.saved}
 
     def places(self) -> Sequence[Snapshot]:
         """Returns the snapshots below that belong to the saved attributes."""
@@ -171,7 +172,7 @@ class StageCursor(Cursor[T]):
 
     def snapshot(self) -> Snapshot:
         """Returns the saved attributes and the places below."""
-        fields = self.fields()
+        fields = self.fields() if self._has_fields else {}
         if not fields and len(self.cursors) == 1:
             return self.inner.snapshot()
         return Snapshot(self.spec.name, fields, self.places(), self.spec.labels)

@@ -186,7 +186,7 @@ class StreamContext:
         if type(key[-1]) is int:
             self.cost(key[0]).encode_sec += seconds
             return
-        costs = [self._costs[source] for source in self.touched]
+        costs = [*map(self._costs.__getitem__, self.touched)]
         total = sum([cost.draws for cost in costs])
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total

@@ -253,7 +253,9 @@ class FunctionRun:
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
         try:
-            result = self.spec.call(key, _own(argument))
+            # A copy of a list: the function may sort it or take entries out of it.
+            own = argument.copy() if type(argument) is list else argument
+            result = self.spec.call(key, own)
         except Exception as error:
             self.count_skip(error, key, argument)
             return SKIPPED
@@ -316,7 +318,8 @@ class FunctionRun:
     def expand(self, key: RestoreKey, argument: Any) -> Iterator[tuple[RestoreKey, Any]]:
         """Runs the generator function; ends early where it skips or fails."""
         try:
-            for own_key, item in self.spec.expand(key, _own(argument)):
+            own = argument.copy() if type(argument) is list else argument
+            for own_key, item in self.spec.expand(key, own):
                 self.failures = 0
                 yield own_key, item
         except Exception as error:
@@ -379,11 +382,6 @@ def _bad_result(spec: UserFunction, result: Any) -> Exception:
         f"{spec.where} returns a generator but is no generator function itself; "
         "write the hook with `yield`, so that its items can be numbered"
     )
-
-
-def _own(argument: Any) -> Any:
-    """Returns a copy of a list: a function may sort it or take entries out of it."""
-    return argument.copy() if type(argument) is list else argument
 
 
 def _stamped(item: Any, key: RestoreKey) -> Any:

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_END = Mark.END  # an enum takes as long as a call to find it
+
 
 class RankRun(Generic[T]):
     """Runs the passes of one rank from a position, and knows at any moment where it stands.
@@ -222,7 +224,8 @@ class RankRun(Generic[T]):
         self.position.items_in_pass += 1
         self.position.peers = None
         self.counter.add(delivery.costs, delivery.skipped, perf_counter() - since)
-        self._look_ahead()
+        if self.looks_ahead:
+            self._look_ahead()
         return delivery
 
     def _check_failures(self, *, is_end: bool) -> None:
@@ -256,13 +259,13 @@ class RankRun(Generic[T]):
         return has_begun and (self._even is not None or position.all_are_emitted(self.dataset))
 
     def _look_ahead(self) -> None:
-        """Finds out, if a trainer wants to know, whether the current batch is the last one.
+        """Finds out, for a trainer that wants to know, whether the current batch is the last one.
 
         The state stays behind this batch; the next one is counted when it is yielded.
         """
         length = self.dataset.pass_length
         self.is_last = length is not None and self.position.items_in_pass >= length
-        if not self.looks_ahead or self.is_last or self.dataset.endless:
+        if self.is_last or self.dataset.endless:
             return
         try:
             self._ahead = [self._computed_step()]
@@ -297,14 +300,15 @@ class RankRun(Generic[T]):
 
     def _fetch(self) -> Delivery | None:
         """Returns the next batch that is this rank's to give; None at the end of its pass."""
-        is_emitted, deliveries = self.position.is_emitted, self._deliveries
+        position, deliveries = self.position, self._deliveries
         assert deliveries is not None
         try:
             with self._watchdog:
-                for delivery in deliveries:
-                    if delivery.item is not Mark.END and not is_emitted(delivery.slot):
+                while (delivery := next(deliveries, None)) is not None:
+                    is_emitted = position.emitted and position.is_emitted(delivery.slot)
+                    if delivery.item is not _END and not is_emitted:
                         return delivery
-                    self._passed.append(delivery._replace(item=Mark.END))  # its batch is not kept
+                    self._passed.append(delivery._replace(item=_END))  # its batch is not kept
         except WorkerDied as error:
             last = self.position.count - 1
             raise RuntimeError(
@@ -321,16 +325,17 @@ class RankRun(Generic[T]):
         # Values are replaced and never changed, so that a step that fails can be taken back.
         if delivery.snapshot is not None:
             self._snapshots = {**self._snapshots, delivery.stream: delivery.snapshot}
-        if self.position.is_emitted(delivery.slot):
-            return
         position = self.position
-        position.failed, position.drawn = self._limit.counted(
-            position.failed, position.drawn, delivery
-        )
+        if position.emitted and position.is_emitted(delivery.slot):
+            return
+        if self._limit.is_on:
+            position.failed, position.drawn = self._limit.counted(
+                position.failed, position.drawn, delivery
+            )
         if delivery.skipped and self._settings.skip_log is not None:
             rows = ({**record._asdict(), "slot": delivery.slot} for record in delivery.skipped)
             append(self._settings.skip_log, "".join(json.dumps(row) + "\n" for row in rows))
-        if delivery.item is Mark.END:
+        if delivery.item is _END:
             self.counter.add(delivery.costs, delivery.skipped)
 
     def _begin_pass(self) -> None:

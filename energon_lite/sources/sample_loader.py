@@ -376,7 +376,7 @@ class SampleLoader:
         fields: dict[str, list[Any]] = {
             "__key__": block.keys[rows],
             "__restore_key__": keys,
-            "__subflavors__": [self.subflavors.copy() for _ in keys],
+            "__subflavors__": [*map(dict.copy, repeat(self.subflavors, num))],
             "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
             "__loss_weight__": [self.loss_weight] * num,
             self._one_field: block.values[rows],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
@@ -244,25 +243,31 @@ class SourceCursor(Cursor[T]):
         """As `take`, with columns of the samples if all of them were decoded in blocks."""
         parts: list[list[T] | SampleColumns] = []
         keys: list[RestoreKey] = []
-        with suppress(StopIteration):
-            while len(keys) < n:
+        try:
+            while (num := n - len(keys)) > 0:
                 if self._row == self._num_rows:
                     self._read_on()
                 if self._decoded:
-                    columns, own = self._made(self._decoded, n - len(keys))
+                    columns, own = self._made(self._decoded, num)
+                    if len(own) == n:
+                        return columns, own
                     parts.append(columns)
                     keys += own
                 else:
                     parts.append([next(self)])
                     keys.append(self.key)
+        except StopIteration:
+            pass
         return joined_samples(parts), keys
 
     def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, and their restore keys."""
         rows = slice(self._row, min(self._row + n, self._num_rows))
         indices = self._own_indices[rows]
-        context, step = self._context, self._stream.num_streams
-        context.cost(self._name).draws += len(indices)
+        context, step, cost = self._context, self._stream.num_streams, self._cost
+        if not cost.is_touched:
+            context.cost(self._name)
+        cost.draws += len(indices)
         first, self._row = context.sample_index, rows.stop
         context.sample_index = stop = first + len(indices) * step
         numbers = range(first, stop, step)
