@@ -35,7 +35,7 @@ from energon_lite.storage.shards import Block, BlockBytes
 from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, split_name
 
 # Twice as quick as calling the class, which goes through a Python function.
-_new_source = tuple.__new__
+_new_source, _new = tuple.__new__, object.__new__
 # Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
 _SMALL_BYTES = 8 << 10
 
@@ -384,6 +384,24 @@ class SampleLoader:
         for name, default in self._defaults:
             fields[name] = [default] * num
         return SampleColumns(self._sample_type, fields)
+
+    def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:
+        """Makes the sample of a row of a block, as `made` does for several.
+
+        Not all of a block at once: their dicts and tuples would make the garbage collector look
+        through the whole process.
+        """
+        infos = (self.path, key[2], block.shards[row], (block.files[row],))
+        sample = _new(self._sample_type)
+        sample.__key__ = block.keys[row]
+        sample.__restore_key__ = key
+        sample.__subflavors__ = self.subflavors.copy()
+        sample.__sources__ = (_new_source(SourceInfo, infos),)
+        sample.__loss_weight__ = self.loss_weight
+        for name, default in self._defaults:
+            setattr(sample, name, default)
+        setattr(sample, self._one_field, block.values[row])
+        return sample
 
     def fields(
         self, data: BlockBytes, members: Any, shard: str, place: int

@@ -190,7 +190,6 @@ class SourceCursor(Cursor[T]):
         # The last block, decoded or not, which of its samples is next, and the position behind it.
         self._block: Block | None = None
         self._decoded: DecodedBlock | None = None
-        self._samples: list[T] = []
         self._row = self._num_rows = 0
         self._stop = position
         # Samples that are ordered and not read yet; of the first of them blocks are being read.
@@ -224,15 +223,8 @@ class SourceCursor(Cursor[T]):
             if self._decoded is None:
                 sample = self._load(key, row)
             else:
-                sample = (self._samples or self._all_samples(self._decoded))[row]
-                sample.__restore_key__ = key
+                sample = self.spec.loader.made_one(self._decoded, row, key)
         return sample  # type: ignore[no-any-return]
-
-    def _all_samples(self, block: DecodedBlock) -> list[T]:
-        """Returns the samples of a block, which together take half the time; without their keys."""
-        rows, keys = slice(None), [()] * self._num_rows
-        self._samples = self.spec.loader.made(block, rows, keys, self._own_indices).samples()
-        return self._samples
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples, and their restore keys."""
@@ -282,7 +274,6 @@ class SourceCursor(Cursor[T]):
         """
         since = perf_counter()
         self._block = self._decoded = None  # keeps no bytes while it reads
-        self._samples = []
         if self._reading is None:
             spec, self._context = self.spec, context_or(self._stream)
             self._cost = self._context.cost(self._name)

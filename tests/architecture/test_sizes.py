@@ -27,7 +27,7 @@ BUDGET = {
     "order": 675,
     "prepare": 1514,
     "samplers": 1012,
-    "sources": 2026,
+    "sources": 2031,
     "stages": 3519,
     "storage": 3091,
     "stores": 800,
