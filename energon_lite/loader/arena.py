@@ -24,8 +24,6 @@ import numpy as np
 # Ranges begin at multiples of this: no two of them share a cache line.
 _ALIGNMENT = 64
 _MIN_BYTES = 1 << 20
-# Ranges that are returned at once: a message of them is sent whole or not at all.
-_MAX_RETURNED = 500
 
 
 class FreeSpace:
@@ -86,17 +84,18 @@ class Arena:
     """An arena as its worker process has it.
 
     Args:
+        file: descriptor of the memory.
         num_deliveries: how many deliveries are to have room.
 
     Attributes:
-        file: descriptor of the memory.
-        length: how large it is.
+        file: as above.
+        length: how large the memory is.
     """
 
     _memory: mmap.mmap
 
-    def __init__(self, num_deliveries: int) -> None:
-        self.file = _nameless_file()
+    def __init__(self, file: int, num_deliveries: int) -> None:
+        self.file = file
         self._num_deliveries = num_deliveries
         self._space = FreeSpace()
         self.length = 0
@@ -197,19 +196,19 @@ class Arena:
 
 
 class ReadArena:
-    """An arena as the training loop has it.
-
-    Args:
-        file: descriptor of the memory, which the arena closes.
+    """An arena as the training loop has it, which makes it.
 
     Attributes:
+        file: descriptor of the memory.
         is_left: whether ranges stay out for good, since a fork of this process may read them.
         returned: start and size of the ranges that are to be returned.
     """
 
-    def __init__(self, file: int) -> None:
+    file = -1
+
+    def __init__(self) -> None:
         self.is_left = False
-        self._file = file
+        self.file = nameless_file()
         self._memory: Any = b""
         self._num_lent = 0  # that were not taken from `returned`
         self.returned: deque[tuple[int, int]] = deque()
@@ -217,32 +216,32 @@ class ReadArena:
     def map(self, length: int) -> None:
         """Maps so much of the memory; what was read before keeps its own map."""
         if length > len(self._memory):
-            self._memory = mmap.mmap(self._file, length)
+            self._memory = mmap.mmap(self.file, length)
 
     def read(self, start: int, size: int) -> LentRange:
         """Returns the bytes of a range, which is returned when nothing refers to them any more."""
         self._num_lent += 1
         return _lent(self._memory, start, size, self.returned)
 
-    def take_returned(self) -> list[tuple[int, int]]:
-        """Returns the ranges that the worker process may use again, once."""
+    def bytes(self, start: int, end: int) -> memoryview:
+        """Returns the bytes of a range, which must not be used for long."""
+        return memoryview(self._memory)[start:end]
+
+    def take_returned(self, most: int) -> list[tuple[int, int]]:
+        """Returns some of the ranges that the worker process may use again, once."""
         if self.is_left:
             return []
-        number = min(len(self.returned), _MAX_RETURNED)
+        number = min(len(self.returned), most)
         self._num_lent -= number
         return [self.returned.popleft() for _ in range(number)]
-
-    def keep_returned(self, ranges: list[tuple[int, int]]) -> None:
-        """Keeps ranges that could not be sent until they are taken again."""
-        self._num_lent += len(ranges)
-        self.returned.extend(ranges)
 
     def leave(self) -> None:
         """Prepares for a fork, which may still read what is in use now."""
         self.is_left = self.is_left or self._num_lent > len(self.returned)
 
     def __del__(self) -> None:
-        os.close(self._file)
+        if self.file >= 0:
+            os.close(self.file)
 
 
 def _address(part: memoryview) -> int:
@@ -254,7 +253,8 @@ def _padded_size(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _nameless_file() -> int:
+def nameless_file() -> int:
+    """Returns the descriptor of a file in memory that has no name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("batches", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -1,22 +1,29 @@
-"""Messages between a worker process and the training loop, over a socket that only they share.
+"""Messages between a worker process and the training loop, in memory that only they share.
 
-A socket reports at once that the other end is gone, also in the middle of a message, and a killed
-process can hold no lock that another process waits for. Deliveries are pickled by the worker
-process into its arena, with larger arrays and tensors beside the pickled bytes; the socket only
-carries where they lie. What cannot be pickled is replaced by an `Unsendable` that names the part,
-so that the training loop does not wait for it in vain.
+Deliveries are pickled by the worker process into its arena, with larger arrays and tensors beside
+the pickled bytes, and their places are rows of a ring in shared memory. What cannot be pickled is
+replaced by an `Unsendable` that names the part, so that the training loop does not wait for it in
+vain. Orders and reports, which are rare, go through a socket. It reports at once that the other end
+is gone, also in the middle of a message.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dataclasses
+import errno
+import functools
 import math
+import mmap
+import os
 import pickle
+import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -29,12 +36,16 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
 from energon_lite.core.samples import SourceInfo
-from energon_lite.loader.arena import Arena, LentRange, ReadArena
+from energon_lite.core.state import Snapshot
+from energon_lite.loader.arena import Arena, LentRange, ReadArena, nameless_file
 from energon_lite.loader.rank_feed import Delivery
+from energon_lite.loader.shared_ring import Bell, SharedRing
 
 _MAX_DEPTH = 30
 # Smaller tensors and arrays are copied into the pickled bytes.
 _SMALL_BYTES = 32 << 10
+# Of fewer samples, columns are no quicker.
+_MIN_ROWS = 4
 
 
 class Unsendable(NamedTuple):
@@ -112,24 +123,56 @@ class _Sources(NamedTuple):
 
 
 def _reduce_sources(sources: _Sources) -> Any:
-    columns = map(list, zip(*chain.from_iterable(sources.rows), strict=True))
+    columns = zip(*chain.from_iterable(sources.rows), strict=True)
     return _sent_sources, (list(map(len, sources.rows)), *columns)
 
 
-def _sent_sources(lengths: list[int], *columns: list[Any]) -> list[tuple[SourceInfo, ...]]:
+def _sent_sources(lengths: list[int], *columns: Any) -> list[tuple[SourceInfo, ...]]:
     infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
     if lengths.count(1) == len(lengths):
         return list(zip(infos, strict=True))
     return [tuple(islice(infos, length)) for length in lengths]
 
 
-def _by_columns(fields: Any) -> Any:
-    """Returns the fields of a batch with its sources as columns, if it has such."""
-    rows = fields.get("__sources__") if type(fields) is dict else None
+class _Keys(NamedTuple):
+    """The restore key of a batch, pickled by columns."""
+
+    head: tuple[Any, ...]
+    columns: list[tuple[Any, ...]]
+
+
+def _reduce_keys(keys: _Keys) -> Any:
+    return _sent_keys, (keys.head, keys.columns)
+
+
+def _sent_keys(head: tuple[Any, ...], columns: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return (*head, *zip(*columns, strict=True))
+
+
+def _keys_of(key: Any) -> Any:
+    """Returns a restore key as columns, if those of its samples have one length."""
+    rows = key[2:] if type(key) is tuple else ()
+    if len(rows) < _MIN_ROWS or set(map(type, rows)) != {tuple} or len(set(map(len, rows))) > 1:
+        return key
+    return _Keys(key[:2], [*zip(*rows, strict=True)])
+
+
+def _sources_of(rows: Any) -> Any:
+    """Returns the sources of a batch so that they are pickled by columns, if all have one."""
     if type(rows) is not list or set(map(type, rows)) != {tuple}:
-        return fields
+        return rows
     are_infos = set(map(type, chain.from_iterable(rows))) == {SourceInfo}
-    return {**fields, "__sources__": _Sources(rows)} if are_infos else fields
+    return _Sources(rows) if are_infos else rows
+
+
+def _by_columns(fields: Any) -> Any:
+    """Returns the fields of a batch with those as columns that have a row for each sample."""
+    if type(fields) is not dict or "__sources__" not in fields:
+        return fields
+    found = {**fields, "__sources__": _sources_of(fields["__sources__"])}
+    if "__restore_key__" in fields:
+        found["__restore_key__"] = _keys_of(fields["__restore_key__"])
+    return found
 
 
 def _reduce_batch(batch: Any) -> Any:
@@ -142,12 +185,25 @@ def _reduce_batch(batch: Any) -> Any:
     return made, arguments, state, *rest
 
 
+def _reduce_snapshot(snapshot: Snapshot) -> Any:
+    return Snapshot, (snapshot.kind, snapshot.fields, snapshot.inner, snapshot.names)
+
+
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
     torch.Tensor: _reduce_tensor,
     torch.UntypedStorage: _reduce_storage,
     _Sources: _reduce_sources,
+    _Keys: _reduce_keys,
+    Snapshot: _reduce_snapshot,
 }
+
+
+@functools.lru_cache(maxsize=1)
+def _reducers(*_: int) -> dict[type, Callable[[Any], Any]]:
+    """Returns how values are pickled, by type; again when more types were registered."""
+    registered: Any = ForkingPickler
+    return {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
 
 
 def packed(value: Any) -> Packed:
@@ -166,14 +222,16 @@ def packed(value: Any) -> Packed:
         buffers.append(memory)
         return False
 
-    pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
     registered: Any = ForkingPickler
-    table = {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
-    if isinstance(value, Delivery) and type(value.item) is dict:
-        value = value._replace(item=_by_columns(value.item))
-    elif isinstance(value, Delivery) and hasattr(value.item, "__sources__"):
-        table.setdefault(type(value.item), _reduce_batch)
-    pickler.dispatch_table = table
+    reducers = _reducers(len(copyreg.dispatch_table), len(registered._extra_reducers))
+    if isinstance(value, Delivery):
+        item = value.item
+        if type(item) is dict:
+            value = value._replace(item=_by_columns(item))
+        elif hasattr(item, "__sources__"):
+            reducers.setdefault(type(item), _reduce_batch)
+    pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
+    pickler.dispatch_table = reducers
     pickler.dump(value)
     return Packed(body, buffers)
 
@@ -231,17 +289,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
-# Kind of message, number of the pass, length of the arena; start and size of the body, and how many
-# buffers there are: the start and size of each follow the body.
-_HEAD = struct.Struct("<BIQQQI")
+# A delivery: number of the pass; number of the arena and its length; start and size of the pickled
+# bytes, and how many buffers there are: the start and size of each follow these bytes.
+_COLUMNS = 6
+# What is returned of the arena: start and size.
 _RANGE = struct.Struct("<QQ")
+_NUM_RETURNED = 500
 # Kind of order, its number, and the bytes of its body.
 _ORDER = struct.Struct("<BQI")
+# Number of the question, and the bytes of the answer.
+_REPORT = struct.Struct("<QI")
 
-# Kinds of messages. Before the first message about an arena comes the arena.
-DELIVERY, REPORT, ARENA = range(3)
-# Kinds of orders: deliveries were taken, so were they and the arena is left, a pass, a question.
-TAKEN, LEFT, PASS, ASK = range(4)
+# Kinds of orders: another arena, a pass, a question.
+LEAVE, PASS, ASK = range(3)
 
 Wait = Callable[[], None]
 
@@ -250,56 +310,86 @@ class Closed(Exception):
     """The other end is gone, maybe in the middle of a message."""
 
 
-class Message(NamedTuple):
-    """What a worker process sent.
+class _Shared:
+    """The rings and bells of a worker process, as one end has them.
 
-    Attributes:
-        kind: what it is.
-        number: of the pass that it belongs to.
-        body: a pickled value.
-        buffers: memory of its arrays and tensors.
+    Args:
+        file: descriptor of the memory of the rings.
+        num_deliveries: how many there may be that the training loop has not taken.
+        has_delivery: rung by the worker process.
+        has_room: rung by the training loop.
     """
 
-    kind: int
-    number: int
-    body: Any
-    buffers: list[LentRange]
-
-    def unpacked(self) -> Any:
-        """Returns the value."""
-        return pickle.loads(self.body, buffers=self.buffers)
+    def __init__(self, file: int, num_deliveries: int, has_delivery: Bell, has_room: Bell) -> None:
+        sizes = (num_deliveries, _COLUMNS), (_NUM_RETURNED, 2)
+        first, second = (SharedRing.num_bytes(*size) for size in sizes)
+        if os.fstat(file).st_size == 0:
+            os.ftruncate(file, first + second)
+        memory = memoryview(mmap.mmap(file, first + second))
+        self.deliveries = SharedRing(memory[:first], *sizes[0])
+        self.returned = SharedRing(memory[first:], *sizes[1])
+        self.has_delivery = has_delivery
+        self.has_room = has_room
 
 
 class Outlet:
-    """Where a worker process sends messages.
+    """Where a worker process sends deliveries.
 
     Args:
         sock: to the training loop.
-        num_deliveries: how many deliveries have room in an arena.
+        num_deliveries: how many the training loop may have to take.
+        wait: returns when there is something to read in the socket; raises where nothing will come.
+
+    Raises:
+        Closed: The training loop is gone.
     """
 
-    def __init__(self, sock: socket.socket, num_deliveries: int) -> None:
+    def __init__(self, sock: socket.socket, num_deliveries: int, wait: Wait) -> None:
+        arena, rings, *bells = _read_descriptors(sock, wait, 4)
         self._sock = sock
-        self._num_deliveries = num_deliveries
+        half = len(bells) // 2
+        self._shared = _Shared(rings, num_deliveries, Bell(bells[:half]), Bell(bells[half:]))
+        os.close(rings)
+        # What may be computed ahead, and what the training loop is done with and has not returned.
+        self._num_in_arena = num_deliveries + 3
         self._lock = threading.Lock()
-        self._arena: Arena | None = None
+        self._arena = Arena(arena, self._num_in_arena)
+        self._arena_number = 0
+        # Pickled bytes that the training loop may still read.
+        self._bodies: deque[tuple[Arena, tuple[int, int]]] = deque()
 
-    def send(self, kind: int, number: int, content: Packed) -> None:
-        """Sends a message.
+    def send(self, number: int, content: Packed) -> None:
+        """Sends a delivery, for which there is room.
 
         Args:
-            kind: what it is.
             number: of the pass.
             content: what it carries; its buffers are taken out of it.
-
-        Raises:
-            OSError: The other end is gone.
         """
+        deliveries = self._shared.deliveries
         with self._lock:
-            arena = self._begun_arena()
-            ranges = [_RANGE.pack(*place) for place in arena.place(content.buffers)]
-            start, size = arena.write([*content.body, *ranges]), sum(map(len, content.body))
-            self._sock.sendall(_HEAD.pack(kind, number, arena.length, start, size, len(ranges)))
+            self._take_back()
+            arena = self._arena
+            places = arena.place(content.buffers)
+            size = sum(map(len, content.body))
+            ranges = [_RANGE.pack(*place) for place in places]
+            start = arena.write([*content.body, *ranges])
+            self._bodies.append((arena, (start, size + len(ranges) * _RANGE.size)))
+            row = number, self._arena_number, arena.length, start, size, len(ranges)
+            if deliveries.put([row]):
+                self._shared.has_delivery.ring()
+
+    def await_room(self) -> None:
+        """Waits until there may be room for a delivery, or `wake` is called."""
+        if self._shared.deliveries.lacks_room():
+            self._shared.has_room.wait()
+
+    def has_room(self) -> bool:
+        """Whether a delivery may be sent."""
+        return self._shared.deliveries.num_free > 0
+
+    def wake(self) -> None:
+        """Ends a wait for room, from another thread."""
+        self._shared.has_room.ring()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns an array whose values are not set; a large one is sent without a copy."""
@@ -307,89 +397,166 @@ class Outlet:
         if size < LARGE_BYTES:
             return np.empty(shape, dtype)
         with self._lock:
-            return np.ndarray(shape, dtype, self._begun_arena().empty(size).data)
+            return np.ndarray(shape, dtype, self._arena.empty(size).data)
 
-    def _begun_arena(self) -> Arena:
-        if self._arena is None:
-            self._arena = Arena(self._num_deliveries)
-            self._sock.sendall(_HEAD.pack(ARENA, 0, 0, 0, 0, 0))
-            socket.send_fds(self._sock, [b"."], [self._arena.file])
-        return self._arena
+    def _take_back(self) -> None:
+        """Takes back what the training loop is done with."""
+        for _ in range(len(self._bodies) - self._shared.deliveries.num_unread):
+            arena, body = self._bodies.popleft()
+            arena.put_back([body])
+        returned = []
+        while (row := self._shared.returned.peek()) is not None:
+            returned.append(row)
+            self._shared.returned.drop()
+        if returned:
+            self._arena.put_back(returned)
 
-    def put_back(self, ranges: memoryview, *, is_left: bool) -> None:
-        """Takes back ranges of the arena; where it is left, the next message begins another one."""
+    def leave(self, wait: Wait) -> None:
+        """Leaves the arena for another one, whose descriptor comes next."""
+        (file,) = _read_descriptors(self._sock, wait, 1)
         with self._lock:
-            if self._arena is not None:
-                self._arena.put_back(_RANGE.iter_unpack(ranges))
-                if is_left:
-                    self._arena.leave()
-                    self._arena = None
+            self._take_back()
+            self._arena.leave()
+            self._arena = Arena(file, self._num_in_arena)
+            self._arena_number += 1
 
 
 class Inlet:
-    """Where the training loop receives the messages of a worker process.
+    """Where the training loop receives the deliveries of a worker process.
 
     Args:
         sock: to the worker process.
+        num_deliveries: how many there may be that were not taken.
+
+    Attributes:
+        arena: in which the last delivery lies.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, num_deliveries: int) -> None:
         self._sock = sock
-        self._num_taken = 0
-        self._left: ReadArena | None = None
-        self.arena: ReadArena | None = None
+        self._arena_number = 0
+        self._next_arena: ReadArena | None = None
+        self._part_of_report = b""
+        try:
+            self._share(num_deliveries)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"No memory can be shared with a worker process ({error.strerror}). Each worker "
+                "process takes six open files of this one: raise the limit (ulimit -n).",
+            ) from error
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._poll.register(self._shared.has_delivery.files[0], select.POLLIN)
 
-    def receive(self, wait: Wait) -> Message:
-        """Returns the next message.
+    def _share(self, num_deliveries: int) -> None:
+        """Makes all that is shared, and sends it to the worker process."""
+        self.arena = ReadArena()
+        bells = Bell(), Bell()
+        rings = nameless_file()
+        try:
+            self._shared = _Shared(rings, num_deliveries, *bells)
+            files = [self.arena.file, rings, *bells[0].files, *bells[1].files]
+            socket.send_fds(self._sock, [b"."], files)
+        finally:
+            os.close(rings)
+
+    def is_ready(self, for_sec: float = 0) -> bool:
+        """Whether there is a delivery, or something to read in the socket; may return early."""
+        if not self._shared.deliveries.is_empty():
+            return True
+        for file, _ in self._poll.poll(1000 * for_sec):
+            if file == self._sock.fileno():
+                return True
+            self._shared.has_delivery.wait()
+        return not self._shared.deliveries.is_empty()
+
+    def take(self, number: int) -> Any:
+        """Returns the next delivery of a pass, or the error that it met; None if none has come.
 
         Args:
-            wait: returns when there is something to read; raises where nothing will come.
+            number: of the pass; what is of another one is dropped.
+        """
+        while (row := self._shared.deliveries.peek()) is not None:
+            try:
+                body, buffers = self._content(*row[1:])
+                if row[0] == number:
+                    return pickle.loads(body, buffers=buffers)
+            finally:
+                self._confirm()
+        return None
+
+    def _content(
+        self, arena_number: int, length: int, start: int, size: int, num_buffers: int
+    ) -> tuple[memoryview, list[LentRange]]:
+        if arena_number != self._arena_number:
+            assert self._next_arena is not None
+            self.arena, self._next_arena = self._next_arena, None
+            self._arena_number = arena_number
+        arena = self.arena
+        arena.map(length)
+        end = start + size
+        ranges = arena.bytes(end, end + num_buffers * _RANGE.size) if num_buffers else b""
+        return arena.bytes(start, end), [arena.read(*p) for p in _RANGE.iter_unpack(ranges)]
+
+    def _confirm(self) -> None:
+        """Lets the worker process use again what is no more in use."""
+        arena, returned = self.arena, self._shared.returned
+        if arena.is_left and self._next_arena is None:
+            self._next_arena = ReadArena()
+            order(self._sock, LEAVE)
+            with suppress(OSError):  # it has ended, which the next wait for it reports
+                socket.send_fds(self._sock, [b"."], [self._next_arena.file])
+        elif arena.returned and (ranges := arena.take_returned(returned.num_free)):
+            returned.put(ranges)
+        if self._shared.deliveries.drop():
+            self._shared.has_room.ring()
+
+    def take_report(self) -> tuple[int, str] | None:
+        """Returns the number of a question and the answer to it; None if none has come whole.
 
         Raises:
             Closed: The worker process is gone.
-            OSError: This process may have no more open files.
         """
-        head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
-        while head[0] == ARENA:
-            self.arena = ReadArena(_read_descriptor(self._sock, wait))
-            head = _HEAD.unpack(_read(self._sock, _HEAD.size, wait))
-        kind, number, length, start, size, num_buffers = head
-        arena = self.arena
-        assert arena is not None
-        arena.map(length)
-        body: Any = arena.read(start, size + num_buffers * _RANGE.size)
-        ranges = _RANGE.iter_unpack(body[size:].data) if num_buffers else ()
-        return Message(kind, number, body, [arena.read(*place) for place in ranges])
+        found = self._buffered_report()
+        if found is None:
+            try:
+                part = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise Closed from error
+            if not part:
+                raise Closed
+            self._part_of_report += part
+            found = self._buffered_report()
+        return found
 
-    def confirm(self) -> None:
-        """Counts a delivery as taken, and returns what is no more in use of the arena."""
-        arena = self.arena
-        assert arena is not None
-        self._num_taken += 1
-        kind = LEFT if arena.is_left and arena is not self._left else TAKEN
-        ranges = arena.take_returned()
-        body = b"".join(_RANGE.pack(*place) for place in ranges)
-        if order(self._sock, kind, self._num_taken, body):
-            self._num_taken = 0
-            self._left = arena if kind == LEFT else self._left
-        else:
-            arena.keep_returned(ranges)
+    def _buffered_report(self) -> tuple[int, str] | None:
+        buffer = self._part_of_report
+        if len(buffer) < _REPORT.size:
+            return None
+        number, size = _REPORT.unpack_from(buffer)
+        end = _REPORT.size + size
+        if len(buffer) < end:
+            return None
+        self._part_of_report = buffer[end:]
+        return number, buffer[_REPORT.size : end].decode()
 
 
-def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") -> bool:
-    """Sends an order to a worker process; any but a pass only if that needs no wait.
+def report(sock: socket.socket, number: int, text: str) -> None:
+    """Answers a question of the training loop."""
+    body = text.encode(errors="replace")
+    with suppress(ConnectionError):  # it is gone, which the next order reports
+        sock.sendall(_REPORT.pack(number, len(body)) + body)
 
-    Returns:
-        Whether it was sent.
-    """
-    try:
-        head = _ORDER.pack(kind, number, len(body))
-        sock.sendall(head + body, 0 if kind == PASS else socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # it has ended, which the next wait for it reports
-    return True
+
+def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") -> None:
+    """Sends an order to a worker process; a question only if that needs no wait."""
+    head = _ORDER.pack(kind, number, len(body))
+    # One that has ended is reported by the next wait for it; one that does not read is stuck.
+    with suppress(OSError):
+        sock.sendall(head + body, socket.MSG_DONTWAIT if kind == ASK else 0)
 
 
 def read_order(sock: socket.socket, wait: Wait) -> tuple[int, int, memoryview]:
@@ -419,17 +586,14 @@ def _read(sock: socket.socket, size: int, wait: Wait) -> memoryview:
     return content
 
 
-def _read_descriptor(sock: socket.socket, wait: Wait) -> int:
+def _read_descriptors(sock: socket.socket, wait: Wait, at_least: int) -> list[int]:
     wait()
     try:
-        mark, files, _, _ = socket.recv_fds(sock, 1, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        mark, files, _, _ = socket.recv_fds(sock, 1, 6, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     except OSError as error:
         raise Closed from error
     if not mark:
         raise Closed
-    if not files:
-        raise OSError(
-            "This process has as many open files as it may have, and each worker process needs "
-            "one more: raise the limit (ulimit -n)."
-        )
-    return files[0]
+    if len(files) < at_least:
+        raise OSError(errno.EMFILE, "A worker process has as many open files as it may have")
+    return files

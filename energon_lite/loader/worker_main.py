@@ -1,7 +1,7 @@
 """What runs in a worker process: computes the deliveries of its streams, and sends them.
 
-The main thread computes and sends, and a second one listens to the training loop. It ends the
-process when the loop has ended, whatever the other one does.
+The main thread computes and sends. A second one sleeps until the training loop has an order, and
+ends the process when the loop has ended, whatever the other one does.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ from torch.utils.data._utils import worker as torch_worker
 from energon_lite.core import batch_rows
 from energon_lite.loader.messages import (
     ASK,
-    DELIVERY,
-    LEFT,
+    LEAVE,
     PASS,
-    REPORT,
-    TAKEN,
     Closed,
     Outlet,
-    packed,
     packed_delivery,
     read_order,
+    report,
 )  # fmt: skip
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
@@ -208,7 +205,8 @@ def work(
         # It ended before the kernel was asked, so no signal will come.
         if parent and not (parent.is_alive() and (by_server or os.getppid() == parent.pid)):
             os._exit(0)
-    _Work(sock, settings).run(first)
+    with contextlib.suppress(Closed):  # it ended before this process began
+        _Work(sock, settings).run(first)
 
 
 class _Work:
@@ -219,12 +217,10 @@ class _Work:
         self._is_ending = False
         self._parent = os.getppid()
         self._passes: SimpleQueue[Pass] = SimpleQueue()
-        self._room = threading.Semaphore(settings.run.prefetch_factor)
         self._is_packing = False
-        # What may be computed ahead, and what the training loop is done with and has not returned.
-        self._outlet = Outlet(sock, settings.run.prefetch_factor + 3)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._outlet = Outlet(sock, settings.run.prefetch_factor, self._wait)
         self._feed: RankFeed | None = None
 
     def run(self, first: Pass) -> None:
@@ -234,9 +230,7 @@ class _Work:
         try:
             self._run_pass(first)
             while True:
-                following = self._passes.get()
-                self._room.acquire()  # what woke this thread up
-                self._run_pass(following)
+                self._run_pass(self._passes.get())
         except KeyboardInterrupt:  # of a hook: the signal is ignored
             sys.exit(128 + signal.SIGINT)
         finally:
@@ -270,15 +264,12 @@ class _Work:
         self._feed = feed = RankFeed(
             dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
         )
-        while True:
-            self._room.acquire()
-            if not self._passes.empty():  # the rest of this pass is not wanted
-                break
+        while self._may_go_on():
             delivery: Delivery | ExceptionWrapper
             try:
                 delivery = next(feed)
             except StopIteration:
-                break
+                return
             except Exception:
                 where = f"in worker process {info.id}"
                 delivery = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
@@ -286,24 +277,29 @@ class _Work:
             self._is_packing = True
             content = packed_delivery(delivery)
             del delivery  # for the outlet copies what is still used here
-            with contextlib.suppress(ConnectionError):  # the other thread ends this process
-                self._outlet.send(DELIVERY, job.number, content)
+            self._outlet.send(job.number, content)
             self._is_packing = False
             if is_error:
                 return
-        self._room.release()
+
+    def _may_go_on(self) -> bool:
+        """Waits for room for a delivery; returns whether the rest of the pass is wanted."""
+        while self._passes.empty():
+            if self._outlet.has_room():
+                return True
+            self._outlet.await_room()
+        return False
 
     def _listen(self) -> None:
         """Takes orders until the parent is gone; then ends the process."""
         with contextlib.suppress(Closed):
             while True:
                 kind, number, body = read_order(self._sock, self._wait)
-                if kind in (TAKEN, LEFT):
-                    self._outlet.put_back(body, is_left=kind == LEFT)
-                    self._room.release(number)
+                if kind == LEAVE:
+                    self._outlet.leave(self._wait)
                 elif kind == PASS:
                     self._passes.put(pickle.loads(body))
-                    self._room.release()
+                    self._outlet.wake()
                 elif kind == ASK:
                     self._report(number)
         self._exit_code = 0
@@ -318,9 +314,8 @@ class _Work:
     def _report(self, number: int) -> None:
         """Describes what the main thread does."""
         task = "pickles a batch" if self._is_packing else f"computes {self._feed}"
-        report = f"It {task}. {describe_thread(threading.main_thread().ident or 0)}"
-        with contextlib.suppress(ConnectionError):
-            self._outlet.send(REPORT, number, packed(report))
+        doing = describe_thread(threading.main_thread().ident or 0)
+        report(self._sock, number, f"It {task}. {doing}")
 
     def _wait(self) -> None:
         """Waits for an order of the parent.

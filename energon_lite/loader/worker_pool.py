@@ -9,7 +9,6 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import pickle
-import select
 import signal
 import socket
 import threading
@@ -33,7 +32,7 @@ from energon_lite.core.global_generators import has_turn
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
-from energon_lite.loader.messages import ASK, PASS, REPORT, Closed, Inlet, Unsendable, order
+from energon_lite.loader.messages import ASK, PASS, Closed, Inlet, Unsendable, order
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
 from energon_lite.loader.worker_main import (
     GRACE_SEC,
@@ -76,11 +75,9 @@ class Worker:
 
     def __init__(self, start_method: str | None, settings: WorkerSettings, first: Pass) -> None:
         self._sock, other = socket.socketpair()
-        self._inlet = Inlet(self._sock)
+        self._inlet = Inlet(self._sock, settings.run.prefetch_factor)
         self._has_sent = False
         self.num_requests = 0
-        self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
         context: Any = multiprocessing.get_context(start_method)
         # The kernel reports the end of the thread that starts a process, not of its process.
         is_main = threading.current_thread() is threading.main_thread()
@@ -98,8 +95,8 @@ class Worker:
             other.close()
 
     def is_ready(self, for_sec: float = 0) -> bool:
-        """Whether a message comes, or begins to, within a time, or none ever will."""
-        return bool(self._poll.poll(1000 * for_sec))
+        """Whether there is a delivery, or something else to know; waits for it up to a time."""
+        return self._inlet.is_ready(for_sec)
 
     def receive(self, number: int, limits: Limits) -> Any:
         """Returns its next delivery, or the error that it met.
@@ -112,20 +109,23 @@ class Worker:
             WorkerDied: It ended, or is stuck and was ended.
             WorkerTimeout: The wait was too long.
         """
-        wait = _SocketWait(self, limits)
-        while True:
+        wait: _SocketWait | None = None
+        is_gone = False
+        while (delivery := self._inlet.take(number)) is None:
+            if is_gone:
+                raise self._death()
             try:
-                message = self._inlet.receive(wait)
+                if wait is None:
+                    wait = _SocketWait(self, limits)
+                elif (report := self._inlet.take_report()) is not None:
+                    self._has_sent = True
+                    if report[0] == self.num_requests:
+                        wait.on_report(report[1])
+                wait()
             except Closed:
-                raise self._death() from None
-            self._has_sent = True
-            if message.kind == REPORT:
-                if message.number == self.num_requests:
-                    wait.on_report(message.unpacked())
-                continue
-            self._inlet.confirm()
-            if message.number == number:
-                return message.unpacked()
+                is_gone = True  # maybe after it sent a delivery
+        self._has_sent = True
+        return delivery
 
     def begin(self, job: Pass) -> None:
         """Orders the worker to begin a pass."""
@@ -165,8 +165,7 @@ class Worker:
 
     def leave_arena(self) -> None:
         """Prepares for a fork of this process, which may read what is in use of the arena."""
-        if self._inlet.arena is not None:
-            self._inlet.arena.leave()
+        self._inlet.arena.leave()
 
     def forget(self) -> None:
         """Forgets the process, in a fork of its parent."""
@@ -175,7 +174,7 @@ class Worker:
 
 
 class _SocketWait(Wait):
-    """One wait for a message of a worker process; called before each read of the socket."""
+    """One wait for a delivery of a worker process."""
 
     def __init__(self, worker: Worker, limits: Limits) -> None:
         super().__init__(worker.name, limits)
@@ -183,7 +182,7 @@ class _SocketWait(Wait):
         self._answer_due = 0.0
 
     def __call__(self) -> None:
-        """Waits until there is something to read.
+        """Waits until there is a delivery, or something to read in the socket.
 
         Raises:
             Closed: Nothing will come.

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2769,
     "decoding": 1740,
     "inspect": 1683,
-    "loader": 3501,
+    "loader": 3701,
     "loss": 207,
     "metadataset": 1598,
     "names": 174,
