@@ -26,8 +26,6 @@ from energon_lite.decoding.av_streams import (
 )
 from energon_lite.decoding.media_metadata import AVMetadata
 
-AV_EXTENSIONS = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "m4a"})
-AV_MODES = ("AVDecoder", "torch", "pyav")
 VideoUnit = Literal["frames", "seconds"]
 AudioUnit = Literal["samples", "seconds"]
 
@@ -418,15 +416,15 @@ class AVWebdatasetDecoder:
         video_decode_audio: bool,
         av_decode: Literal["torch", "AVDecoder", "pyav"] = "AVDecoder",
     ) -> None:
-        if av_decode not in AV_MODES:
-            hint = did_you_mean(av_decode, AV_MODES)
+        if av_decode not in part_formats.AV_MODES:
+            hint = did_you_mean(av_decode, part_formats.AV_MODES)
             raise ValueError(f"av_decode: unknown mode {av_decode!r}.{hint}")
         self.video_decode_audio = video_decode_audio
         self.av_decode = av_decode
 
     def __call__(self, key: str, data: bytes) -> Any:
         """Decodes a part; returns None for one whose name is not that of audio or video."""
-        if key.rpartition(".")[2].lower() not in AV_EXTENSIONS:
+        if key.rpartition(".")[2].lower() not in part_formats.AV_EXTENSIONS:
             return None
         return av_part_decoder(self.av_decode, self.video_decode_audio)(data)
 
@@ -441,7 +439,7 @@ def av_part_decoder(
     """Returns the function that decodes parts.
 
     Args:
-        mode: one of `AV_MODES`.
+        mode: one of `part_formats.AV_MODES`.
         video_decode_audio: Whether mode `torch` decodes the audio of videos, too.
         max_bytes: Bytes that the frames of a video may have in mode `torch`.
     """

@@ -172,7 +172,7 @@ def image_header(file: BinaryIO) -> tuple[int, int, str, str]:
     return (*opened.size, str(opened.format), str(opened.mode))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _ImageDecoder:
     mode: ImageMode
     size: ImageSize | None

@@ -18,8 +18,8 @@ from torch.utils.data import get_worker_info
 from energon_lite.core.errors import DecodingError, add_note, did_you_mean
 from energon_lite.core.samples import CrudeSample
 from energon_lite.decoding import images, part_formats
-from energon_lite.decoding.av_decoder import AV_EXTENSIONS, AV_MODES, av_part_decoder
 from energon_lite.decoding.image_size import ImageSize
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage.files import warn_once
 
 PartDecoder = Callable[[bytes], Any]
@@ -90,6 +90,7 @@ class SampleDecoder(FileStoreDecoder):
         ValueError: A setting has a value that does not exist.
     """
 
+    _av_part_decoder = LazyFunction("energon_lite.decoding.av_decoder:av_part_decoder")
     image_decode: str = "torchrgb"
     av_decode: str = "AVDecoder"
     video_decode_audio: bool = False
@@ -105,8 +106,8 @@ class SampleDecoder(FileStoreDecoder):
         """Checks the settings."""
         if self.image_decode not in (*images.IMAGE_MODES, images.UNDECODED):
             images.image_decoder(self.image_decode)  # raises, with the closest mode
-        if self.av_decode not in (*AV_MODES, images.UNDECODED):
-            hint = did_you_mean(self.av_decode, (*AV_MODES, images.UNDECODED))
+        if self.av_decode not in (*part_formats.AV_MODES, images.UNDECODED):
+            hint = did_you_mean(self.av_decode, (*part_formats.AV_MODES, images.UNDECODED))
             raise ValueError(f"av_decode: unknown mode {self.av_decode!r}.{hint}")
         wanted: Any = self.unpickle  # a list, or a single name, is taken as well
         names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
@@ -242,12 +243,13 @@ class SampleDecoder(FileStoreDecoder):
             image = _guarded(
                 part, images.image_decoder(self.image_decode, self.limits, self.max_bytes)
             )
-        if self.av_decode != images.UNDECODED:
-            decode = av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)
+        is_av = extension in part_formats.AV_EXTENSIONS
+        if self.av_decode != images.UNDECODED and (is_av or self.guess_content):
+            decode = self._av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)
             av = _guarded(part, decode, "audio or video")
         if extension in images.IMAGE_EXTENSIONS:
             return image
-        if extension in AV_EXTENSIONS:
+        if is_av:
             return av
         if not self.guess_content or (image is None and av is None):
             return None

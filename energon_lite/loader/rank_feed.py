@@ -57,7 +57,7 @@ class StreamStart(NamedTuple):
     snapshot: Snapshot | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class PassStart:
     """Where a rank begins: slots, pass, and the position of each of its streams."""
 

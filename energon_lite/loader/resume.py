@@ -76,7 +76,7 @@ def decompressed(text: Any, name: str) -> Any:
         raise StateError(f"the state's {name!r} cannot be decompressed: {error}") from error
 
 
-@dataclass
+@dataclass(eq=False)
 class Region:
     """Slots from `base` on that ranks of an earlier topology emitted: the first `counts[r]` of r.
 
@@ -92,7 +92,7 @@ class Region:
         return self.counts[rank] < 0 or visit < self.counts[rank]
 
 
-@dataclass
+@dataclass(eq=False)
 class Peers(Region):
     """What all ranks had emitted of a pass when this rank was resumed with them; their states."""
 
@@ -154,7 +154,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(eq=False)
 class LoaderPosition:
     """Where a rank of a running loader stands; what it saves and restores.
 

@@ -171,7 +171,7 @@ class Stats(dict[str, SourceStats]):
         return "\n".join(table_lines(rows))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class SavedStats:
     """Statistics of the time before a restore.
 

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class Seek:
     """What a trainer asked for since the last `iter`.
 

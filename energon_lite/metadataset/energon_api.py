@@ -1,142 +1,34 @@
-"""Energon's names for opening a path without a pipeline, and the lists that its builders take."""
+"""Energon's names for opening a path without a pipeline."""
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
 from energon_lite.metadataset.nodes import (
     Aux,
-    Blend,
-    BlendEpochized,
-    Concat,
     Join,
     JoinMember,
     Leaf,
     Node,
     leaves,
-    walk,
 )
 from energon_lite.metadataset.open import LeafOpener, open_node, opened_store, prepare_joins
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place
-from energon_lite.order.schedules import Schedule, weight_at
 from energon_lite.prepare.join_keys import JoinReport
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.storage.local_paths import local_path
 from energon_lite.stores.file_stores import FileStore
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
-
-
-class DatasetBlendMode(enum.Enum):
-    """The meaning of the numbers in a list of datasets."""
-
-    NONE = "none"
-    DATASET_WEIGHT = "dataset_weight"
-    SAMPLE_REPETITIONS = "sample_repetitions"
-
-
-@dataclass(kw_only=True)
-class LoadedDataset:
-    """One leaf, opened.
-
-    Attributes:
-        dataset: builds the source.
-        weight: share of the whole blend at the start of the run; None outside of blends.
-        repetitions: how often an epoch has each sample; None outside of epochized blends.
-        aux: the file stores that its cookers get, by name; None for none.
-    """
-
-    dataset: BaseCoreDatasetFactory[Any]
-    weight: float | None = None
-    repetitions: float | None = None
-    aux: dict[str, Any] | None = None
-
-
-@dataclass(kw_only=True)
-class LoadedDatasetList:
-    """The leaves of a split, in the order of the file."""
-
-    datasets: list[LoadedDataset]
-    blend_mode: DatasetBlendMode = DatasetBlendMode.NONE
-
-
-_MODES = {
-    Blend: DatasetBlendMode.DATASET_WEIGHT,
-    BlendEpochized: DatasetBlendMode.SAMPLE_REPETITIONS,
-}
-
-
-def loaded_datasets(node: Node, opener: LeafOpener) -> LoadedDatasetList:
-    """Opens the leaves of a tree, in which all blends are of one kind."""
-    name = "weight" if any(isinstance(inner, Blend) for inner in walk(node)) else "repetitions"
-    found = []
-    for leaf, amount in _amounts(node, None):
-        number: Any = {} if amount is None else {name: float(amount)}
-        factory = opener.open(leaf)
-        aux = opener.stores(leaf, factory) or None
-        found.append(LoadedDataset(dataset=factory, aux=aux, **number))
-    return LoadedDatasetList(
-        datasets=found, blend_mode=_MODES.get(type(node), DatasetBlendMode.NONE)
-    )
-
-
-def check_is_list(node: Node, who: str) -> None:
-    """Checks that a list of datasets with numbers can express a tree.
-
-    Args:
-        node: the tree.
-        who: the function that takes the list, for the error.
-
-    Raises:
-        ValueError: The list cannot; names the place and the setting that would be lost.
-    """
-    kinds = {Blend: "blend", BlendEpochized: "blend_epochized", Concat: "concat"}
-    for inner in walk(node):
-        problems: dict[str, bool] = {}
-        if not isinstance(inner, (Leaf, type(node))):
-            problems[f"{kinds[type(inner)]} inside {kinds[type(node)]}"] = True
-        elif isinstance(inner, Blend):
-            problems = {
-                "unit: tokens": inner.unit == "tokens",
-                f"until: {inner.until}": inner.until not in (None, "forever"),
-                f"blend_mode: {inner.mode}": inner.mode != "exact",
-                "a weight that changes": any(isinstance(m.weight, Schedule) for m in inner.members),
-            }
-        for problem in (name for name, is_there in problems.items() if is_there):
-            raise ValueError(
-                f"{who} gets a list of datasets, each with a weight or repetitions, which cannot "
-                f"express {inner.place}: {problem}. Remove that from the metadataset, or do not "
-                "override the function"
-            )
-
-
-def _amounts(node: Node, amount: Any) -> Iterator[tuple[Leaf, Any]]:
-    """Yields each leaf with its share of the blend, or its repetitions; None outside of blends."""
-    outer = 1 if amount is None else amount
-    if isinstance(node, Leaf):
-        yield node, amount
-    elif isinstance(node, Concat):
-        for below in node.members:
-            yield from _amounts(below, amount)
-    elif isinstance(node, Blend):
-        start = np.zeros(1, dtype=np.int64)
-        own = [float(weight_at(member.weight, start)[0]) for member in node.members]
-        for member, part in zip(node.members, own, strict=True):
-            yield from _amounts(member.node, outer * part / (sum(own) or 1.0))
-    else:
-        for entry in node.members:
-            yield from _amounts(entry.node, outer * entry.repetitions)
 
 
 class TraversedDatasetReference(NamedTuple):

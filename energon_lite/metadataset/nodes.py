@@ -506,7 +506,7 @@ OLDER, NEWER = "Metadataset", "MetadatasetV2"
 _MODULES = r"(megatron\.energon|energon_lite)(\.[A-Za-z0-9_]+)*"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MetadatasetFile:
     """A metadataset: which datasets make up each split.
 
@@ -537,7 +537,7 @@ class MetadatasetFile:
     expand_paths: bool = key(FLAG, default=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OlderSplit:
     """A split in the older form.
 
@@ -550,7 +550,7 @@ class OlderSplit:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OlderEntry:
     """An entry of datasets.
 

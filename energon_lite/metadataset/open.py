@@ -91,7 +91,7 @@ def open_node(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LeafOpener:
     """Builds the datasets of the leaves of a tree, with cookers over crude sources.
 

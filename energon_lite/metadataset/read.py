@@ -40,7 +40,7 @@ _INLINE = "<dict>"
 _LARGEST_TREE, _TAGS = 100_000, 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _File:
     """A metadataset file; `chain` has (real path, shown name) of it and of the files above it."""
 
@@ -51,7 +51,7 @@ class _File:
     tree: _Tree
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tree:
     """The files that were read for a tree, and the size of the tree so far.
 

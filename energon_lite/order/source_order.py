@@ -38,7 +38,7 @@ class Segment(NamedTuple):
         return None if self.stop is None else self.stop - self.start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShuffledDealing:
     """Runs of consecutive places of a shuffled epoch, a new one in every epoch.
 
@@ -92,7 +92,7 @@ class ShuffledDealing:
         return self.first(self.stream.pass_index), self.first(self.stream.pass_index + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockDealing:
     """Blocks of one batch, stream by stream, in file order.
 
@@ -132,7 +132,7 @@ class BlockDealing:
         return 0, own * self.block - (missing if is_last and own else 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class EpochOrder:
     """The shuffled order of a source's epochs: place -> sample index.
 
@@ -235,7 +235,7 @@ class EpochOrder:
         return groups * width + lanes, offsets
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WindowShuffle:
     """The shuffle buffer as arithmetic: a bijection of a stream's positions, segment by segment.
 

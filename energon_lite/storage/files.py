@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import re
-import secrets
 import stat
 import threading
 import time
@@ -456,7 +455,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: It cannot be written.
     """
-    temporary = path.with_name(f"{_stem(path.name)}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f"{_stem(path.name)}.{os.urandom(8).hex()}.tmp")
     # "x" creates a file under a name that nothing has, not even a link.
     with errors_of(path), temporary.open("xb") as file:
         try:

@@ -336,7 +336,7 @@ def read_dataset_config(root: Path, name: str | None = None) -> YamlMap:
 # ---------------------------------------------------------------------------------- split.yaml
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitPart:
     """The shards of one split part, in order, with what is excluded from them.
 

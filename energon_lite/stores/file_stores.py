@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.samples import SourceInfo, add_source_info
 from energon_lite.core.state import JSON
-from energon_lite.decoding.media_metadata import read_media_metadata
 from energon_lite.decoding.sample_decoder import FileStoreDecoder
+from energon_lite.names.energon_modules import LazyFunction
 from energon_lite.storage import files
 from energon_lite.storage.jsonl import line_offsets
 from energon_lite.storage.local_paths import local_path
@@ -195,6 +195,8 @@ class _LocalFileStore(FileStore[bytes]):
         path: its path; empty for no folder.
     """
 
+    _read_metadata = LazyFunction("energon_lite.decoding.media_metadata:read_media_metadata")
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._patience = files.Patience(Path(path))
@@ -212,7 +214,7 @@ class _LocalFileStore(FileStore[bytes]):
         """
         if not self._path:
             raise RuntimeError(f"{self}: media metadata of {key!r} need a store with a folder")
-        return read_media_metadata(Path(self._path), key)
+        return self._read_metadata(Path(self._path), key)
 
     def _patiently(self, attempt: Callable[[], bytes], path: Path) -> bytes:
         """Reads from a file, and waits while its storage is away."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from energon_lite.core.dataset import AnyDataset, SavableDataset
 from energon_lite.core.topology import WorkerConfig
-from energon_lite.metadataset.energon_api import (
+from energon_lite.metadataset.loaded import (
     DatasetBlendMode,
     LoadedDataset,
     check_is_list,

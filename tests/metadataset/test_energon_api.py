@@ -15,7 +15,7 @@ from energon_lite import (
     prepare_metadataset,
     traverse_metadataset,
 )
-from energon_lite.metadataset.energon_api import DatasetBlendMode
+from energon_lite.metadataset.loaded import DatasetBlendMode
 
 from ..helpers import text_set
 

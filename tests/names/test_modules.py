@@ -67,12 +67,14 @@ def test_import_of_the_library_imports_no_torch():
     assert out.stdout == "False False\n"
 
 
-def test_names_of_a_run_import_nothing_that_only_packing_or_preparing_or_joining_needs():
+def test_names_of_a_run_import_nothing_that_only_packing_or_preparing_or_joining_or_video_needs():
     code = """
         import sys
         from energon_lite import DefaultTaskEncoder, get_loader, get_train_dataset
         late = ["numba", "energon_lite.prepare.run", "energon_lite.batching.fit",
-                "energon_lite.sources.joined", "energon_lite.stages.packing_stage"]
+                "energon_lite.sources.joined", "energon_lite.stages.packing_stage",
+                "energon_lite.metadataset.energon_api", "energon_lite.decoding.av_decoder",
+                "energon_lite.decoding.media_metadata", "concurrent.futures.process"]
         print([name for name in late if name in sys.modules])
     """
     code = textwrap.dedent(code)

@@ -33,7 +33,7 @@ from energon_lite import (
     get_val_datasets,
     stateless,
 )
-from energon_lite.metadataset.energon_api import DatasetBlendMode
+from energon_lite.metadataset.loaded import DatasetBlendMode
 
 from ..helpers import Ranks, assert_same, ignore, keys_of, number_of, text_set
 
