@@ -352,13 +352,12 @@ class OpenShards:
         """Reads samples file by file, each into separate memory.
 
         Returns:
-            Contents and members, as in a block. None if this fails, or is not good for these
-            samples; then it is not tried for some blocks.
+            Contents and members, as in a block. None if something is not in the page cache, or
+            fails; or is not plain or not large, and then the next blocks are not tried.
         """
         self._no_large = max(0, self._no_large - 1)
         if self._no_large:
             return None
-        self._no_large = _SLOW_BLOCKS
         numbers = rows.shards.tolist()
         try:
             opened = {number: self._opened(number) for number in set(numbers)}
@@ -366,7 +365,9 @@ class OpenShards:
             found = read_files(descriptors, rows.starts, rows.stops)
         except (OSError, DatasetFormatError):
             return None  # reading a range reports what is wrong, and waits if it has to
-        self._no_large = 0 if found else _SLOW_BLOCKS
+        if found is None:
+            self._no_large = _SLOW_BLOCKS
+        self.slow_blocks = max(0, self.slow_blocks - 1)
         return found
 
     def _read_cached(self, descriptor: int, target: memoryview, start: int) -> bool:

@@ -135,24 +135,35 @@ def test_only_large_files_are_read_one_by_one(folder: Path) -> None:
     assert kinds(reader, [0, *range(20, 40)]) == [False]
 
 
-def test_what_is_not_in_the_page_cache_is_read_in_ranges_and_tried_again_later(
+def test_what_is_not_in_the_page_cache_is_read_in_ranges(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, preadv, tried = opened(folder), os.preadv, []
 
     def not_cached(descriptor: int, targets: Any, place: int, flags: int = 0) -> int:
-        tried.append(len(targets[0]))
         if flags & large_files.CACHED_ONLY:
+            tried.append(place)
             raise BlockingIOError
         return preadv(descriptor, targets, place, flags)
 
     with monkeypatch.context() as patch:
         patch.setattr(large_files, "CACHED_ONLY", 8)
         patch.setattr(os, "preadv", not_cached)
-        assert not any(kinds(reader, range(20)))
-        assert tried.count(1024) == 1
-    assert not any(kinds(reader, range(20)))
-    assert kinds(reader, [*range(20)] * 15)[-1]
+        assert kinds(reader, range(20)) == [False] * 5
+        assert len(tried) == 10  # files, then a range, of each block
+    assert kinds(reader, range(20)) == [True] * 5
+
+
+def test_after_files_that_are_small_for_their_sample_some_blocks_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [(f"{i:02d}.{part}.jpg", b"x" * 9_000) for i in range(9) for part in "abcdefgh"]
+    write_tar(tmp_path / "set" / "0.tar", parts)
+    folder = prepared(tmp_path / "set", "CrudeWebdataset")
+    reader, tried = ShardReader(folder, ["0.tar"], [9], [0]), []
+    monkeypatch.setattr(shards, "read_files", lambda *_: tried.append(1))
+    assert kinds(reader, [*range(9)] * 15, 80_000) == [False] * 135
+    assert len(tried) == 3
 
 
 @pytest.mark.parametrize("harm", ["cut", "refused"])
