@@ -19,7 +19,7 @@ from numpy.random import Generator, Philox
 
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import StreamGenerators
-from energon_lite.core.keys import Siblings, first_leaf, leaves
+from energon_lite.core.keys import Siblings, leaves
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig, current
@@ -191,9 +191,8 @@ class StreamContext:
         for cost in costs if total else ():
             cost.encode_sec += seconds * cost.draws / total
 
-    def measured(self, key: RestoreKey, tokens: int) -> None:
-        """Counts the length of an encoded sample for its source."""
-        source = first_leaf(key)[0]
+    def measured(self, source: str, tokens: int) -> None:
+        """Counts the tokens of encoded samples for their source."""
         self.cost(source).tokens += tokens
         self.tokens[source] += tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,12 +30,34 @@ T = TypeVar("T")
 
 
 _NO_LENGTHS = (1,)
-# A unit whose group has a number.
-_Numbered = tuple[RestoreKey, int, Sequence[int]]
 # Units that a snapshot may have too many, besides as many as there are.
 _SPARE = 64
 # Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
+
+
+class Found(NamedTuple):
+    """Units in the order in which they were read.
+
+    Attributes:
+        keys: their restore keys.
+        groups: their groups.
+        lengths: R of each unit, one after the other.
+        samples: the sample of each.
+    """
+
+    keys: list[RestoreKey]
+    groups: list[Any]
+    lengths: list[int]
+    samples: list[Any]
+
+    def add(self, units: Iterable[Unit], sample: Any) -> None:
+        """Adds the units of a sample."""
+        for key, group, lengths in units:
+            self.keys.append(key)
+            self.groups.append(group)
+            self.lengths.extend(lengths)
+            self.samples.append(sample)
 
 
 class ListDataset(Stage[T]):
@@ -109,6 +131,7 @@ class CollectDataset(ListDataset[T]):
         what: what buffers samples, for the error if they cannot be re-created; "" if none does.
         samples_per_list: samples of a list; 1 where this depends on their lengths.
         num_lengths: R, the resources of a sample.
+        keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
 
     Raises:
@@ -118,6 +141,7 @@ class CollectDataset(ListDataset[T]):
     what: str = ""
     samples_per_list: int = 1
     num_lengths: int = 1
+    keeps_lengths: bool = False
     groups_from_start: Sequence[Any] = ()
 
     def __init__(
@@ -135,6 +159,20 @@ class CollectDataset(ListDataset[T]):
     def units(self, inner: Cursor[Any]) -> UnitsOf:
         """Returns what turns the items of a cursor below into units; by default each is one."""
         return lambda key, _: ((key, None, _NO_LENGTHS),)
+
+    def read(self, inner: Cursor[Any], units_of: UnitsOf, num: int, found: Found) -> bool:
+        """Reads `num` items of a cursor, and adds their units to those found.
+
+        Returns:
+            Whether the data have ended.
+        """
+        for _ in range(num):
+            try:
+                sample = next(inner)
+            except StopIteration:
+                return True
+            found.add(units_of(inner.key, sample), sample)
+        return False
 
     def group_of(self, key: RestoreKey, sample: Any) -> Any:
         """Returns the group of a sample; asked for after a resume where JSON could not keep it."""
@@ -162,13 +200,14 @@ class CollectCursor(Cursor[Any]):
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
         self._set_collector(spec.collector(stream, self))
-        self._buffer = _Buffer()
+        self._buffer = _Buffer(spec)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
         self._num_read = self._num_repeated = 0
         self._has_ended = False
         self._again = Again(spec.restore_member)
-        self._emitted: list[_Numbered] = []
+        # The lengths of the samples of the list that `next` returned last, if they are kept.
+        self.lengths: list[Sequence[int]] = []
         # Whether samples of the buffer may have to be re-created.
         self._may_be_skipped = False
 
@@ -188,27 +227,22 @@ class CollectCursor(Cursor[Any]):
                 self._read_up_to_list(add_one)
             else:
                 self._read(collector.num_wanted)
+        if self._spec.keeps_lengths:
+            self.lengths = list(map(self._buffer.lengths.__getitem__, numbers))
         if collector.kept or self._kept:
-            units, samples = self._taken_or_kept(numbers)
+            keys, samples = self._taken_or_kept(numbers)
         else:
-            units, samples = self._buffer.taken(numbers)
-        self._emitted = units
-        keys = [key for key, _, _ in units]
+            keys, samples = self._buffer.taken(numbers)
         if self._may_be_skipped:
             again = self._again
             samples = [again(k) if s is SKIPPED else s for k, s in zip(keys, samples, strict=True)]
         self.key, item = self._spec.made(keys, samples)
         return item
 
-    @property
-    def lengths(self) -> list[Sequence[int]]:
-        """The lengths of the samples of the list that `next` returned last, of each resource."""
-        return [lengths for _, _, lengths in self._emitted]
-
     def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
         """Reads samples until a list is complete or the data end."""
         inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
-        has_list = False
+        keeps_lengths, has_list = self._spec.keeps_lengths, False
         while not has_list:
             try:
                 sample = next(inner)
@@ -221,30 +255,23 @@ class CollectCursor(Cursor[Any]):
                 of_group = groups.get(group)
                 if of_group is None:
                     of_group = self._new_group(group)
-                buffer.units[number] = (key, of_group, lengths)
+                buffer.keys[number] = key
                 buffer.samples[number] = sample
+                buffer.new.keys.append(key)
+                buffer.new.groups.append(of_group)
+                buffer.new.lengths.extend(lengths)
+                if keeps_lengths:
+                    buffer.lengths[number] = lengths
                 has_list |= add(number, of_group, lengths)
 
     def _read(self, num: int) -> None:
         """Reads `num` samples, fewer at the end of the data, and adds them to the collector."""
-        first = number = self._num_read
-        inner, units, groups, buffer = self._inner, self._units, self._groups, self._buffer
+        found = Found([], [], [], [])
         try:
-            for _ in range(num):
-                sample = next(inner)
-                for key, group, lengths in units(inner.key, sample):
-                    of_group = groups.get(group)
-                    if of_group is None:
-                        of_group = self._new_group(group)
-                    buffer.units[number] = (key, of_group, lengths)
-                    buffer.samples[number] = sample
-                    number += 1
-        except StopIteration:
-            self._has_ended = True
+            self._has_ended = self._spec.read(self._inner, self._units, num, found)
         finally:
-            self._num_read = number
-            if number > first:
-                self._add(range(first, self._num_read))
+            if found.keys:
+                self._add(found)
 
     def _new_group(self, group: Any) -> int:
         """Numbers a group; beyond the last one, since groups in between may be forgotten."""
@@ -253,46 +280,48 @@ class CollectCursor(Cursor[Any]):
 
     def _forget_groups(self) -> None:
         """Forgets groups of which nothing is buffered: of pictures by shape there are many."""
-        used = {group for _, group, _ in self._buffer.units.values()}
+        used = set(self._buffer.rows().groups.tolist())
         used.update(self._collector.groups, range(len(self._spec.groups_from_start)))
         for group in [group for group, number in self._groups.items() if number not in used]:
             del self._groups[group]
 
-    def _add(self, numbers: range) -> None:
-        units = [self._buffer.units[number] for number in numbers]
-        samples = Samples(
-            np.array(numbers, np.int64),
-            np.array([group for _, group, _ in units], np.int64),
-            np.array([lengths for _, _, lengths in units], np.int64),
-        )
+    def _add(self, found: Found) -> None:
+        """Buffers samples, and adds them to the collector."""
+        first, self._num_read = self._num_read, self._num_read + len(found.keys)
+        groups: Any = [*map(self._groups.get, found.groups)]
+        if None in groups:
+            known = self._groups
+            groups = [known[g] if g in known else self._new_group(g) for g in found.groups]
+        numbers = range(first, self._num_read)
+        rows = _as_samples(numbers, groups, found.lengths, self._spec.num_lengths)
+        self._buffer.add(found.keys, found.samples, rows)
         try:
-            refused = self._collector.add(samples)
+            refused = self._collector.add(rows)
         except ValueError as error:
-            name = name_of(units[-1][0], self._buffer.samples[numbers[-1]])
+            name = name_of(found.keys[-1], found.samples[-1])
             raise FatalSampleError.from_sample_key(name, str(error)) from None
         if refused:
             self.drop(refused, "more of its group than the share of the group takes")
 
-    def _taken_or_kept(self, numbers: Sequence[int]) -> tuple[list[_Numbered], list[Any]]:
+    def _taken_or_kept(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Takes samples of a list out of the buffer, but for those that may be repeated."""
         buffer, kept = self._buffer, frozenset(self._collector.kept)
-        units = [buffer.units[number if number >= 0 else ~number] for number in numbers]
+        keys = [buffer.keys[number if number >= 0 else ~number] for number in numbers]
         samples = [SKIPPED if number < 0 else buffer.samples[number] for number in numbers]
         for i, number in enumerate(numbers):
             if number < 0:
-                key, group, lengths = units[i]
-                units[i] = ((REPEATED, self._num_repeated, key), group, lengths)
+                keys[i] = (REPEATED, self._num_repeated, keys[i])
                 self._num_repeated += 1
             elif number in kept:
                 buffer.samples[number] = SKIPPED
         self._may_be_skipped = True
         buffer.taken([n for n in (*numbers, *self._kept) if n >= 0 and n not in kept])
         self._kept = kept
-        return units, samples
+        return keys, samples
 
     def buffered(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Returns keys and samples of the buffer, re-created where necessary."""
-        keys = [self._buffer.units[number][0] for number in numbers]
+        keys = [self._buffer.keys[number] for number in numbers]
         samples = [self._buffer.samples[number] for number in numbers]
         again = self._again
         pairs = zip(keys, samples, strict=True)
@@ -308,11 +337,12 @@ class CollectCursor(Cursor[Any]):
 
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
-        for (key, _, _), sample in zip(*self._buffer.taken(numbers), strict=True):
+        for key, sample in zip(*self._buffer.taken(numbers), strict=True):
             count_dropped(key, sample, why, self._spec.name)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""
+        blocks = self._buffer.freeze(self._num_read)
         if len(self._groups) > _MANY_GROUPS:
             self._forget_groups()
         # A group that JSON cannot keep is asked for again.
@@ -324,7 +354,7 @@ class CollectCursor(Cursor[Any]):
             "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
             "groups": groups,
         }  # fmt: skip
-        fields: Any = _Fields(known, self._buffer.frozen(), self._collector.state())
+        fields: Any = _Fields(known, blocks, self._collector.state())
         return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -335,7 +365,7 @@ class CollectCursor(Cursor[Any]):
         has_ended = bool(snapshot.count("ended"))
         keys, groups, rows, counts = map(snapshot.field, ("keys", "groups", "rows", "counts"))
         collector = spec.collector(self._stream, self)
-        width, buffer = spec.num_lengths + 2, _Buffer()
+        width, buffer = spec.num_lengths + 2, _Buffer(spec)
         try:
             rows = np.array(rows, np.int64).reshape(len(keys), width + collector.num_columns)
             numbers, in_group = rows[:, 0], rows[:, 1]
@@ -346,11 +376,10 @@ class CollectCursor(Cursor[Any]):
             if set(counts) != set(collector.state().counts):
                 raise ValueError(f"its counts are {counts!r:.80}")
             collector.restore(dict(counts), samples, rows[:, width:])
-            for key, (number, group, *lengths) in zip(keys, rows[:, :width].tolist(), strict=True):
+            for key in keys:
                 if not isinstance(key, tuple) or not key:
                     raise ValueError(f"{key!r:.80} is no restore key")
-                buffer.units[number] = (key, group, tuple(lengths))
-                buffer.samples[number] = SKIPPED
+            buffer.add(keys, [SKIPPED] * len(keys), samples)
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise StateError(
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
@@ -381,55 +410,104 @@ def _is_plain(group: Any) -> bool:
 
 
 class _Buffer:
-    """Samples by number, with their units: restore key, group and lengths.
+    """Samples by number, with their restore keys, groups and lengths.
 
-    A snapshot has the units in blocks that do not change: what was added since the last one, and
-    the blocks before. It has units that were taken since then, too, which its reader omits.
+    A snapshot has what is known of samples in blocks that do not change: what was added since the
+    last one, and the blocks before. It has samples that were taken since then, too, which its
+    reader omits.
+
+    Attributes:
+        samples: by number, rising, as the next one.
+        keys: of the samples.
+        lengths: of the samples, if they are kept.
+        new: of what was added since the last block, without samples; what was taken is among it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: CollectDataset[Any]) -> None:
+        self._spec = spec
         self.samples: dict[int, Any] = {}
-        self.units: dict[int, _Numbered] = {}
-        self._blocks: list[_Block] = []
+        self.keys: dict[int, RestoreKey] = {}
+        self.lengths: dict[int, Sequence[int]] = {}
+        self.new = Found([], [], [], [])
+        self._blocks = [_Block([], _as_samples([], [], [], spec.num_lengths))]
         self._num_in_blocks = 0
-        self._first_new = 0  # numbers below are in blocks, if they are buffered
 
-    def taken(self, numbers: Iterable[int]) -> tuple[list[_Numbered], list[Any]]:
-        """Returns units and samples, and forgets both."""
+    def add(self, keys: Sequence[RestoreKey], samples: Sequence[Any], rows: Samples) -> None:
+        """Adds samples."""
+        numbers = rows.numbers.tolist()
+        self.keys.update(zip(numbers, keys, strict=True))
+        self.samples.update(zip(numbers, samples, strict=True))
+        if self._spec.keeps_lengths:
+            self.lengths.update(zip(numbers, map(tuple, rows.lengths.tolist()), strict=True))
+        self._add_block(keys, rows)
+
+    def _add_block(self, keys: Sequence[RestoreKey], rows: Samples) -> None:
+        self._blocks.append(_Block(keys, rows))
+        self._num_in_blocks += len(keys)
+
+    def taken(self, numbers: Iterable[int]) -> tuple[list[RestoreKey], list[Any]]:
+        """Returns keys and samples, and forgets them."""
         numbers = list(numbers)
-        return list(map(self.units.pop, numbers)), list(map(self.samples.pop, numbers))
+        for number in numbers if self.lengths else ():
+            del self.lengths[number]
+        return list(map(self.keys.pop, numbers)), list(map(self.samples.pop, numbers))
 
-    def frozen(self) -> tuple[_Block, ...]:
-        """Returns blocks that have all units, and at most about as many others."""
-        units, start, stop = self.units, self._first_new, next(reversed(self.units), -1) + 1
-        added = {n: units[n] for n in range(start, stop) if n in units}
-        if len(added) + self._num_in_blocks > 2 * len(units) + _SPARE:
-            self._blocks, self._num_in_blocks, added = [], 0, units.copy()
-        if added:
-            self._blocks.append(_Block(added))
-            self._num_in_blocks += len(added)
-        self._first_new = max(start, stop)
+    def rows(self) -> Samples:
+        """Returns what is known of the samples."""
+        return _rows_of(self._blocks, np.fromiter(self.keys, np.int64, len(self.keys)))
+
+    def freeze(self, num_read: int) -> tuple[_Block, ...]:
+        """Returns blocks that have all samples, and at most about as many others.
+
+        Args:
+            num_read: the number of the next sample.
+        """
+        keys, groups, lengths, _ = self.new
+        if keys:
+            numbers = range(num_read - len(keys), num_read)
+            self._add_block(keys, _as_samples(numbers, groups, lengths, self._spec.num_lengths))
+            self.new = Found([], [], [], [])
+        if self._num_in_blocks > 2 * len(self.keys) + _SPARE:
+            self._blocks = [_Block([*self.keys.values()], self.rows())]
+            self._num_in_blocks = len(self.keys)
         return tuple(self._blocks)
 
 
 class _Block:
-    """Units by their numbers; pickled as columns, which takes a tenth of the time."""
+    """What is known of samples; pickled as columns, which takes a tenth of the time."""
 
-    def __init__(self, units: dict[int, _Numbered]) -> None:
-        self.units = units
+    def __init__(self, keys: Sequence[RestoreKey], rows: Samples) -> None:
+        self.keys, self.rows = keys, rows
         self._pickled: tuple[Any, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._pickled is None:
-            self._pickled = _Block, (self.units,)
+            rows = Samples(*map(_compact, self.rows))
+            self._pickled = _Block, (self.keys, rows)
             with suppress(TypeError, OverflowError):  # other keys than ours
-                shape, columns = columns_of([*self.units.items()])
-                self._pickled = _block_of, (shape, list(map(_compact, columns)))
+                shape, columns = columns_of(self.keys)
+                self._pickled = _block_of, (shape, list(map(_compact, columns)), rows)
         return self._pickled
 
 
-def _block_of(shape: Any, columns: list[Any]) -> _Block:
-    return _Block(dict(values_of(shape, iter(columns))))
+def _block_of(shape: Any, columns: list[Any], rows: Samples) -> _Block:
+    return _Block(values_of(shape, iter(columns)), rows)
+
+
+def _as_samples(
+    numbers: Sequence[int], groups: list[int], lengths: list[int], num_lengths: int
+) -> Samples:
+    """Returns columns as arrays."""
+    flat = np.array(lengths, np.int64).reshape(len(numbers), num_lengths)
+    return Samples(np.array(numbers, np.int64), np.array(groups, np.int64), flat)
+
+
+def _rows_of(blocks: Sequence[_Block], numbers: Int64Array) -> Samples:
+    """Returns what blocks have of some samples."""
+    columns = map(np.concatenate, zip(*[block.rows for block in blocks], strict=True))
+    found = Samples(*columns)
+    places = np.searchsorted(found.numbers, numbers)
+    return Samples(*[column[places] for column in found])
 
 
 def _compact(column: Int64Array) -> Any:
@@ -450,13 +528,13 @@ class _Fields(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in ("keys", "rows"):
             return self._known[name]
-        units: dict[int, _Numbered] = {}
-        for block in self._blocks:
-            units |= block.units
-        rows = self._state.rows().tolist()
+        own = self._state.rows()
         if name == "keys":
-            return tuple([units[number][0] for number, *_ in rows])
-        return tuple([(n, units[n][1], *units[n][2], *own) for n, *own in rows])
+            keys = [key for block in self._blocks for key in block.keys]
+            numbers = np.concatenate([block.rows.numbers for block in self._blocks])
+            return tuple(map(keys.__getitem__, np.searchsorted(numbers, own[:, 0]).tolist()))
+        rows = np.column_stack([*_rows_of(self._blocks, own[:, 0]), own[:, 1:]])
+        return tuple(map(tuple, rows.tolist()))
 
     def __iter__(self) -> Iterator[str]:
         yield from (*self._known, "keys", "rows")

@@ -67,6 +67,7 @@ class PackLists(MeasuredLists):
     def __init__(self, dataset: MeasureDataset[Any], packing: Packing) -> None:
         super().__init__(dataset, packing)
         self.packing = packing
+        self.keeps_lengths = packing.balance == "quantile_sync"
         prepare_kernels()  # before there are worker processes
 
     def own_settings(self) -> dict[str, JSON]:

@@ -28,7 +28,7 @@ from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, FunctionRun, UserFunction, unskipped
-from energon_lite.stages.collect import CollectDataset, Unit, UnitsOf, count_dropped, name_of
+from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, count_dropped, name_of
 from energon_lite.stages.map import WrappedFunction
 
 T = TypeVar("T")
@@ -95,22 +95,51 @@ class MeasureCursor(StageCursor[T]):
             self.key = key
             self.length = found
             is_plain = type(found) is int and 0 <= found <= self._longest
-            current_context().measured(key, found if is_plain else self._counted(found))
+            tokens = found if is_plain else self._counted(found)
+            current_context().measured(first_leaf(key)[0], tokens)
             return item
 
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next samples and their restore keys."""
+        return self.take_with_lengths(n)[:2]
+
+    def take_with_lengths(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
+        """Returns the next `n` samples, or what is left, their restore keys and their lengths."""
+        taken: Any = ([], [], [])
+        # Whether a sample may be read before the one before it is measured.
+        below = self.spec.dataset.traits
+        reads_ahead, has_ended = below.replayable and not below.measures, False
+        while len(taken[0]) < n and not has_ended:
+            num = n - len(taken[0]) if reads_ahead else 1
+            items, keys = self.inner.take(num)
+            has_ended = len(items) < num
+            for column, own in zip(taken, self._measured(items, keys), strict=True):
+                column += own
+        return taken  # type: ignore[no-any-return]
+
     def take_measured(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
-        """Returns some of the next `n` samples, all of one source, with their keys and lengths.
+        """Returns some of the next `n` samples, with their keys and lengths.
 
         Raises:
             StopIteration: There is none.
         """
-        items, keys = self.inner.take_ready(n)
+        return self._measured(*self.inner.take_ready(n))
+
+    def _measured(
+        self, items: list[T], keys: list[RestoreKey]
+    ) -> tuple[list[T], list[RestoreKey], list[Any]]:
+        """Measures samples, and counts their lengths for their sources."""
         lengths, items, keys = unskipped(self._run.call_each(keys, items), items, keys)
         if keys:
             self.key = keys[-1]
-            is_plain = set(map(type, lengths)) == {int} and max(lengths) <= self._longest
-            counts = lengths if is_plain and min(lengths) >= 0 else map(self._counted, lengths)
-            current_context().measured(keys[0], sum(counts))
+            is_plain = {*map(type, lengths)} == {int} and max(lengths) <= self._longest
+            counts = lengths if is_plain and min(lengths) >= 0 else [*map(self._counted, lengths)]
+            names = [key[0] if type(key[-1]) is int else first_leaf(key)[0] for key in keys]
+            totals = {names[0]: sum(counts)} if len({*names}) == 1 else dict.fromkeys(names, 0)
+            for name, tokens in zip(names, counts, strict=True) if len(totals) > 1 else ():
+                totals[name] += tokens
+            for name, tokens in totals.items():
+                current_context().measured(name, tokens)
         return items, keys, lengths
 
     def _counted(self, length: Any) -> int:
@@ -229,6 +258,23 @@ class MeasuredLists(CollectDataset[list[Any]]):
             return [(part, group, lengths) for part, lengths in pieces]
 
         return units
+
+    def read(self, inner: Any, units_of: UnitsOf, num: int, found: Found) -> bool:
+        """Reads samples; if none of them needs a second look, all at once."""
+        rules = self.rules
+        if rules.group_by is not None or len(rules.resources) > 1:
+            return super().read(inner, units_of, num, found)
+        samples, keys, lengths = inner.take_with_lengths(num)
+        is_plain = {*map(type, lengths)} == {int}
+        if is_plain and min(lengths) > 0 and max(lengths) <= rules.limits[0]:
+            for column, own in zip(
+                found, (keys, [None] * len(keys), lengths, samples), strict=True
+            ):
+                column += own
+        else:
+            for key, sample, inner.length in zip(keys, samples, lengths, strict=True):
+                found.add(units_of(key, sample), sample)
+        return len(samples) < num
 
     def _grouping(self) -> Callable[[RestoreKey, Any], Any]:
         """Returns a function of key and sample that returns the group, `SKIPPED` if it failed."""

@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 2031,
-    "stages": 3519,
+    "stages": 3594,
     "storage": 3091,
     "stores": 801,
     "task_encoder": 741,

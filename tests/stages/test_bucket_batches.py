@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon_lite import (
     BucketBatchDataset,
@@ -16,13 +19,18 @@ from energon_lite import (
     DefaultTaskEncoder,
     Packing,
     SavableDataset,
+    SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     stateless,
 )
+from energon_lite.core.dataset import StreamRun
 from energon_lite.core.keys import leaves
+from energon_lite.core.topology import Stream
+from energon_lite.stages.collect import CollectDataset
+from energon_lite.stages.token_lengths import MeasureCursor, MeasuredLists
 
 from ..helpers import Ranks, ignore, metadataset, number_of, text_set
 
@@ -324,3 +332,53 @@ def test_stage_works_without_a_task_encoder(root) -> None:
     assert sorted(key for batch in batches for key in batch) == [
         f"{number:05d}" for number in range(NUM_SAMPLES)
     ]
+
+
+class Kinds(Lines):
+    """Samples that have a length of each kind, are skipped, or fail."""
+
+    def length_of(self, number: int) -> int:
+        return 0
+
+    def sample_length(self, sample: Any) -> Any:
+        found = self.lengths[number_of(sample) % len(self.lengths)]
+        if found == "skip":
+            raise SkipSample
+        return 1 // 0 if found == "fail" else found
+
+
+def trace(root: Path, encoder: Any) -> list[Any]:
+    """What comes out of a run, with the state after each batch and what was counted."""
+    run = StreamRun(training(root, encoder), Stream(0, 1), max_skip_rate=1)
+    found = [(batch, json.dumps(run.snapshot().to_json())) for batch in islice(run, 12)]
+    skipped = [(record.restore_key, record.error) for record in run.context.take_records()]
+    draws = [(source, draws, tokens) for source, draws, _, _, tokens, _ in run.context.take_costs()]
+    return [*found, run.context.tokens, draws, sorted(skipped)]
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    lengths=st.lists(
+        st.one_of(
+            st.integers(1, 33), st.sampled_from(["skip", "fail"]),
+            st.integers(1, 33).map(np.int64), st.integers(1, 33).map(lambda n: {"tokens": n}),
+        ),
+        min_size=1, max_size=20,
+    ).filter(lambda found: any(length in range(33) for length in found)),
+    is_by_source=st.booleans(), size=st.sampled_from([None, 3]),
+)  # fmt: skip
+def test_reading_many_samples_at_once_equals_reading_one_by_one(
+    root: Path, lengths: list[Any], is_by_source: bool, size: int | None
+) -> None:
+    group_by = "source" if is_by_source else None
+    settings = {"overlong": "drop", "group_by": group_by, "max_tokens": 32}
+
+    def one_by_one(cursor: Any, n: int) -> Any:
+        rows = [(sample, cursor.key, cursor.length) for sample in islice(cursor, n)]
+        return tuple(map(list, zip(*rows, strict=True))) or ([], [], [])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MeasureCursor, "take_with_lengths", one_by_one)
+        patch.setattr(MeasuredLists, "read", CollectDataset.read)
+        expected = trace(root, Kinds(lengths, **settings))
+    assert trace(root, Kinds(lengths, **settings)) == expected
