@@ -10,7 +10,7 @@ import traceback
 import weakref
 from types import FrameType
 
-from energon_lite.core.user_function import UserFunction
+from energon_lite.core.user_function import FunctionRun, UserFunction
 from energon_lite.loader.deferred_signals import DeferredSignals
 from energon_lite.sources.sample_loader import SampleLoader
 from energon_lite.storage.shards import ShardReader
@@ -104,6 +104,9 @@ def _doing(frame: FrameType) -> str:
     if code in (UserFunction.call.__code__, UserFunction.expand.__code__):
         names = frame.f_locals
         return f"It runs {names['self'].doing(names['key'], names['argument'])}."
+    if code is FunctionRun.call_each.__code__ and "argument" in frame.f_locals:
+        names = frame.f_locals
+        return f"It runs {names['spec'].doing(names['key'], names['argument'])}."
     if code in (SampleLoader.__call__.__code__, SampleLoader.fields.__code__):
         names = frame.f_locals
         place = names["self"].place_of(names["members"], names["shard"], names["place"])

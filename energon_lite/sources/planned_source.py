@@ -110,7 +110,7 @@ class _OrderCursor(SourceCursor[RestoreKey]):
         keys = list(islice(self._keys, n))
         return keys, keys
 
-    take_batch = Cursor.take_batch
+    take_batch, take_ready = Cursor.take_batch, Cursor.take_ready
 
     @property
     def has_columns(self) -> bool:
@@ -209,7 +209,7 @@ class _PlannedCursor(SourceCursor[T]):
             self._read_on()
         num = min(n, due - position, self._num_rows - self._row)
         if self._decoded is None or num <= 0:
-            return super().take_ready(n)
+            return Cursor.take_ready(self, n)
         rows = slice(self._row, self._row + num)
         keys = self._planned.keys[position : position + num]
         self._row = rows.stop

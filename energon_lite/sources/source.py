@@ -252,6 +252,15 @@ class SourceCursor(Cursor[T]):
             pass
         return joined_samples(parts), keys
 
+    def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next samples of a block that was decoded, or one."""
+        if self._row == self._num_rows:
+            self._read_on()
+        if self._decoded is None:
+            return super().take_ready(n)
+        columns, keys = self._made(self._decoded, n)
+        return columns.samples(), keys
+
     def _made(self, block: DecodedBlock, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
         """Returns the next samples of a block that was decoded, and their restore keys."""
         rows = slice(self._row, min(self._row + n, self._num_rows))

@@ -7,6 +7,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
@@ -248,7 +249,19 @@ class _MapCursor(StageCursor[T]):
                 self.key = key
                 return result  # type: ignore[no-any-return]
 
+    def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        items: list[T] = []
+        keys: list[RestoreKey] = []
+        with suppress(StopIteration):
+            while len(keys) < n:
+                more, own = self.take_ready(n - len(keys))
+                items += more
+                keys += own
+        return items, keys
+
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        if self.spec.function.may_draw:  # in turn with the hooks below
+            return super().take_ready(n)
         while True:
             items, keys = self.inner.take_ready(n)
             results, keys = unskipped(self._run.call_timed(keys, items), keys)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import tempfile
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,16 +22,20 @@ from energon_lite import (
     TaskEncoder,
     TextSample,
     WorkerConfig,
+    basic_sample_keys,
     edataclass,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
 )
+from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
 from energon_lite.core.stacking import layout_of
+from energon_lite.loader.watchdog import describe_thread
 from energon_lite.sources.sample_loader import SampleLoader
+from energon_lite.stages.map import _MapCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import write_tar
@@ -69,6 +76,33 @@ class EncodesSamples(DefaultTaskEncoder):
         return sample
 
 
+class EncodesTwice(EncodesSamples):
+    @stateless(restore_seeds=True)
+    def postencode_sample(self, sample: TextSample) -> dict[str, Any]:
+        if sample.text == "!":
+            raise ValueError("empty")
+        noise = float(torch.rand(())) + random.random()
+        return {**basic_sample_keys(sample), "text": sample.text, "noise": noise}
+
+
+class Draws(EncodesSamples):
+    def postencode_sample(self, sample: TextSample) -> TextSample:
+        sample.text += str(random.random())
+        return sample
+
+
+class DrawsBefore(DefaultTaskEncoder):
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        sample.text += str(random.random())
+        return sample
+
+    @stateless
+    def postencode_sample(self, sample: TextSample) -> TextSample:
+        if sample.text.startswith("zw"):
+            raise SkipSample
+        return sample
+
+
 class Batches(DefaultTaskEncoder):
     @stateless
     def batch(self, samples: list[TextSample]) -> Any:
@@ -97,7 +131,8 @@ ENCODERS = [
     lambda: DefaultTaskEncoder(raw_batch_type=dict), lambda: DefaultTaskEncoder(batch_type=Pair),
     lambda: DefaultTaskEncoder(raw_batch_type=OwnBatch, batch_type=dict),
     lambda: DefaultTaskEncoder(encoded_sample_type=dict), lambda: Augmented(DefaultTaskEncoder()),
-    lambda: Augmented(Batches()), lambda: DefaultTaskEncoder(raw_batch_type=Missing),
+    lambda: DefaultTaskEncoder(raw_batch_type=Missing), lambda: Augmented(Batches()),
+    EncodesTwice, Draws, DrawsBefore,
 ]  # fmt: skip
 
 
@@ -128,6 +163,7 @@ def by_samples(dataset: Any, num: int, *, one_by_one: bool = False) -> list[Any]
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
         if one_by_one:
             patch.setattr(SampleLoader, "together", lambda self, block: None)
+            patch.setattr(_MapCursor, "take", Cursor.take)
         return run_of(dataset(), num)
 
 
@@ -151,7 +187,7 @@ def written(folder: Path, name: str, samples: list[Any]) -> Path:
     is_training=st.booleans(),
     drop_last=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_batches_of_columns_are_those_of_samples(
     sets, encoder, size, num_streams, is_training, drop_last
 ) -> None:
@@ -252,3 +288,20 @@ def test_joined_parts_have_the_samples_of_all(parts) -> None:
     assert [sample.text for sample in samples_of(found)] == [f"text {n}" for n in range(number)]
     are_columns = bool(parts) and all(is_columns for is_columns, _ in parts)
     assert isinstance(found, SampleColumns) == are_columns
+
+
+def test_hook_that_is_stuck_among_several_samples_is_named(tmp_path) -> None:
+    found = []
+
+    class Stuck(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            found.append(describe_thread(threading.get_ident()).splitlines()[0])
+            return sample
+
+    loader = get_savable_loader(texts(text_set(tmp_path / "a", 30), task_encoder=Stuck()))
+    batch = next(iter(loader))
+    assert len(found) == len(batch.text)
+    for name, text in zip(batch.__key__, found, strict=True):
+        assert "It runs stage encode_sample, " in text
+        assert f"sample {name} (" in text
