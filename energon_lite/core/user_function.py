@@ -287,7 +287,10 @@ class FunctionRun:
                     else:
                         context.enter(name, seed, key)
                         result = function(own)
-                        if result is not own and type(result) is not int:
+                        kind = type(result)
+                        if kind is dict and "__restore_key__" not in result:
+                            pass  # nothing is to be written into it
+                        elif result is not own and kind is not int:
                             result = spec.checked(key, result)
                     results.append(result)
                     if ends is not None:

@@ -141,7 +141,7 @@ class PackedBatch(Batch):
             __sources__=tuple(chain.from_iterable(p.__sources__ or () for p in packs)) or None,
             max_seqlen=max(pack.max_seqlen for pack in packs),
             images=list(chain.from_iterable(pack.images for pack in packs)),
-            image_segments=torch.tensor(images, dtype=torch.int64).reshape(-1, 2),
+            image_segments=torch.from_numpy(np.array(images, np.int64).reshape(-1, 2)),
             **columns,
         )
 
@@ -209,9 +209,9 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     sizes = np.array(lengths)
     align = packing.token_alignment
     padded_sizes = sizes if align == 1 else -(-sizes // align) * align
-    _check_capacity(samples, sizes, padded_sizes, packing)
     ends = np.cumsum(padded_sizes)
     starts, total = ends - padded_sizes, int(ends[-1])
+    _check_capacity(samples, lengths, total, packing)
     positions = np.repeat(starts, padded_sizes)
     np.subtract(np.arange(total), positions, out=positions)
     segments = np.repeat(np.arange(1, len(samples) + 1), padded_sizes)
@@ -222,7 +222,9 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
         joined, input_ids = input_ids, np.full(total, packing.pad_id)
         input_ids[~is_padding] = joined
     labels = _labels(columns, input_ids, starts, sizes, is_padding, packing)
-    boundaries = _boundaries(sizes)
+    boundaries = np.zeros((2, len(samples) + 1), np.int32)
+    boundaries[1, 1:] = ends
+    boundaries[0, 1:] = ends if align == 1 else np.cumsum(sizes)
     return PackedSample(
         **_names_and_images(columns),
         input_ids=torch.from_numpy(input_ids),
@@ -232,11 +234,9 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
         loss_weights=torch.from_numpy(
             _loss_weights(columns, labels, starts, sizes, padded_sizes, packing)
         ),
-        cu_seqlens=torch.from_numpy(boundaries),
-        cu_seqlens_padded=torch.from_numpy(
-            boundaries.copy() if align == 1 else _boundaries(padded_sizes)
-        ),
-        max_seqlen=int(padded_sizes.max()),
+        cu_seqlens=torch.from_numpy(boundaries[0]),
+        cu_seqlens_padded=torch.from_numpy(boundaries[1]),
+        max_seqlen=-(-max(lengths) // align) * align,
     )
 
 
@@ -270,21 +270,27 @@ class _Columns:
         Raises:
             FatalSampleError: A sample lacks the field, or the field has other dimensions.
         """
-        values = self[name] or repeat(None)
-        if isinstance(values, list) and set(map(type, values)) == {torch.Tensor}:
-            with suppress(RuntimeError):  # tensors of other dimensions, which are named below
-                joined = torch.cat(values)
+        values: list[Any] = self[name] or [None] * len(self.samples)
+        kinds = set(map(type, values))
+        # What has other dimensions is named below.
+        with suppress(RuntimeError, ValueError):
+            if kinds == {torch.Tensor}:
+                joined = np.asarray(torch.cat(values).numpy(), np.int64)
                 if joined.ndim == 1:
-                    return np.asarray(joined.numpy(), np.int64), list(map(_NUM_VALUES, values))
+                    return joined, list(map(_NUM_VALUES, values))
+            elif kinds == {np.ndarray}:
+                joined = np.concatenate(values, dtype=np.int64, casting="unsafe")
+                if joined.ndim == 1:
+                    return joined, list(map(len, values))
         arrays = list(map(_array, self.samples, repeat(name), values))
         return np.concatenate(arrays, dtype=np.int64, casting="unsafe"), list(map(len, arrays))
 
 
 def _names_and_images(columns: _Columns) -> dict[str, Any]:
     """What a pack has besides its tokens."""
-    samples, none = columns.samples, [None] * len(columns.samples)
+    samples, none = columns.samples, [()] * len(columns.samples)
     keys = [str(key or "") for key in columns["__key__"] or none]
-    restore_keys = columns["__restore_key__"] or none
+    restore_keys = [key or () for key in columns["__restore_key__"] or ()] or none
     sources = filter(None, columns["__sources__"] or ())
     images: list[list[Any]] = []
     if any(columns[name] is not None for name in IMAGE_FIELDS):
@@ -292,11 +298,11 @@ def _names_and_images(columns: _Columns) -> dict[str, Any]:
     numbers = [number for number, own in enumerate(images, 1) for _ in own]
     return {
         "__key__": ",".join(keys),
-        "__restore_key__": ("pack", *(key or () for key in restore_keys)),
+        "__restore_key__": ("pack", *restore_keys),
         "__sources__": tuple(chain.from_iterable(sources)) or None,
         "__keys__": keys,
         "images": list(chain.from_iterable(images)),
-        "image_segments": torch.tensor(numbers, dtype=torch.int64),
+        "image_segments": torch.from_numpy(np.array(numbers, np.int64)),
     }
 
 
@@ -390,14 +396,11 @@ def _labels(
     return labels
 
 
-def _check_capacity(
-    samples: Sequence[Any], sizes: Int64Array, padded_sizes: Int64Array, packing: Packing
-) -> None:
-    if not sizes.all():
-        raise FatalSampleError.from_sample(samples[int(sizes.argmin())], "it has no input_ids")
-    total = int(padded_sizes.sum())
+def _check_capacity(samples: Sequence[Any], sizes: list[int], total: int, packing: Packing) -> None:
+    if not all(sizes):
+        raise FatalSampleError.from_sample(samples[sizes.index(0)], "it has no input_ids")
     if total > packing.tokens and not (packing.overlong == "alone" and len(samples) == 1):
-        longest = int(sizes.argmax())
+        longest = sizes.index(max(sizes))
         raise FatalSampleError.from_sample(
             samples[longest],
             f"{len(samples)} samples of {total} tokens, aligned, do not fit a pack of "
@@ -439,9 +442,3 @@ def loss_weight_of(sample: Any) -> float:
         if value is not None:
             return float(value)
     return 1.0
-
-
-def _boundaries(sizes: Int64Array) -> npt.NDArray[np.int32]:
-    bounds = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=bounds[1:])
-    return bounds

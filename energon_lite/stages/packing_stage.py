@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -130,6 +131,9 @@ def _by_length(
     if sample_length is None:
         raise TypeError("a Packing needs sample_length, a function that returns a sample's tokens")
     length = as_user_function(sample_length, "sample_length", config)
+    if packing.lengths is not None:  # a length that is not that of the index is refused
+        length = copy.copy(length)
+        length.may_draw = False
     measured = MeasureDataset(dataset, length, packing, config)
     packs: PackLists | PlannedPacks = (
         PackLists(measured, packing)

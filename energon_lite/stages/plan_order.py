@@ -8,14 +8,15 @@ which that is known can be read and encoded on its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.batching.rules import TOKENS
+from energon_lite.batching.rules import TOKENS, WHOLE
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.errors import FatalSampleError
@@ -198,6 +199,7 @@ class PlanReader:
             keys[i] = (REPEATED, number, keys[i])
         # A sample in several parts is read for each, and counts with the first.
         self._was_read = (units.starts > 0) | is_repeated
+        self._are_parts = bool(self._was_read.any() or (units.starts != WHOLE).any())
         self._sources, self._tokens = units.sources.tolist(), units.planned[:, 0].tolist()
         offsets = window.packs.offsets[first:]
         self._bounds = pairwise((offsets - offsets[0]).tolist())
@@ -206,57 +208,57 @@ class PlanReader:
     def next_list(self) -> tuple[list[RestoreKey], list[Any]]:
         """Returns restore keys and samples of the next list, without those that failed."""
         start, stop = next(self._bounds)
-        context, sources = current_context(), self._sources[start:stop]
-        samples: list[Any] = [SKIPPED] * len(sources)
-        if self._was_read[start:stop].any():
-            for row in range(start, stop):
-                self._read([row], samples, start)
-        elif sources.count(sources[0]) == len(sources):
-            self._read(range(start, stop), samples, start)
-        else:
-            rows: dict[int, list[int]] = {}
+        sources, keys = self._sources[start:stop], self._keys[start:stop]
+        groups: dict[int, list[int]] = {}
+        if self._are_parts and self._was_read[start:stop].any():
+            groups = {row: [row] for row in range(start, stop)}
+        elif sources.count(sources[0]) < len(sources):
             for row, source in enumerate(sources, start):
-                rows.setdefault(source, []).append(row)
-            for own in rows.values():
-                self._read(own, samples, start)
-        context.sample_index = int(self._units.draws[stop - 1]) + self._stream.num_streams
-        samples, keys = unskipped(samples, self._keys[start:stop])
+                groups.setdefault(source, []).append(row)
+        samples: list[Any] = [SKIPPED] * len(keys) if groups else self._read(range(start, stop))
+        for rows in groups.values():
+            for row, sample in zip(rows, self._read(rows), strict=True):
+                samples[row - start] = sample
+        num_streams = self._stream.num_streams
+        current_context().sample_index = int(self._units.draws[stop - 1]) + num_streams
+        samples, keys = unskipped(samples, keys)
         return keys, samples
 
-    def _read(self, rows: Sequence[int], samples: list[Any], start: int) -> None:
-        """Reads the samples of some rows, all of one source, into their places behind `start`."""
+    def _read(self, rows: Sequence[int]) -> list[Any]:
+        """Returns the samples of some rows, all of one source; `SKIPPED` for those that failed."""
         source, context = self._sources[rows[0]], current_context()
-        was_read, num_records = self._was_read[rows[0]], len(context.records)
+        num_records, cost = len(context.records), context.cost(self._names[source])
         cursor, due = self._branches.get(source) or self._open(source)
         due.num_due += len(rows)
-        found: list[tuple[Any, RestoreKey, Any]] = []
-        while len(found) < len(rows):
-            try:
-                found += zip(*cursor.take_measured(len(rows) - len(found)), strict=True)
-            except StopIteration:
-                break
-        if was_read:  # and counted before
+        columns: tuple[list[Any], ...] = ([], [], [])
+        with suppress(StopIteration):
+            while (num_left := len(rows) - len(columns[0])) > 0:
+                more = cursor.take_measured(num_left)
+                columns = tuple(map(add, columns, more)) if columns[0] else more
+        samples, keys, lengths = columns
+        if self._was_read[rows[0]]:  # and counted before
             del context.records[num_records:]
-            cost = context.cost(self._names[source])
             cost.draws -= 1
-            for _, _, length in found:
-                cost.tokens -= self._spec.rules.kept_tokens(length)
-        # By their keys it is known which samples are missing.
-        places = iter(rows)
-        for sample, key, length in found:
-            row = next(places)
-            if len(found) < len(rows):
-                while whole(self._keys[row]) != key:
-                    row = next(places)
-            # Most lengths are one number, which is compared without a call.
-            if length != self._tokens[row]:
+            cost.tokens -= sum(map(self._spec.rules.kept_tokens, lengths))
+        found = rows
+        if len(samples) < len(rows):
+            left = iter(rows)  # each key is that of one of the rows, in their order
+            found = [next(row for row in left if whole(self._keys[row]) == key) for key in keys]
+        # Most lengths are one number, which is compared without a call.
+        if lengths != [self._tokens[row] for row in found]:
+            for row, key, sample, length in zip(found, keys, samples, lengths, strict=True):
                 self._check(key, sample, length, self._units.planned[row].tolist())
-            samples[row - start] = sample
+        if found is rows:
+            return samples
+        by_row = dict(zip(found, samples, strict=True))
+        return [by_row.get(row, SKIPPED) for row in rows]
 
     def _open(self, source: int) -> tuple[MeasureCursor[Any], PlannedRows]:
         units = self._units
         own = np.flatnonzero(units.sources == source)
-        keys = [whole(self._keys[row]) for row in own.tolist()]
+        keys = [self._keys[row] for row in own.tolist()]
+        if self._are_parts:
+            keys = list(map(whole, keys))
         rows = PlannedRows(units.epochs[own], units.indices[own], keys)
         reading = branch_of(self._spec.dataset, self._names[source], rows)
         stream = replace(self._stream, share=len(own) / len(units.sources))
