@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +45,6 @@ from energon_lite.loader.shared_ring import Bell, SharedRing
 _MAX_DEPTH = 30
 # Smaller tensors and arrays are copied into the pickled bytes.
 _SMALL_BYTES = 32 << 10
-# Of fewer samples, columns are no quicker.
-_MIN_ROWS = 4
 
 
 class Unsendable(NamedTuple):
@@ -64,10 +63,12 @@ class Packed(NamedTuple):
     Attributes:
         body: the pickled bytes, in pieces.
         buffers: memory of arrays and tensors.
+        is_flat: whether a delivery is to be made of the value.
     """
 
     body: list[bytes]
     buffers: list[memoryview]
+    is_flat: bool
 
 
 class _Pieces(list[bytes]):
@@ -116,73 +117,70 @@ def _sent_storage(content: Any) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
-class _Sources(NamedTuple):
-    """The `__sources__` of a batch, pickled by columns: in a third of the time."""
-
-    rows: list[tuple[SourceInfo, ...]]
-
-
-def _reduce_sources(sources: _Sources) -> Any:
-    columns = zip(*chain.from_iterable(sources.rows), strict=True)
-    return _sent_sources, (list(map(len, sources.rows)), *columns)
-
-
-def _sent_sources(lengths: list[int], *columns: Any) -> list[tuple[SourceInfo, ...]]:
-    infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
-    if lengths.count(1) == len(lengths):
-        return list(zip(infos, strict=True))
-    return [tuple(islice(infos, length)) for length in lengths]
+def _state_of(item: Any) -> tuple[Any, Any] | None:
+    """Returns attributes and slots of a batch that pickle would make of nothing else."""
+    made = type(item)
+    if made is dict:
+        return item, None
+    if not hasattr(item, "__sources__") or hasattr(made, "__setstate__"):
+        return None
+    reduced = item.__reduce_ex__(5)
+    is_plain = reduced[:2] == (copyreg.__newobj__, (made,))  # type: ignore[attr-defined]
+    if not is_plain or len(reduced) < 3 or any(reduced[3:]):
+        return None
+    state = reduced[2] if type(reduced[2]) is tuple else (reduced[2], None)
+    return state if set(map(type, state)) <= {dict, NoneType} and len(state) == 2 else None
 
 
-class _Keys(NamedTuple):
-    """The restore key of a batch, pickled by columns."""
+def _flat(delivery: Delivery) -> tuple[Any, ...] | None:
+    """Returns what `_delivery_of` makes a delivery of: few objects, as the rest is in columns.
 
-    head: tuple[Any, ...]
-    columns: list[tuple[Any, ...]]
-
-
-def _reduce_keys(keys: _Keys) -> Any:
-    return _sent_keys, (keys.head, keys.columns)
-
-
-def _sent_keys(head: tuple[Any, ...], columns: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return (*head, *zip(*columns, strict=True))
-
-
-def _keys_of(key: Any) -> Any:
-    """Returns a restore key as columns, if those of its samples have one length."""
-    rows = key[2:] if type(key) is tuple else ()
-    if len(rows) < _MIN_ROWS or set(map(type, rows)) != {tuple} or len(set(map(len, rows))) > 1:
-        return key
-    return _Keys(key[:2], [*zip(*rows, strict=True)])
-
-
-def _sources_of(rows: Any) -> Any:
-    """Returns the sources of a batch so that they are pickled by columns, if all have one."""
-    if type(rows) is not list or set(map(type, rows)) != {tuple}:
-        return rows
-    are_infos = set(map(type, chain.from_iterable(rows))) == {SourceInfo}
-    return _Sources(rows) if are_infos else rows
+    Functions and types are looked up by pickle, by name; so columns of the batch have none. None is
+    returned for a batch that defines how it is pickled.
+    """
+    state = _state_of(delivery.item)
+    if state is None or type(delivery.item) in _reducers():
+        return None
+    keys = sources = None
+    found: list[Any] = [*state]
+    for place, fields in enumerate(state):
+        if fields and (rows := fields.get("__sources__")) and "__restore_key__" in fields:
+            found[place] = fields = {**fields}
+            key = fields["__restore_key__"]
+            if type(key) is tuple and set(map(type, key[2:])) == {tuple}:
+                with suppress(ValueError):  # of different lengths
+                    keys = key[:2], [*zip(*key[2:], strict=True)]
+                    fields["__restore_key__"] = None
+            if type(rows) is list and set(map(type, rows)) == {tuple}:
+                infos = [*chain.from_iterable(rows)]
+                if set(map(type, infos)) == {SourceInfo}:
+                    sources = [*map(len, rows)], [*zip(*infos, strict=True)]
+                    fields["__sources__"] = None
+    made = None if type(delivery.item) is dict else type(delivery.item)
+    return (made, *found, keys, sources, *delivery[1:])
 
 
-def _by_columns(fields: Any) -> Any:
-    """Returns the fields of a batch with those as columns that have a row for each sample."""
-    if type(fields) is not dict or "__sources__" not in fields:
-        return fields
-    found = {**fields, "__sources__": _sources_of(fields["__sources__"])}
-    if "__restore_key__" in fields:
-        found["__restore_key__"] = _keys_of(fields["__restore_key__"])
-    return found
-
-
-def _reduce_batch(batch: Any) -> Any:
-    reduced = batch.__reduce_ex__(5)
-    if len(reduced) < 3 or isinstance(reduced, str):
-        return reduced
-    made, arguments, state, *rest = reduced
-    # Of a class with slots, the state is a pair: attributes and slots.
-    state = tuple(map(_by_columns, state)) if type(state) is tuple else _by_columns(state)
-    return made, arguments, state, *rest
+def _delivery_of(
+    made: Any, attributes: Any, slots: Any, keys: Any, sources: Any, *rest: Any
+) -> Delivery:
+    fields = slots if slots and "__sources__" in slots else attributes
+    if keys is not None:
+        fields["__restore_key__"] = (*keys[0], *zip(*keys[1], strict=True))
+    if sources is not None:
+        lengths, columns = sources
+        infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
+        if lengths.count(1) == len(lengths):
+            fields["__sources__"] = list(zip(infos, strict=True))
+        else:
+            fields["__sources__"] = [tuple(islice(infos, length)) for length in lengths]
+    if made is None:
+        return Delivery(attributes, *rest)
+    item = made.__new__(made)
+    if attributes:
+        vars(item).update(attributes)
+    for name, value in slots.items() if slots else ():
+        setattr(item, name, value)
+    return Delivery(item, *rest)
 
 
 def _reduce_snapshot(snapshot: Snapshot) -> Any:
@@ -193,15 +191,19 @@ _REDUCE: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
     torch.Tensor: _reduce_tensor,
     torch.UntypedStorage: _reduce_storage,
-    _Sources: _reduce_sources,
-    _Keys: _reduce_keys,
     Snapshot: _reduce_snapshot,
 }
 
 
+def _reducers() -> dict[type, Callable[[Any], Any]]:
+    """Returns how values are pickled, by type."""
+    registered: Any = ForkingPickler
+    # Of other numbers if a module of a hook has registered a type.
+    return _merged(len(copyreg.dispatch_table), len(registered._extra_reducers))
+
+
 @functools.lru_cache(maxsize=1)
-def _reducers(*_: int) -> dict[type, Callable[[Any], Any]]:
-    """Returns how values are pickled, by type; again when more types were registered."""
+def _merged(*_: int) -> dict[type, Callable[[Any], Any]]:
     registered: Any = ForkingPickler
     return {**copyreg.dispatch_table, **registered._extra_reducers, **_REDUCE}
 
@@ -222,18 +224,11 @@ def packed(value: Any) -> Packed:
         buffers.append(memory)
         return False
 
-    registered: Any = ForkingPickler
-    reducers = _reducers(len(copyreg.dispatch_table), len(registered._extra_reducers))
-    if isinstance(value, Delivery):
-        item = value.item
-        if type(item) is dict:
-            value = value._replace(item=_by_columns(item))
-        elif hasattr(item, "__sources__"):
-            reducers.setdefault(type(item), _reduce_batch)
+    flat = _flat(value) if isinstance(value, Delivery) else None
     pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
-    pickler.dispatch_table = reducers
-    pickler.dump(value)
-    return Packed(body, buffers)
+    pickler.dispatch_table = _reducers()
+    pickler.dump(value if flat is None else flat)
+    return Packed(body, buffers, flat is not None)
 
 
 def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
@@ -290,8 +285,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 # A delivery: number of the pass; number of the arena and its length; start and size of the pickled
-# bytes, and how many buffers there are: the start and size of each follow these bytes.
-_COLUMNS = 6
+# bytes, and how many buffers there are: the start and size of each follow these bytes; and whether
+# the delivery is flat.
+_COLUMNS = 7
 # What is returned of the arena: start and size.
 _RANGE = struct.Struct("<QQ")
 _NUM_RETURNED = 500
@@ -371,10 +367,18 @@ class Outlet:
             arena = self._arena
             places = arena.place(content.buffers)
             size = sum(map(len, content.body))
-            ranges = [_RANGE.pack(*place) for place in places]
+            ranges = [_RANGE.pack(*part) for part in places]
             start = arena.write([*content.body, *ranges])
             self._bodies.append((arena, (start, size + len(ranges) * _RANGE.size)))
-            row = number, self._arena_number, arena.length, start, size, len(ranges)
+            row = (
+                number,
+                self._arena_number,
+                arena.length,
+                start,
+                size,
+                len(ranges),
+                content.is_flat,
+            )
             if deliveries.put([row]):
                 self._shared.has_delivery.ring()
 
@@ -479,9 +483,10 @@ class Inlet:
         """
         while (row := self._shared.deliveries.peek()) is not None:
             try:
-                body, buffers = self._content(*row[1:])
+                body, buffers = self._content(*row[1:-1])
                 if row[0] == number:
-                    return pickle.loads(body, buffers=buffers)
+                    value = pickle.loads(body, buffers=buffers)
+                    return _delivery_of(*value) if row[-1] else value
             finally:
                 self._confirm()
         return None
