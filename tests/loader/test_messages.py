@@ -298,6 +298,64 @@ def test_sources_of_a_batch_arrive_as_they_were(sources) -> None:
                 assert found.more == (1, 2)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    """A batch that pickle restores by a method."""
+
+    __key__: list[str]
+    __restore_key__: Any
+    __sources__: Any
+
+
+class WithState(Plain):
+    """A batch that leaves something out, and makes it again."""
+
+    def __getstate__(self) -> Any:
+        return {"__key__": self.__key__, "__sources__": self.__sources__}
+
+
+class Made(dict[str, Any]):
+    """A dict of another type."""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("batch", 3, ("a/train", 0, 5, 7), ("a/train", 1, 2**70, 8)),
+        ("batch", 3, ("a/train", 0, 5, 7), ("crop", 1, ("a/train", 1, 6, 8))),  # of two lengths
+        ("batch", 3, ("x",), ()),
+        ("batch", 3, "no tuple", ("a", 1)),
+        ("batch", 3),
+        ("a/train", 0, 5, 7),
+        (),
+        None,
+        ["batch", 3, ("a", 1)],
+    ],
+)
+@pytest.mark.parametrize("sources", [[(INFO,), (OTHER, INFO)], [(INFO,)], None])
+def test_restore_key_of_a_batch_of_any_type_arrives_as_it_was(key, sources) -> None:
+    slotted = Slotted(__key__=["a"], __restore_key__=key, image=torch.ones(3), __sources__=sources)
+    with_state = WithState(["a"], sources)
+    with_state.__restore_key__ = key  # type: ignore[attr-defined]
+    fields = {"x": 1, "__restore_key__": key, "__sources__": sources, "z": [key, sources]}
+    items = [slotted, Frozen(["a"], key, sources), with_state, fields, Made(fields), (1, key)]
+    with Line() as line:
+        for item in items:
+            found = line.send(Delivery(item, 5, 1, None, [], [("a", 1)]))
+            assert type(found) is Delivery
+            assert found[1:] == (5, 1, None, [], [("a", 1)])
+            assert type(found.item) is type(item)
+            if isinstance(item, dict):
+                assert [*found.item] == [*item]
+                assert repr(found.item) == repr(item)
+            else:
+                names = ("__restore_key__", "__sources__")
+                for name in names if item is not with_state else names[1:]:
+                    if hasattr(item, name):
+                        assert repr(getattr(found.item, name)) == repr(getattr(item, name))
+            assert hasattr(found.item, "__restore_key__") == (item in (slotted, items[1]))
+
+
 def made_batch(line: Line, value: int, num_rows: int = 8) -> torch.Tensor:
     array = line.outlet.empty((8, 100, 100), np.dtype(np.float32))
     array[...] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import time
@@ -243,3 +244,23 @@ def test_senseless_limits_are_refused(texts) -> None:
     for wrong in ({"restart_workers": -1}, {"stall_timeout_sec": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             get_savable_loader(dataset, **wrong)  # type: ignore[arg-type]
+
+
+def test_workers_killed_at_random_moments_change_no_batch_and_no_state(texts) -> None:
+    numbers = random.Random(3)
+    make = train(texts, "skipping")
+    whole = Ranks(make, 1, num_streams=2).slots(240)
+    run = Ranks(make, 1, 2, restart_workers=1_000)
+    num_kills = position = 0
+    while position < 240:
+        if numbers.random() < 0.1:
+            time.sleep(numbers.uniform(0, 0.01))
+            if run.loaders[0]._run._deliveries is not None:
+                os.kill(numbers.choice(workers_of(run)).pid, signal.SIGKILL)
+                num_kills += 1
+        number = min(numbers.randint(1, 6), 240 - position)
+        assert_same(run.slots(number), {m: whole[m] for m in range(position, position + number)})
+        position += number
+        if position < 200 and numbers.random() < 0.05:
+            run = Ranks(make, 1, 2, states=run.save(), restart_workers=1_000)
+    assert num_kills > 3
