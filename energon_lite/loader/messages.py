@@ -63,12 +63,12 @@ class Packed(NamedTuple):
     Attributes:
         body: the pickled bytes, in pieces.
         buffers: memory of arrays and tensors.
-        is_flat: whether a delivery is to be made of the value.
+        is_in_columns: whether a delivery is to be made of the value.
     """
 
     body: list[bytes]
     buffers: list[memoryview]
-    is_flat: bool
+    is_in_columns: bool
 
 
 class _Pieces(list[bytes]):
@@ -117,7 +117,7 @@ def _sent_storage(content: Any) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
-def _state_of(item: Any) -> tuple[Any, Any] | None:
+def _batch_state(item: Any) -> tuple[Any, Any] | None:
     """Returns attributes and slots of a batch that pickle would make of nothing else."""
     made = type(item)
     if made is dict:
@@ -132,13 +132,13 @@ def _state_of(item: Any) -> tuple[Any, Any] | None:
     return state if set(map(type, state)) <= {dict, NoneType} and len(state) == 2 else None
 
 
-def _flat(delivery: Delivery) -> tuple[Any, ...] | None:
+def _in_columns(delivery: Delivery) -> tuple[Any, ...] | None:
     """Returns what `_delivery_of` makes a delivery of: few objects, as the rest is in columns.
 
     Functions and types are looked up by pickle, by name; so columns of the batch have none. None is
     returned for a batch that defines how it is pickled.
     """
-    state = _state_of(delivery.item)
+    state = _batch_state(delivery.item)
     if state is None or type(delivery.item) in _reducers():
         return None
     keys = sources = None
@@ -224,11 +224,11 @@ def packed(value: Any) -> Packed:
         buffers.append(memory)
         return False
 
-    flat = _flat(value) if isinstance(value, Delivery) else None
+    columns = _in_columns(value) if isinstance(value, Delivery) else None
     pickler = pickle.Pickler(body, 5, buffer_callback=is_inside)
     pickler.dispatch_table = _reducers()
-    pickler.dump(value if flat is None else flat)
-    return Packed(body, buffers, flat is not None)
+    pickler.dump(value if columns is None else columns)
+    return Packed(body, buffers, columns is not None)
 
 
 def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
@@ -286,7 +286,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 # A delivery: number of the pass; number of the arena and its length; start and size of the pickled
 # bytes, and how many buffers there are: the start and size of each follow these bytes; and whether
-# the delivery is flat.
+# the delivery is in columns.
 _COLUMNS = 7
 # What is returned of the arena: start and size.
 _RANGE = struct.Struct("<QQ")
@@ -377,7 +377,7 @@ class Outlet:
                 start,
                 size,
                 len(ranges),
-                content.is_flat,
+                content.is_in_columns,
             )
             if deliveries.put([row]):
                 self._shared.has_delivery.ring()
