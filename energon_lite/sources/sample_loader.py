@@ -344,8 +344,8 @@ class SampleLoader:
             return None
         names, end = members.names, f".{self._one_part}\0"
         joined = "\0".join(names) + "\0"
-        keys = [name[: 1 - len(end)] for name in names]
-        is_plain = joined.count(end) == len(names) and "/" not in joined and all(keys)
+        *keys, rest = joined.split(end)  # all dots are in the ends, so each name has one
+        is_plain = len(keys) == len(names) and not rest and "/" not in joined and all(keys)
         if not is_plain or joined.count(".") != len(names) * end.count("."):
             return None
         values: list[Any]
