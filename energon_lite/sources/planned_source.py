@@ -24,6 +24,8 @@ _MISSING: Any = {"__restore_key__": ()}
 
 # Positions that are ordered together: few at first, since a repeated source may be a small one.
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+# Samples that are decoded before the hooks get the first of them, if they have this mean size.
+_MOST_AT_ONCE, _SMALL_BYTES = 32, 8 << 10
 
 
 class OrderColumns(NamedTuple):
@@ -208,8 +210,12 @@ class _PlannedCursor(SourceCursor[T]):
         if self._row == self._num_rows and position < due:
             self._read_on()
         num = min(n, due - position, self._num_rows - self._row)
-        if self._decoded is None or num <= 0:
-            return Cursor.take_ready(self, n)
+        if num <= 0:
+            raise StopIteration
+        if self._decoded is None:
+            data: Any = self._block and self._block.data
+            is_small = type(data) is memoryview and len(data) <= _SMALL_BYTES * self._num_rows
+            return Cursor.take(self, min(num, _MOST_AT_ONCE if is_small else 1))
         rows = slice(self._row, self._row + num)
         keys = self._planned.keys[position : position + num]
         self._row = rows.stop

@@ -27,7 +27,7 @@ BUDGET = {
     "order": 675,
     "prepare": 1514,
     "samplers": 1012,
-    "sources": 2038,
+    "sources": 2043,
     "stages": 3611,
     "storage": 3091,
     "stores": 801,
