@@ -159,6 +159,7 @@ def saved_count(counts: Mapping[str, Any], name: str) -> int:
     return value
 
 
+_MOST_BLOCKS = 16
 # In place of the number of a list.
 _WAITS, _LEFT_OVER = -1, -2
 
@@ -279,6 +280,8 @@ class WindowCollector(Collector):
     def state(self) -> CollectorState:
         """Returns the samples with their lists and places."""
         counts = {"windows": self._num_windows, "window_read": self._num_read}
+        if len(self._blocks) > _MOST_BLOCKS:  # each of which costs time here
+            self._joined()
         waiting = [(samples.numbers, waited) for samples, waited in self._blocks]
         offsets = self._lists.offsets[self._num_returned :]
         left = Lists(self._lists.indices[offsets[0] :], offsets - offsets[0])
