@@ -179,6 +179,11 @@ class SavableDataLoader(DataLoader[T]):
         """
         return self._run.counter.stats(self._run.num_run_items)
 
+    def check_worker_number_rationality(self) -> None:
+        """Warns of more worker processes than cores, as torch does; of threads it does not."""
+        if self.worker_config.worker_type == "process":
+            super().check_worker_number_rationality()
+
     def __len__(self) -> int:
         """Counts the batches of this rank in this pass (an epoch, if endless).
 

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2775,
     "decoding": 1774,
     "inspect": 1683,
-    "loader": 3721,
+    "loader": 3724,
     "loss": 207,
     "metadataset": 1602,
     "names": 174,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,19 @@ def test_no_thread_computes_further_ahead_than_it_may(texts: Path) -> None:
                     time.sleep(0.002)
                 time.sleep(0.002)
                 assert len(computed) == expected
+
+
+def test_torch_warns_of_too_many_processes_and_of_no_threads(texts: Path) -> None:
+    def made(worker_type: str) -> list[str]:
+        config = WorkerConfig(rank=0, world_size=1, num_workers=500, worker_type=worker_type)
+        dataset = get_train_dataset(texts, batch_size=2, worker_config=config, **ORDER)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            get_savable_loader(dataset)
+        return [str(warning.message) for warning in found]
+
+    assert "500 worker processes" in str(made("process"))
+    assert made("thread") == []
 
 
 def test_hooks_that_may_draw_are_named_once(texts: Path, caplog: Any) -> None:
