@@ -51,6 +51,7 @@ class ReadAhead:
             if self._reader.is_slow:
                 self._advise(position)
             yield block
+            del block
 
     def _advise(self, position: int) -> None:
         """Asks for the samples after a position, if half of those asked for before were read."""

@@ -617,6 +617,7 @@ class ShardReader(BlockReader):
                 block = self._block(buffer, rows, shifts, lost)
             self._files.close_down_to(self.max_open)
             yield block
+            del block  # its files have separate memory
 
     def _large_files(self, rows: Rows) -> Block | None:
         """Reads samples of large files file by file; None where long ranges are to be read."""

@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 2043,
     "stages": 3611,
-    "storage": 3091,
+    "storage": 3093,
     "stores": 801,
     "task_encoder": 741,
     "testing": 397,
