@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from types import UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -338,12 +339,12 @@ class Packing(LengthRules):
         """What each resource is rounded up to a multiple of."""
         return tuple(_by_resource(self.align).get(name, 1) for name in self.resources)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens a pack can hold."""
         return self.capacities[0]
 
-    @property
+    @cached_property
     def token_alignment(self) -> int:
         """What the tokens of a sample are rounded up to a multiple of."""
         return self.alignments[0]
