@@ -34,8 +34,7 @@ _ONE = struct.pack("=Q", 1)
 class Bell:
     """Wakes a process up.
 
-    A kernel that has `eventfd` leaves the woken process on its core. A pipe or a socket would move
-    it to the core of the one that rings, which continues to compute there.
+    It is an `eventfd` where the kernel has such: one file instead of the two of a pipe.
 
     Args:
         files: descriptors, the first to wait at and the last to ring; None makes them.
