@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.core.errors import StateError
 from energon_lite.core.key_columns import as_columns, columns_of, from_columns, values_of
 from energon_lite.core.state import Snapshot
-from energon_lite.stages.collect import _Block, _Buffer
+from energon_lite.stages.collect import _Block, _Buffer, _rows_of
 
 from ..conftest import examples
 
@@ -106,22 +108,31 @@ def test_corrupt_shapes_are_refused(shape: Any) -> None:
         max_size=12,
     )
 )
-def test_snapshots_of_a_buffer_have_all_its_units_also_after_pickling(steps: list[Any]) -> None:
-    buffer, num_added, kept = _Buffer(), 0, []
-    for num, share, is_old_first, length in steps:
-        for number in range(num_added, num_added + num):
-            buffer.units[number] = (("a", 0, number * 7, number), 0, (length,))
-            buffer.samples[number] = number
+def test_snapshots_of_a_buffer_have_all_its_samples_also_after_pickling(steps: list[Any]) -> None:
+    spec: Any = SimpleNamespace(num_lengths=1, keeps_lengths=False)
+    buffer, num_added, kept = _Buffer(spec), 0, []
+    for num, share, is_old_first, other in steps:
+        numbers = range(num_added, num_added + num)
+        keys = [("a", 0, number * 7, other) for number in numbers]
+        buffer.keys.update(zip(numbers, keys, strict=True))
+        buffer.samples.update(zip(numbers, numbers, strict=True))
+        buffer.new.keys.extend(keys)
+        buffer.new.groups.extend(number % 3 for number in numbers)
+        buffer.new.lengths.extend(number % 5 for number in numbers)
         num_added += num
-        numbers = sorted(buffer.units, reverse=not is_old_first)
-        buffer.taken(numbers[: int(share * len(numbers))])
-        blocks = buffer.frozen()
-        kept.append((blocks, dict(buffer.units)))
-        assert sum(len(block.units) for block in blocks) <= 2 * len(buffer.units) + 64
-    for blocks, units in kept:
+        old = sorted(buffer.keys, reverse=not is_old_first)
+        buffer.taken(old[: int(share * len(old))])
+        blocks = buffer.freeze(num_added)
+        kept.append((blocks, dict(buffer.keys)))
+        assert sum(len(block.keys) for block in blocks) <= 2 * len(buffer.keys) + 64
+    for blocks, left in kept:
         for own in (blocks, pickle.loads(pickle.dumps(blocks))):
-            found: dict[int, Any] = {}
+            found = {}
             for block in own:
                 assert isinstance(block, _Block)
-                found |= block.units
-            assert found.items() >= units.items()
+                found |= dict(zip(block.rows.numbers.tolist(), block.keys, strict=True))
+            assert found.items() >= left.items()
+            rows = _rows_of(own, np.array(list(left), np.int64))
+            assert rows.numbers.tolist() == list(left)
+            assert rows.groups.tolist() == [number % 3 for number in left]
+            assert rows.lengths.tolist() == [[number % 5] for number in left]
