@@ -17,7 +17,7 @@ import numpy as np
 
 from energon_lite.batching.lists import Lists
 from energon_lite.core.arrays import Float64Array, Int64Array
-from energon_lite.core.compiled import kernel
+from energon_lite.core.compiled import compile_kernel, kernel
 
 # The share of the best prices so far.
 _WEIGHT = 0.8
@@ -68,6 +68,7 @@ def full_packs(lengths_N: Int64Array, capacity: int, max_samples: int) -> tuple[
     """
     lengths_D, class_N, counts_D = np.unique(lengths_N, return_inverse=True, return_counts=True)
     own, limit, most = _in_units(lengths_D, capacity, max_samples)
+    compile_kernel(_solve)  # plain Python would take many minutes
     num_steps = _MAX_WORK // _step_work(len(own), limit, most)
     patterns_DD, uses_D = _solve(own, counts_D, limit, most, num_steps)
     samples_N = np.argsort(class_N, kind="stable")

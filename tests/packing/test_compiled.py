@@ -168,6 +168,24 @@ def test_nobody_waits_for_the_first_pack_and_code_that_another_process_compiled_
     assert run(AHEAD, **environment).stdout.split() == ["True", "0"]
 
 
+LONG = """
+import numpy as np
+from energon_lite.batching import cutting_stock, stream_search
+from energon_lite.packing import pack_best, pack_stream
+
+lengths = np.clip(np.random.default_rng(1).gamma(6, 28, 3_000) // 4, 8, 96).astype(int)
+assert len(pack_stream(lengths, 96)) < 1.05 * lengths.sum() / 96
+assert len(pack_best(lengths, 96)) < 1.05 * lengths.sum() / 96
+kernels = (cutting_stock._solve, stream_search.choose_all)
+print([kernel._dispatcher is not None for kernel in kernels])
+"""
+
+
+def test_what_takes_minutes_in_plain_python_is_compiled_at_once(tmp_path: Path) -> None:
+    # One call packs all samples, and would not look whether the code is there.
+    assert run(LONG, NUMBA_CACHE_DIR=str(tmp_path)).stdout == "[True, True]\n"
+
+
 def test_of_processes_that_want_the_same_code_one_compiles(tmp_path: Path) -> None:
     mark = tmp_path / "code.compiled"
     compiled.fill_cache(str(mark))  # of no module
