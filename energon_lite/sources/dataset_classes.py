@@ -39,10 +39,16 @@ Wanted = Callable[[str], bool] | Collection[str] | None
 _DECODER = SampleDecoder()
 
 
+def _maker(sample_type: type[Sample], fields: FieldMap) -> tuple[PartFilter, FieldMapMaker]:
+    """Returns which parts a field map reads, and what makes samples of them."""
+    check_fields(fields, sample_type, "field_map")
+    return PartFilter(fields.parts), FieldMapMaker(sample_type, fields)
+
+
 @lru_cache(256)
-def _field_map_of(text: str) -> FieldMap:
-    """Returns the field map of a JSON text: sources often have the same."""
-    return FieldMap(json.loads(text))
+def _shared_maker(sample_type: Any, text: str) -> tuple[PartFilter, FieldMapMaker]:
+    """Returns those of a field map as JSON: sources often have the same."""
+    return _maker(sample_type, FieldMap(json.loads(text)))
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
@@ -112,13 +118,12 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
             raise DatasetFormatError(
                 f"{where}: part_filter goes with sample_loader only; field_map names its parts"
             )
-        is_shared = field_map is not None and field_map == self._field_map
-        fields = (
-            _field_map_of(json.dumps(self._field_map)) if is_shared else FieldMap(field_map or {})
-        )
-        check_fields(fields, sample_type, "field_map")
-        self._wants = PartFilter(fields.parts)
-        return FieldMapMaker(sample_type, fields)
+        if field_map is not None and field_map == self._field_map:
+            shared: Callable[..., tuple[PartFilter, FieldMapMaker]] = _shared_maker
+            self._wants, maker = shared(sample_type, json.dumps(self._field_map))
+        else:
+            self._wants, maker = _maker(sample_type, FieldMap(field_map or {}))
+        return maker
 
     @property
     def _is_plain(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
@@ -36,6 +37,12 @@ _FIRST_BLOCK, _LARGEST_BLOCK, _SMALLEST_BLOCK = 32, 1024, 32
 _HELD_BY_ALL, _BYTES_OF_ALL = 16 * _LARGEST_BLOCK, 4 * MAX_BLOCK_BYTES
 _SMALLEST_READ_BYTES = 64 << 10
 _SMALLEST_ORDER = 256
+
+
+@lru_cache(16)
+def _traits(below: Traits, is_training: bool, is_endless: bool) -> Traits:
+    """Returns one object for equal sources."""
+    return dataclasses.replace(below, training=is_training, endless=is_endless)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -88,7 +95,7 @@ class WebdatasetSource(SavableDataset[T]):
 
     def own_traits(self, below: Traits) -> Traits:
         """Returns whether this is training data, and whether epoch follows epoch."""
-        return dataclasses.replace(below, training=self.is_training, endless=self.order.endless)
+        return _traits(below, self.is_training, self.order.endless)
 
     def sources(self) -> list[SourceFacts]:
         """Returns what is known of it."""

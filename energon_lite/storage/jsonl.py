@@ -367,7 +367,11 @@ class LineReader(ShardReader):
         lines = _OpenLines(path, self.size_bytes)
         super().__init__(path.parent, (path.name,), (lines.num_samples,), (0,), max_open=max_open)
         self.root = path
-        self._files = lines
+        self._lines = lines
+
+    @property
+    def _files(self) -> OpenShards:
+        return self._lines
 
     def path_of(self, number: int) -> Path:
         """Returns the path of the file."""

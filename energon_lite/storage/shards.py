@@ -56,6 +56,7 @@ _SHARDS_AT_ONCE = 256
 # Shards whose keys are kept, as checksums: 80 KB for 10,000 samples.
 _MOST_SHARDS = 128
 _UNKNOWN = -1
+_NONE: Int64Array = np.empty(0, dtype=np.int64)
 
 
 class Rows(NamedTuple):
@@ -235,6 +236,7 @@ class OpenShards:
         self._arguments = root, shards, counts, tar_file_ids
         self._root, self._shards, self._counts, _ = self._arguments
         self.keys = KeyCheck(root, shards, tar_file_ids)
+        self.names = np.array([*shards, ""], dtype=object)[:-1]
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         self.slow_blocks = 0  # to be read until storage counts as quick again
@@ -586,12 +588,29 @@ class ShardReader(BlockReader):
         self.max_open = max_open
         self.shards = tuple(shards)
         self.tar_file_ids = tuple(tar_file_ids)
-        self._names = np.array([*shards, ""], dtype=object)[:-1]
         self.starts = np.cumsum([0, *counts], dtype=np.int64)
         # The i-th excluded position has `excluded[i] - i` counted samples before it.
-        self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
+        self._excluded = _NONE
+        if len(excluded):
+            self._excluded = np.asarray(excluded, dtype=np.int64) - np.arange(len(excluded))
         self.num_samples = int(self.starts[-1]) - len(excluded)
-        self._files = OpenShards(root, self.shards, tuple(counts), tar_file_ids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the files behind: another process opens its own."""
+        return {name: value for name, value in vars(self).items() if name != "_opened"}
+
+    @property
+    def _files(self) -> OpenShards:
+        """The shards: made on first use, since a worker of a large blend reads few of its sources.
+
+        If two threads make them at once, both get the same.
+        """
+        found: OpenShards | None = self.__dict__.get("_opened")
+        if found is None:
+            counts = np.diff(self.starts).tolist()
+            made = OpenShards(self.root, self.shards, counts, self.tar_file_ids)
+            found = self.__dict__.setdefault("_opened", made)
+        return found
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""
@@ -628,7 +647,7 @@ class ShardReader(BlockReader):
         found = self._files.read_large(rows)
         if found is None:
             return None
-        return Block(*found, self._names[rows.shards].tolist(), rows.places.tolist())
+        return Block(*found, self._files.names[rows.shards].tolist(), rows.places.tolist())
 
     def _block(
         self, data: UInt8Array, rows: Rows, shifts: Int64Array, lost: dict[int, Exception]
@@ -646,7 +665,7 @@ class ShardReader(BlockReader):
         members = self._members(data, rows, -shifts)
         for i, error in errors.items():
             members[i] = error
-        names = self._names[rows.shards].tolist()
+        names = self._files.names[rows.shards].tolist()
         return Block(data.data, members, names, rows.places.tolist())
 
     @property

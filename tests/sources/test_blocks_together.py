@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from dataclasses import replace
 from itertools import islice
@@ -116,7 +117,7 @@ def test_a_type_of_the_user_is_made_by_its_constructor(tmp_path) -> None:
             self.text = self.text.upper()
 
     source = source_of(text_set(tmp_path / "a", 30))
-    maker = source.loader.maker
+    maker = copy.copy(source.loader.maker)  # which sources of equal settings share
     maker.sample_type = Checked
     source = replace(source, loader=replace(source.loader, maker=maker))
     samples, *_ = run_of(source, 1, 30)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tracemalloc
 from itertools import islice
@@ -108,3 +109,14 @@ def test_opened_source_that_was_not_read_takes_little_memory(folder: Path) -> No
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert num_bytes / (MANY - 1) < 1600
+
+
+def test_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
+    """What each process keeps of it: a worker process copies that of sources it reads."""
+    kept = [blend(folder, 2)]
+    tracemalloc.start()
+    kept.append(blend(folder))
+    gc.collect()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes / MANY < 2600
