@@ -37,7 +37,7 @@ from energon_lite.storage.tar import OneFileEach, TarError, key_of_members, spli
 # Twice as quick as calling the class, which goes through a Python function.
 _new_source, _new = tuple.__new__, object.__new__
 # Up to this mean size, samples of a block are decoded at once; longer ones would be copied twice.
-_SMALL_BYTES = 8 << 10
+SMALL_BYTES = 8 << 10
 
 # Makes a sample of its decoded parts and its service fields, which are named as in a sample; the
 # loss weight is one of them where it is not 1.
@@ -329,6 +329,15 @@ class SampleLoader:
             add_note(error, self.place_of(members, shard, place))
             raise
 
+    @property
+    def kind(self) -> tuple[Any, ...] | None:
+        """What decides how `together` decodes a block; None if it never does."""
+        part, decoder = self._one_part, self.decoder
+        is_text = decoder is not None and decoder.is_text(part, 0)
+        stays_bytes = decoder is None or decoder.decoder_of(part) is None
+        is_decoded = bool(part) and (is_text or stays_bytes)
+        return (self._sample_type, self._one_field, part, is_text) if is_decoded else None
+
     def together(self, block: Block) -> DecodedBlock | None:
         """Decodes the samples of a block at once, if each is one short text (or bytes).
 
@@ -339,7 +348,7 @@ class SampleLoader:
             return None
         is_text = decoder is not None and decoder.is_text(self._one_part, len(data))
         stays_bytes = decoder is None or decoder.decoder_of(self._one_part) is None
-        is_copied = isinstance(data, memoryview) and len(data) > _SMALL_BYTES * len(members)
+        is_copied = isinstance(data, memoryview) and len(data) > SMALL_BYTES * len(members)
         if is_copied or not (is_text or stays_bytes):
             return None
         names, end = members.names, f".{self._one_part}\0"
@@ -383,6 +392,28 @@ class SampleLoader:
         }
         for name, default in self._defaults:
             fields[name] = [default] * num
+        return SampleColumns(self._sample_type, fields)
+
+    def made_of_many(
+        self,
+        loaders: Sequence[SampleLoader],
+        block: DecodedBlock,
+        keys: list[RestoreKey],
+        indices: Sequence[int],
+    ) -> SampleColumns:
+        """As `made`, of the whole block, whose samples have a loader of the same kind each."""
+        paths = [loader.path for loader in loaders]
+        infos = zip(paths, indices, block.shards, zip(block.files), strict=True)
+        fields: dict[str, list[Any]] = {
+            "__key__": block.keys,
+            "__restore_key__": keys,
+            "__subflavors__": [loader.subflavors.copy() for loader in loaders],
+            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
+            "__loss_weight__": [loader.loss_weight for loader in loaders],
+            self._one_field: block.values,
+        }
+        for name, default in self._defaults:
+            fields[name] = [default] * len(keys)
         return SampleColumns(self._sample_type, fields)
 
     def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:

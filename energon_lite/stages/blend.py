@@ -15,6 +15,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
+from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import batch_list
 from energon_lite.core.stage import StageCursor
@@ -24,6 +25,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
+from energon_lite.sources.draws_ahead import DrawsAhead
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.batching import BatchDataset
@@ -245,6 +247,7 @@ class _BySamples:
     """Chooses by the number of the draw: a plan for many draws at a time.
 
     Attributes:
+        size: how many draws are planned together, if all datasets are left.
         plan: the datasets that the next draws take.
         at: the place of the next draw in `plan`.
         stop: the length of `plan`.
@@ -255,11 +258,13 @@ class _BySamples:
     def __init__(self, order: BlendOrder, num_datasets: int) -> None:
         self._order = order
         self._num_datasets = num_datasets
+        self.size = _BLOCK
         self._begin(0)
 
     def _begin(self, draw: int) -> None:
         self._ended: set[int] = set()
         self._only_one_left: int | None = 0 if self._num_datasets == 1 else None
+        self._planned_to = 0
         self._go_to(draw)
 
     def _go_to(self, draw: int) -> None:
@@ -268,21 +273,26 @@ class _BySamples:
         self.plan: list[int] = []
         self._draws: Sequence[int] = ()
         self.at = self.stop = 0
-        self._block = _BLOCK
+        self._block = 0
 
     def choose(self) -> int:
         """Returns the dataset that the next draw takes, where the plan has come to its end."""
         if self._only_one_left is not None:
             return self._only_one_left
         while self.at >= self.stop:
-            plan = self._order.block(self._next_plan, self._block)
-            draws = np.arange(self._next_plan, self._next_plan + self._block)
-            self._next_plan += self._block
+            # What was planned before some datasets ended is planned again up to the same draw.
+            size = self._planned_to - self._next_plan
+            if size <= 0:
+                size = max(self.size, self._block)
+                self._planned_to = self._next_plan + size
+            plan = self._order.block(self._next_plan, size)
+            draws = np.arange(self._next_plan, self._next_plan + size)
+            self._next_plan += size
             if self._ended:
                 is_left = ~np.isin(plan, list(self._ended))
                 plan, draws = plan[is_left], draws[is_left]
                 # Where little is left of the weights, long intervals are passed over at once.
-                self._block = min(_LONGEST_BLOCK, 2 * self._block) if len(plan) < 16 else _BLOCK
+                self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
             self.plan, self._draws, self.at = plan.tolist(), draws.tolist(), 0
             self.stop = len(self.plan)
         return self.plan[self.at]
@@ -352,7 +362,7 @@ class _ByTokens:
 
     counts = True
     plan: Sequence[int] = ()
-    at = stop = 0
+    at = stop = size = 0
 
     def __init__(self, spec: TokenBlendDataset[Any], stream: Stream) -> None:
         self._stream = stream
@@ -468,7 +478,7 @@ class _Opened(dict[int, Any]):
 
     def snapshot(self, drawn: set[int]) -> SourcePlaces:
         """Returns the places of all sources, of which some were drawn from."""
-        for child in drawn:
+        for child in drawn & self.keys():
             self.positions[child] = self[child].position
         return SourcePlaces(self._spec.labels, self.positions.copy())
 
@@ -486,6 +496,7 @@ class _BlendCursor(StageCursor[T]):
         numbers = () if spec.is_flat else range(len(spec.datasets))
         super().__init__(spec, *[self._opened[child] for child in numbers])
         self._is_plain = spec.until != "all_once"
+        self._stream = stream
         self._chooser = spec.chooser(stream)
         self._begin()
 
@@ -494,50 +505,95 @@ class _BlendCursor(StageCursor[T]):
         # The snapshots of all datasets, and those from which something was drawn since.
         self._places: list[Any] = [None] * len(self.cursors)
         self._drawn = set(range(len(self.cursors)))
+        self._ahead: DrawsAhead | None = None
+        if self.spec.is_flat and not self._chooser.counts:
+            facts = self.spec.sources()
+            mean_bytes = sum(fact.num_bytes for fact in facts) / sum(f.num_samples for f in facts)
+            self._ahead = DrawsAhead(
+                self.spec.datasets, self._stream, self._opened, max(1.0, mean_bytes)
+            )
+            self._chooser.size = self._ahead.size
 
     def __next__(self) -> T:
-        chooser = self._chooser
         while True:
-            at = chooser.at
-            child = chooser.plan[at] if at < chooser.stop else chooser.choose()
+            child = self._next_child()
+            if self._ahead is not None and self._ahead.num_ready(1):
+                item: T
+                item, self.key = self._ahead.take_one()
+                self._chooser.at += 1
+                return item
             cursor = self._opened[child]
             self._drawn.add(child)
             try:
-                item: T = next(cursor) if self._is_plain else _next_of_round(cursor)
+                item = next(cursor) if self._is_plain else _next_of_round(cursor)
             except StopIteration:
                 self._end(child)
                 continue
-            self.key = key = cursor.key
-            if chooser.counts:
-                chooser.drew(child, key)
-            else:
-                chooser.at += 1
+            self.key = cursor.key
+            self._count(child)
             return item
 
+    def _next_child(self) -> int:
+        """Returns the dataset of the next draw; reads the draws after it, if this can be done."""
+        chooser = self._chooser
+        if chooser.at < chooser.stop:
+            return chooser.plan[chooser.at]
+        child, ahead = chooser.choose(), self._ahead
+        if ahead is not None and ahead.is_over() and chooser.plan:
+            ahead.read(chooser.plan[chooser.at :])
+            chooser.size = ahead.size
+        return child
+
+    def _count(self, child: int) -> None:
+        """Counts a draw that the cursor of its dataset has returned."""
+        chooser = self._chooser
+        if chooser.counts:
+            chooser.drew(child, self.key)
+            return
+        chooser.at += 1
+        if self._ahead is not None:
+            self._ahead.pass_over()
+
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next items and their restore keys."""
+        items, keys = self.take_batch(n)
+        return samples_of(items), keys
+
+    def take_batch(self, n: int) -> tuple[list[T] | SampleColumns, list[RestoreKey]]:
         """Returns the next items and their restore keys: as `next`, but with less for each draw."""
-        chooser, cursors = self._chooser, self._opened
-        items: list[T] = []
+        chooser, ahead = self._chooser, self._ahead
+        parts: list[list[T] | SampleColumns] = []
         keys: list[RestoreKey] = []
-        child = 0
         with suppress(StopIteration):
-            while len(items) < n:
-                stop = min(chooser.stop, chooser.at + n - len(items))
+            while len(keys) < n:
+                child, left = self._next_child(), n - len(keys)
+                if ahead is not None and (num := ahead.num_ready(left)):
+                    columns, own = ahead.take(num)
+                    chooser.at += num
+                    parts.append(columns)
+                    keys += own
+                    continue
+                items: list[T] = []
+                parts.append(items)
+                stop = min(chooser.stop, chooser.at + left)
+                if ahead is not None:
+                    stop = min(stop, chooser.at + ahead.num_missing(left))
                 if not self._is_plain or chooser.at >= stop:
                     items.append(next(self))
                     keys.append(self.key)
                     continue
                 try:
                     for child in chooser.plan[chooser.at : stop]:
-                        cursor = cursors[child]
+                        cursor = self._opened[child]
                         self._drawn.add(child)
                         items.append(next(cursor))
-                        keys.append(cursor.key)
-                        chooser.at += 1
+                        self.key = cursor.key
+                        keys.append(self.key)
+                        self._count(child)
                 except StopIteration:
                     self._end(child)
         self.key = keys[-1] if keys else self.key
-        return items, keys
+        return joined_samples(parts), keys
 
     def _end(self, child: int) -> None:
         """Takes a dataset out of the choice; ends the pass where it was the one to wait for."""
@@ -548,6 +604,8 @@ class _BlendCursor(StageCursor[T]):
         if self.spec.until == "first" or len(self._ended) == len(self.spec.datasets):
             raise StopIteration
         self._chooser.leave_out(self._ended)
+        if self._ahead is not None:
+            self._ahead.leave_out(self._ended)
 
     @property
     def has_columns(self) -> bool:

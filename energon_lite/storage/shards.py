@@ -69,17 +69,24 @@ class Rows(NamedTuple):
     stops: Int64Array
 
 
-class _OpenShard:
-    """A shard that stays open as long as some thread uses this object."""
+class OpenShard:
+    """A shard that stays open as long as some thread uses this object.
 
-    def __init__(self, path: Path, offsets: Int64Array) -> None:
+    Args:
+        path: the file.
+        offsets: where its samples begin, and where the last one ends.
+        name: of the shard.
+    """
+
+    def __init__(self, path: Path, offsets: Int64Array, name: str) -> None:
         self.descriptor = -1
         self.descriptor = files.open_regular(path)
-        self.offsets = offsets
+        self.offsets, self.name = offsets, name
         status = os.fstat(self.descriptor)
         self.size_bytes, self.inode = status.st_size, status.st_ino
 
     def close(self) -> None:
+        """Closes it, if it is open."""
         if self.descriptor >= 0:
             with suppress(OSError):
                 os.close(self.descriptor)
@@ -237,7 +244,7 @@ class OpenShards:
         self._root, self._shards, self._counts, _ = self._arguments
         self.keys = KeyCheck(root, shards, tar_file_ids)
         self.names = np.array([*shards, ""], dtype=object)[:-1]
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         self.slow_blocks = 0  # to be read until storage counts as quick again
         self._no_large = 0  # to be read until large files are tried to be read one by one
@@ -395,6 +402,13 @@ class OpenShards:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
         return files.retried(lambda: self._opened(shard).offsets, path, lambda *_: 0.0)
 
+    def at_once(self, shard: int) -> OpenShard | None:
+        """Returns an open shard; None if it cannot be opened, or is not whole."""
+        with suppress(OSError, DatasetFormatError):
+            opened = self._opened(shard)
+            return None if shard in self._overrun else opened
+        return None
+
     def advise(self, shard: int, start: int, stop: int) -> None:
         """Asks the kernel to read a range of a shard into its page cache; does not wait for it."""
         opened = self._open.get(shard)
@@ -448,7 +462,7 @@ class OpenShards:
         paths = [self._root / self._shards[other] for other in sorted(others)]
         return any(map(files.can_read, paths or [self._root / META / INFO_JSON]))
 
-    def _opened(self, number: int) -> _OpenShard:
+    def _opened(self, number: int) -> OpenShard:
         shard = self._open.get(number)
         if shard is not None:
             with suppress(KeyError):  # another thread has closed it
@@ -456,7 +470,7 @@ class OpenShards:
             return shard
         path = self._root / self._shards[number]
         self.close_down_to(self._most_open - 1)
-        shard = _OpenShard(path, self._load_offsets(number))
+        shard = OpenShard(path, self._load_offsets(number), self._shards[number])
         try:
             self._check(number, shard)
         except BaseException:
@@ -473,7 +487,7 @@ class OpenShards:
         """Compares a shard that was opened with `index.sqlite`."""
         self.keys.check_shard(number, descriptor, offsets)
 
-    def _check(self, number: int, shard: _OpenShard) -> None:
+    def _check(self, number: int, shard: OpenShard) -> None:
         """Checks that an opened file is the one that was opened before, and is indexed.
 
         Raises:
@@ -503,6 +517,24 @@ class OpenShards:
         with suppress(KeyError):  # other threads have closed all
             while len(self._open) > number:
                 self._open.popitem(last=False)
+
+
+class Ranges(NamedTuple):
+    """Where samples lie in shards that are open: columns of shape (N,), in the order of the draws.
+
+    Attributes:
+        shards: the shards.
+        owners: position of each sample's shard in `shards`.
+        places: number in the shard.
+        starts: first byte in the shard.
+        stops: byte after the last.
+    """
+
+    shards: list[OpenShard]
+    owners: Int64Array
+    places: Int64Array
+    starts: Int64Array
+    stops: Int64Array
 
 
 class Block(NamedTuple):
@@ -614,9 +646,28 @@ class ShardReader(BlockReader):
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""
-        positions = indices + np.searchsorted(self._excluded, indices, side="right")
+        positions = indices
+        if len(self._excluded):
+            positions = indices + np.searchsorted(self._excluded, indices, side="right")
         shards = np.searchsorted(self.starts, positions, side="right") - 1
         return shards, positions - self.starts[shards]
+
+    def ranges_at_once(self, indices: Int64Array) -> Ranges | None:
+        """Looks up samples; None where reading has to wait, or something may be wrong."""
+        shards, places = self.locate(indices)
+        numbers = sorted({*shards.tolist()})
+        found = [self._files.at_once(number) for number in numbers]
+        opened = [shard for shard in found if shard is not None]
+        self._files.close_down_to(self.max_open)
+        if self.is_slow or len(opened) < len(found):
+            return None
+        owners = np.searchsorted(numbers, shards)
+        starts, stops = np.empty((2, len(places)), dtype=np.int64)
+        for number, shard in enumerate(opened):
+            own: Any = owners == number if len(opened) > 1 else slice(None)
+            starts[own] = shard.offsets[places[own]]
+            stops[own] = shard.offsets[places[own] + 1]
+        return Ranges(opened, owners, places, starts, stops)
 
     def read(self, indices: Int64Array, max_bytes: int = MAX_BLOCK_BYTES) -> Block:
         """Reads samples; the smaller `max_bytes`, the fewer bytes between two samples are read."""
@@ -723,13 +774,8 @@ class ShardReader(BlockReader):
             The samples, and the errors of those that cannot be read, by their position among the
             N; these have no bytes.
         """
-        positions = indices
-        if len(self._excluded):
-            positions = indices + np.searchsorted(self._excluded, indices, side="right")
-        order = np.argsort(positions, kind="stable")
-        positions = positions[order]
-        shards = np.searchsorted(self.starts, positions, side="right") - 1
-        places = positions - self.starts[shards]
+        order = np.argsort(indices, kind="stable")
+        shards, places = self.locate(indices[order])
         starts, stops = np.zeros((2, len(places)), dtype=np.int64)
         lost: dict[int, Exception] = {}
         for first, last in _groups(shards[1:] != shards[:-1]):

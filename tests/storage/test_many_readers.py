@@ -1,0 +1,78 @@
+"""Samples of many datasets that are read at once are those that each reader reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.storage.many_readers import read_at_once
+from energon_lite.storage.shards import ShardReader
+
+from ..conftest import examples, write_tar
+from ..helpers import prepared
+
+COUNTS = [7, 1, 12]
+SHARDS = [f"shard-{number}.tar" for number in range(3)]
+# Of four datasets: whether a sample has two files, or its shard is cut short.
+DATASETS = ["plain", "plain", "two files", "cut"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    found = []
+    for kind in DATASETS:
+        root, number = tmp_path_factory.mktemp("many"), 0
+        for shard, count in zip(SHARDS, COUNTS, strict=True):
+            members = []
+            for _ in range(count):
+                members.append((f"{number:03d}.txt", b"%03d" % number * (number * 97 % 900)))
+                if kind == "two files" and number == 9:
+                    members.append((f"{number:03d}.json", b"{}"))
+                number += 1
+            write_tar(root / shard, members)
+        prepared(root, "CrudeWebdataset")
+        if kind == "cut":
+            tar = root / SHARDS[2]
+            tar.write_bytes(tar.read_bytes()[:-20_000])
+        found.append(root)
+    return found
+
+
+@examples(100)
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.lists(st.integers(0, sum(COUNTS) - 1), min_size=1, max_size=25),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    max_open=st.sampled_from([0, 1, 128]),
+)
+def test_blocks_are_those_of_the_readers_without_what_takes_care(
+    folders: list[Path], wanted: list[tuple[int, list[int]]], max_open: int
+) -> None:
+    readers = [ShardReader(folder, SHARDS, COUNTS, [0, 1, 2], (), max_open) for folder in folders]
+    requests = [(readers[number], np.array(indices)) for number, indices in wanted]
+    block, is_read = read_at_once(requests)
+    assert len(is_read) == len(requests)
+    expected = []
+    for (reader, indices), (number, _), is_in in zip(requests, wanted, is_read, strict=True):
+        has_two = DATASETS[number] == "two files" and 9 in indices
+        is_cut = DATASETS[number] == "cut" and bool((indices >= 8).any())
+        assert is_in == (not has_two and not is_cut)
+        if is_in:
+            own = reader.read(indices)
+            for members, shard, place in zip(own.members, own.shards, own.places, strict=True):
+                files = [(name, bytes(own.data[a:b])) for name, a, b in members]
+                expected.append((files, shard, place))
+    found = [
+        ([(name, bytes(block.data[a:b])) for name, a, b in members], shard, place)
+        for members, shard, place in zip(block.members, block.shards, block.places, strict=True)
+    ]
+    assert found == expected
