@@ -36,7 +36,9 @@ class SampleColumns(NamedTuple):
 
 def joined_samples(parts: Sequence[SampleColumns | list[Any]]) -> SampleColumns | list[Any]:
     """Returns samples that follow each other: as columns if all parts are columns of one type."""
-    first = parts[0] if parts else None
+    first = parts[0] if parts else []
+    if len(parts) <= 1:
+        return first
     if isinstance(first, SampleColumns) and all(
         isinstance(part, SampleColumns) and part.kind is first.kind for part in parts
     ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,19 +23,23 @@ from energon_lite.sources.sample_loader import SMALL_BYTES, DecodedBlock
 from energon_lite.storage.many_readers import read_at_once
 from energon_lite.storage.shards import ShardReader
 
-# Draws that are read ahead: few at first, then twice as many each time, up to a number for each
+# Draws that are read ahead: few at first, then eight times as many, up to a number for each
 # source and one for all. Samples of a source that are read together should lie close together.
-_FEWEST, _MOST_OF_ONE, _MOST, _MOST_BYTES = 32, 1024, 16 << 10, 24 << 20
+_FEWEST, _MOST_OF_ONE, _MOST, _MOST_BYTES = 32, 512, 16 << 10, 24 << 20
 # Samples, and about how many bytes, that are decoded together.
 _SAMPLES, _BYTES = 1024, 2 << 20
 # Samples for which a source is read alone, after one that could not be read with others.
 _ALONE = 256
-# Fewer positions cost as much to order.
-_FEWEST_ORDERED = 256
+# Fewer positions cost as much to order; of a source, and of all.
+_FEWEST_ORDERED, _ORDERED_OF_ALL = 256, 16 << 10
 
 
 class Places(Protocol):
-    """The cursors of sources by number, and where a source stands that has no cursor."""
+    """The cursors of sources by number.
+
+    Attributes:
+        positions: where each source stands that has no cursor; never changed in place.
+    """
 
     positions: Int64Array
 
@@ -51,10 +55,11 @@ class Places(Protocol):
 
 
 class _Order:
-    """The order of a source, of which some positions are looked up at once."""
+    """The order of a source, of which `num` positions or more are looked up at once."""
 
-    def __init__(self, order: StreamOrder) -> None:
+    def __init__(self, order: StreamOrder, num: int) -> None:
         self._order = order
+        self._num = num
         self._start = 0
         self._epochs = self._indices = np.empty(0, dtype=np.int64)
 
@@ -62,10 +67,26 @@ class _Order:
         """Returns epochs and sample indices of up to `n` positions."""
         first = position - self._start
         if not 0 <= first <= len(self._indices) - n:
-            num = n * -(-_FEWEST_ORDERED // n)
+            num = n * -(-self._num // n)
             self._start, first = position, 0
             self._epochs, self._indices = self._order.block(position, num)
         return self._epochs[first : first + n], self._indices[first : first + n]
+
+
+class _Part(NamedTuple):
+    """Samples of one source that are read: which draws take them, epochs and sample indices."""
+
+    source: int
+    draws: Int64Array
+    epochs: Int64Array
+    indices: Int64Array
+
+
+def common_kind(sources: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Returns the kind of samples (`SampleLoader.kind`) that most of some sources have."""
+    kinds = Counter([source.loader.kind for source in sources])
+    del kinds[None]
+    return kinds.most_common(1)[0][0] if kinds else None
 
 
 class DrawsAhead:
@@ -78,6 +99,7 @@ class DrawsAhead:
         sources: the sources.
         stream: the stream.
         places: where the stream stands in them.
+        kind: the kind of samples that are read together, as `common_kind` returns it.
         mean_bytes: of a sample of the blend.
 
     Attributes:
@@ -85,19 +107,22 @@ class DrawsAhead:
     """
 
     def __init__(
-        self, sources: Sequence[Any], stream: Stream, places: Places, mean_bytes: float
+        self,
+        sources: Sequence[Any],
+        stream: Stream,
+        places: Places,
+        kind: tuple[Any, ...],
+        mean_bytes: float,
     ) -> None:
         self._sources = sources
+        self._kind = kind
         self._stream = stream
         self._places = places
         most = min(_MOST, _MOST_OF_ONE * len(sources))
         self._largest = max(_FEWEST, min(most, int(_MOST_BYTES / mean_bytes)))
         self.size = _FEWEST
-        self._names = [source.name for source in sources]
-        self._loaders = [source.loader for source in sources]
-        kinds = Counter([loader.kind for loader in self._loaders])
-        del kinds[None]
-        self._kind = kinds.most_common(1)[0][0] if kinds else None
+        num_ordered = min(2 * _MOST_OF_ONE, _ORDERED_OF_ALL // len(sources))
+        self._num_ordered = max(_FEWEST_ORDERED, num_ordered)
         self._orders: dict[int, _Order] = {}
         # Until which position a source is read alone.
         self._alone: dict[int, int] = {}
@@ -105,13 +130,23 @@ class DrawsAhead:
 
     def _begin(self, plan: Int64Array) -> None:
         """Forgets what was read, for the sources of the next draws."""
-        self._plan, self._at = plan, 0
-        self._rows: Int64Array = np.full(len(plan), -1)
-        self._is_there = b""
+        self._plan, self._at, self._is_there = plan, 0, b""
+        self._parts: list[_Part] = []
         self._block = DecodedBlock([], [], [], [])
-        self._epochs: list[int] = []
-        self._indices: list[int] = []
-        self._sec_per_row = 0.0
+        # Of the samples that were read the source, and how many were returned, and counted.
+        self._drawn = np.empty(0, dtype=np.int64)
+        self._row = self._num_counted = 0
+
+    @property
+    def taken(self) -> Int64Array:
+        """The sources of samples that were returned, which `places.positions` do not count."""
+        return self._drawn[self._num_counted : self._row]
+
+    def settle(self) -> None:
+        """Counts all that was returned in `places.positions`."""
+        positions = self._places.positions
+        self._places.positions = positions + np.bincount(self.taken, minlength=len(positions))
+        self._num_counted = self._row
 
     def is_over(self) -> bool:
         """Whether there are no further draws."""
@@ -120,13 +155,14 @@ class DrawsAhead:
     def read(self, plan: Sequence[int]) -> None:
         """Reads the samples of the next draws; `plan` has the source of each."""
         since = perf_counter()
+        self.settle()
         self._begin(np.array(plan, dtype=np.int64))
-        self.size = min(2 * self.size, self._largest)
+        self.size = min(8 * self.size, self._largest)
         by_source = np.argsort(self._plan, kind="stable")
         sources, firsts, counts = np.unique(
             self._plan[by_source], return_index=True, return_counts=True
         )
-        wanted: list[tuple[int, Int64Array, Int64Array, Int64Array]] = []
+        wanted: list[_Part] = []
         num, size = 0, 0.0
         turns = zip(sources.tolist(), firsts.tolist(), counts.tolist(), strict=True)
         for source, first, count in turns:
@@ -135,15 +171,19 @@ class DrawsAhead:
             epochs, indices = self._ordered(source, count)
             if not len(indices):  # it has ended
                 continue
-            wanted.append((source, by_source[first : first + len(indices)], epochs, indices))
+            draws = by_source[first : first + len(indices)]
+            wanted.append(_Part(source, draws, epochs, indices))
             num += len(indices)
             size += len(indices) * self._mean_bytes(source)
             if num >= _SAMPLES or size >= _BYTES:
                 self._read_all(wanted)
                 wanted, num, size = [], 0, 0.0
         self._read_all(wanted)
-        self._is_there = (self._rows >= 0).tobytes()
-        self._sec_per_row = (perf_counter() - since) / max(1, len(self._indices))
+        is_there = np.zeros(len(plan), dtype=np.bool_)
+        if self._parts:
+            is_there[self._sort()] = True
+        self._is_there = is_there.tobytes()
+        self._sec_per_row = (perf_counter() - since) / max(1, len(self._drawn))
 
     def _mean_bytes(self, source: int) -> float:
         facts = self._sources[source]
@@ -152,7 +192,7 @@ class DrawsAhead:
     def _is_for_all(self, source: int) -> bool:
         """Whether the next samples of a source are read with those of others."""
         spec, places = self._sources[source], self._places
-        if self._kind is None or spec.loader.kind != self._kind:
+        if spec.loader.kind != self._kind:
             return False
         if type(spec.reader) is not ShardReader or self._mean_bytes(source) > SMALL_BYTES:
             return False
@@ -165,41 +205,52 @@ class DrawsAhead:
     def _ordered(self, source: int, n: int) -> tuple[Int64Array, Int64Array]:
         order = self._orders.get(source)
         if order is None:
-            order = self._orders[source] = _Order(self._sources[source].order.stream(self._stream))
+            order = _Order(self._sources[source].order.stream(self._stream), self._num_ordered)
+            self._orders[source] = order
         return order.at(int(self._places.positions[source]), n)
 
-    def _read_all(self, wanted: list[tuple[int, Int64Array, Int64Array, Int64Array]]) -> None:
-        """Reads samples of some sources: (source, its draws, epochs, indices) each."""
+    def _read_all(self, wanted: list[_Part]) -> None:
+        """Reads samples of some sources."""
         if not wanted:
             return
-        requests = [(self._sources[source].reader, indices) for source, *_, indices in wanted]
+        requests = [(self._sources[part.source].reader, part.indices) for part in wanted]
         block, is_read = read_at_once(requests)
         kept = [part for part, is_in in zip(wanted, is_read, strict=True) if is_in]
-        decoded = self._sources[wanted[0][0]].loader.together(block) if kept else None
+        decoded = self._sources[wanted[0].source].loader.together(block) if kept else None
         if decoded is None and len(kept) > 1:
             self._read_all(kept[: len(kept) // 2])
             self._read_all(kept[len(kept) // 2 :])
         for part, is_in in zip(wanted, is_read, strict=True):
             if not is_in or (decoded is None and len(kept) == 1):
-                source = part[0]
-                self._orders.pop(source)
-                self._alone[source] = int(self._places.positions[source]) + _ALONE
-        if decoded is None:
-            return
-        _, draws, epochs, indices = ([*column] for column in zip(*kept, strict=True))
-        first = len(self._indices)
-        self._epochs += np.concatenate(epochs).tolist()
-        self._indices += np.concatenate(indices).tolist()
-        self._rows[np.concatenate(draws)] = np.arange(first, len(self._indices))
-        for column, values in zip(self._block, decoded, strict=True):
-            column += values
+                self._orders.pop(part.source)
+                self._alone[part.source] = int(self._places.positions[part.source]) + _ALONE
+        if decoded is not None:
+            self._parts += kept
+            for column, values in zip(self._block, decoded, strict=True):
+                column += values
+
+    def _sort(self) -> Int64Array:
+        """Brings what was read into the order of the draws, and returns which they are."""
+        sources, *columns = zip(*self._parts, strict=True)
+        draws, epochs, indices = map(np.concatenate, columns)
+        order = np.argsort(draws)
+        draws = draws[order]
+        self._drawn, rows = self._plan[draws], order.tolist()
+        names = {source: self._sources[source].name for source in sources}
+        loaders = {source: self._sources[source].loader for source in sources}
+        self._names, self._loaders = (
+            [*map(of.__getitem__, self._drawn.tolist())] for of in (names, loaders)
+        )
+        self._epochs, self._indices = epochs[order].tolist(), indices[order].tolist()
+        self._block = DecodedBlock(*([*map(of.__getitem__, rows)] for of in self._block))
+        return draws
 
     def leave_out(self, ended: set[int]) -> None:
-        """Passes over the draws of sources that have ended."""
+        """Passes over the draws of sources that have ended, of which none was read."""
         is_left = ~np.isin(self._plan[self._at :], list(ended))
-        self._plan = self._plan[self._at :][is_left]
-        self._rows = self._rows[self._at :][is_left]
-        self._is_there, self._at = (self._rows >= 0).tobytes(), 0
+        is_there = np.frombuffer(self._is_there, dtype=np.bool_)[self._at :]
+        self._plan, self._is_there = self._plan[self._at :][is_left], is_there[is_left].tobytes()
+        self._at = 0
 
     def num_ready(self, n: int) -> int:
         """Counts how many of the next `n` draws follow each other that were read."""
@@ -217,34 +268,28 @@ class DrawsAhead:
 
     def take(self, n: int) -> tuple[SampleColumns, list[RestoreKey]]:
         """Returns the samples of the next `n` draws, all of which were read, and their keys."""
-        drawn = self._plan[self._at : self._at + n]
-        rows = self._rows[self._at : self._at + n].tolist()
+        rows = slice(self._row, self._row + n)
         self._at += n
-        np.add.at(self._places.positions, drawn, 1)
-        numbers = drawn.tolist()
+        self._row += n
+        names, indices = self._names[rows], self._indices[rows]
         context, step = context_or(self._stream), self._stream.num_streams
         first = context.sample_index
         context.sample_index = stop = first + n * step
-        names = [self._names[number] for number in numbers]
-        loaders = [self._loaders[number] for number in numbers]
         for name, num in Counter(names).items():
             self._count(context, name, num)
-        indices = [self._indices[row] for row in rows]
-        epochs = [self._epochs[row] for row in rows]
-        keys = [*zip(names, epochs, indices, range(first, stop, step), strict=True)]
-        block = DecodedBlock(*([column[row] for row in rows] for column in self._block))
-        return loaders[0].made_of_many(loaders, block, keys, indices), keys
+        keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
+        loaders = self._loaders[rows]
+        return loaders[0].made_of_many(loaders, self._block, rows, keys, indices), keys
 
     def take_one(self) -> tuple[Any, RestoreKey]:
         """Returns the sample of the next draw, which was read, and its key."""
-        number, row = self._plan[self._at], self._rows[self._at]
+        row, name, context = self._row, self._names[self._row], context_or(self._stream)
         self._at += 1
-        self._places.positions[number] += 1
-        name, context = self._names[number], context_or(self._stream)
+        self._row += 1
         key = (name, self._epochs[row], self._indices[row], context.sample_index)
         context.sample_index += self._stream.num_streams
         self._count(context, name, 1)
-        return self._loaders[number].made_one(self._block, row, key), key
+        return self._loaders[row].made_one(self._block, row, key), key
 
     def _count(self, context: StreamContext, name: str, num: int) -> None:
         cost = context.cost(name)

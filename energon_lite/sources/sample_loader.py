@@ -380,37 +380,26 @@ class SampleLoader:
             keys: their restore keys.
             indices: their numbers in the dataset.
         """
-        num = len(keys)
-        infos = zip(repeat(self.path), indices, block.shards[rows], zip(block.files[rows]))
-        fields: dict[str, list[Any]] = {
-            "__key__": block.keys[rows],
-            "__restore_key__": keys,
-            "__subflavors__": [*map(dict.copy, repeat(self.subflavors, num))],
-            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
-            "__loss_weight__": [self.loss_weight] * num,
-            self._one_field: block.values[rows],
-        }
-        for name, default in self._defaults:
-            fields[name] = [default] * num
-        return SampleColumns(self._sample_type, fields)
+        return self.made_of_many([self] * len(keys), block, rows, keys, indices)
 
     def made_of_many(
         self,
         loaders: Sequence[SampleLoader],
         block: DecodedBlock,
+        rows: slice,
         keys: list[RestoreKey],
         indices: Sequence[int],
     ) -> SampleColumns:
-        """As `made`, of the whole block, whose samples have a loader of the same kind each."""
+        """As `made`, of samples that have a loader of the same kind each."""
         paths = [loader.path for loader in loaders]
-        infos = zip(paths, indices, block.shards, zip(block.files), strict=True)
+        infos = zip(paths, indices, block.shards[rows], zip(block.files[rows]), strict=True)
         fields: dict[str, list[Any]] = {
-            "__key__": block.keys,
+            "__key__": block.keys[rows],
             "__restore_key__": keys,
             "__subflavors__": [loader.subflavors.copy() for loader in loaders],
             "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
             "__loss_weight__": [loader.loss_weight for loader in loaders],
-            self._one_field: block.values,
+            self._one_field: block.values[rows],
         }
         for name, default in self._defaults:
             fields[name] = [default] * len(keys)

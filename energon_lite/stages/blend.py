@@ -25,7 +25,7 @@ from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import UserFunction
 from energon_lite.order.blending import MODES, BlendOrder, BudgetOrder, BudgetState
 from energon_lite.order.schedules import Schedule, Weight, Weights
-from energon_lite.sources.draws_ahead import DrawsAhead
+from energon_lite.sources.draws_ahead import DrawsAhead, common_kind
 from energon_lite.sources.planned_source import OrderColumns, OrderCursor, interleaved
 from energon_lite.sources.source import SourcePlaces, WebdatasetSource
 from energon_lite.stages.batching import BatchDataset
@@ -64,6 +64,8 @@ class BlendDataset(CombinedDataset[T]):
 
     Attributes:
         is_flat: whether all datasets are sources, with nothing over them.
+        kind: what can be read together of them, as `common_kind` returns it; None for nothing.
+        mean_bytes: of a sample of them.
 
     Raises:
         ValueError: A weight is negative, all are 0, or a setting is unknown.
@@ -121,6 +123,13 @@ class BlendDataset(CombinedDataset[T]):
     def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
         super()._set_datasets(datasets)
         self.is_flat = all(type(dataset) is WebdatasetSource for dataset in datasets)
+        # Here and not in a stream: a worker process would copy pages of all sources.
+        self.kind = common_kind(datasets) if self.is_flat else None
+        self.mean_bytes = 1.0
+        if self.kind:
+            facts = self.sources()
+            num_samples = sum(fact.num_samples for fact in facts)
+            self.mean_bytes = max(1.0, sum(fact.num_bytes for fact in facts) / num_samples)
 
     def order(self, stream: Stream) -> BlendOrder:
         """Returns which dataset each draw of a stream takes."""
@@ -458,8 +467,12 @@ class _Opened(dict[int, Any]):
     A worker process of a thousand sources would copy what the training loop has of all of them.
 
     Attributes:
-        positions: shape (K,); where the sources stand, except for what was drawn since.
+        positions: shape (K,), never changed in place; where the sources stand, except for what was
+            drawn since from those that have a cursor, and for what `ahead` has returned.
+        ahead: what reads the next draws together, if anything does.
     """
+
+    ahead: DrawsAhead | None = None
 
     def __init__(self, spec: BlendDataset[Any], stream: Stream) -> None:
         self._spec = spec
@@ -471,6 +484,8 @@ class _Opened(dict[int, Any]):
         share = self._stream.share * float(self._shares[child])
         dataset: Any = self._spec.datasets[child]
         cursor = dataset.cursor(dataclasses.replace(self._stream, share=share))
+        if self.ahead is not None:
+            self.ahead.settle()
         if self.positions[child]:
             cursor.go_to(int(self.positions[child]))
         self[child] = cursor
@@ -478,9 +493,12 @@ class _Opened(dict[int, Any]):
 
     def snapshot(self, drawn: set[int]) -> SourcePlaces:
         """Returns the places of all sources, of which some were drawn from."""
-        for child in drawn & self.keys():
-            self.positions[child] = self[child].position
-        return SourcePlaces(self._spec.labels, self.positions.copy())
+        if drawn_alone := drawn & self.keys():
+            self.positions = self.positions.copy()
+            for child in drawn_alone:
+                self.positions[child] = self[child].position
+        taken = () if self.ahead is None else self.ahead.taken
+        return SourcePlaces(self._spec.labels, self.positions, taken)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         """Goes to other places."""
@@ -506,13 +524,13 @@ class _BlendCursor(StageCursor[T]):
         self._places: list[Any] = [None] * len(self.cursors)
         self._drawn = set(range(len(self.cursors)))
         self._ahead: DrawsAhead | None = None
-        if self.spec.is_flat and not self._chooser.counts:
-            facts = self.spec.sources()
-            mean_bytes = sum(fact.num_bytes for fact in facts) / sum(f.num_samples for f in facts)
+        spec = self.spec
+        if spec.is_flat and spec.kind and not self._chooser.counts:
             self._ahead = DrawsAhead(
-                self.spec.datasets, self._stream, self._opened, max(1.0, mean_bytes)
+                spec.datasets, self._stream, self._opened, spec.kind, spec.mean_bytes
             )
             self._chooser.size = self._ahead.size
+        self._opened.ahead = self._ahead
 
     def __next__(self) -> T:
         while True:
