@@ -328,10 +328,9 @@ class RankRun(Generic[T]):
         position = self.position
         if position.emitted and position.is_emitted(delivery.slot):
             return
-        if self._limit.is_on:
-            position.failed, position.drawn = self._limit.counted(
-                position.failed, position.drawn, delivery
-            )
+        position.failed, position.drawn = self._limit.counted(
+            position.failed, position.drawn, delivery
+        )
         if delivery.skipped and self._settings.skip_log is not None:
             rows = ({**record._asdict(), "slot": delivery.slot} for record in delivery.skipped)
             append(self._settings.skip_log, "".join(json.dumps(row) + "\n" for row in rows))

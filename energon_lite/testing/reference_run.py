@@ -160,8 +160,11 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
             (f".{f.name}", getattr(old, f.name), getattr(new, f.name))
             for f in dataclasses.fields(old)
         ]
-    elif _has_no_equality(old) and hasattr(old, "__dict__"):
-        return first_difference(vars(old), vars(new), path)
+    elif _has_no_equality(old):
+        if hasattr(old, "__dict__"):
+            return first_difference(vars(old), vars(new), path)
+        # Such as an itemgetter: what pickle would make it of.
+        return first_difference(old.__reduce_ex__(4), new.__reduce_ex__(4), path)
     else:
         is_same = old == new or (old != old and new != new)
         return None if is_same else f"{path}: {old!r:.200} != {new!r:.200}"

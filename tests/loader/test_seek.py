@@ -126,7 +126,7 @@ def test_looking_ahead_moves_no_state_and_delays_errors(texts: Path) -> None:
     iterator = ahead._run.iterate()
     next(iterator)
     fails = ahead._run._fetch
-    ahead._run._fetch = lambda _: (_ for _ in ()).throw(OSError("lost"))  # type: ignore[method-assign]
+    ahead._run._fetch = lambda: (_ for _ in ()).throw(OSError("lost"))  # type: ignore[method-assign]
     next(iterator)  # was there before the error
     with pytest.raises(OSError, match="lost"):
         next(iterator)
