@@ -181,6 +181,16 @@ class StreamContext:
             self.touched.append(source)
         return cost
 
+    def count_draws(self, sources: Iterable[str], read_sec: float) -> None:
+        """Counts a draw of each of `sources`, which took `read_sec` of reading each."""
+        costs = self._costs
+        for source in sources:
+            cost = costs.get(source)
+            if cost is None or not cost.is_touched:
+                cost = self.cost(source)
+            cost.draws += 1
+            cost.read_sec += read_sec
+
     def spend(self, key: RestoreKey, seconds: float) -> None:
         """Counts time in a hook for the source of the sample `key`, or those of the batch."""
         if type(key[-1]) is int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.sample_columns import SampleColumns
 from energon_lite.core.state import RestoreKey
-from energon_lite.core.stream_context import StreamContext, context_or
+from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.order.source_order import StreamOrder
 from energon_lite.sources.sample_loader import SMALL_BYTES, DecodedBlock
@@ -131,7 +132,7 @@ class DrawsAhead:
     def _begin(self, plan: Int64Array) -> None:
         """Forgets what was read, for the sources of the next draws."""
         self._plan, self._at, self._is_there = plan, 0, b""
-        self._parts: list[_Part] = []
+        self._parts: list[list[_Part]] = []
         self._block = DecodedBlock([], [], [], [])
         # Of the samples that were read the source, and how many were returned, and counted.
         self._drawn = np.empty(0, dtype=np.int64)
@@ -213,7 +214,7 @@ class DrawsAhead:
         """Reads samples of some sources."""
         if not wanted:
             return
-        requests = [(self._sources[part.source].reader, part.indices) for part in wanted]
+        requests = [(self._sources[at].reader, indices, draws) for at, draws, _, indices in wanted]
         block, is_read = read_at_once(requests)
         kept = [part for part, is_in in zip(wanted, is_read, strict=True) if is_in]
         decoded = self._sources[wanted[0].source].loader.together(block) if kept else None
@@ -225,24 +226,27 @@ class DrawsAhead:
                 self._orders.pop(part.source)
                 self._alone[part.source] = int(self._places.positions[part.source]) + _ALONE
         if decoded is not None:
-            self._parts += kept
+            self._parts.append(kept)
             for column, values in zip(self._block, decoded, strict=True):
                 column += values
 
     def _sort(self) -> Int64Array:
         """Brings what was read into the order of the draws, and returns which they are."""
-        sources, *columns = zip(*self._parts, strict=True)
+        sources, *columns = zip(*chain.from_iterable(self._parts), strict=True)
         draws, epochs, indices = map(np.concatenate, columns)
         order = np.argsort(draws)
         draws = draws[order]
-        self._drawn, rows = self._plan[draws], order.tolist()
+        self._drawn = self._plan[draws]
         names = {source: self._sources[source].name for source in sources}
         loaders = {source: self._sources[source].loader for source in sources}
         self._names, self._loaders = (
             [*map(of.__getitem__, self._drawn.tolist())] for of in (names, loaders)
         )
         self._epochs, self._indices = epochs[order].tolist(), indices[order].tolist()
-        self._block = DecodedBlock(*([*map(of.__getitem__, rows)] for of in self._block))
+        if len(self._parts) > 1:  # each is in the order of the draws
+            parts = [np.concatenate([part.draws for part in parts]) for parts in self._parts]
+            rows = np.argsort(np.concatenate([*map(np.sort, parts)])).tolist()
+            self._block = DecodedBlock(*([*map(of.__getitem__, rows)] for of in self._block))
         return draws
 
     def leave_out(self, ended: set[int]) -> None:
@@ -275,8 +279,7 @@ class DrawsAhead:
         context, step = context_or(self._stream), self._stream.num_streams
         first = context.sample_index
         context.sample_index = stop = first + n * step
-        for name, num in Counter(names).items():
-            self._count(context, name, num)
+        context.count_draws(names, self._sec_per_row)
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
         loaders = self._loaders[rows]
         return loaders[0].made_of_many(loaders, self._block, rows, keys, indices), keys
@@ -288,10 +291,5 @@ class DrawsAhead:
         self._row += 1
         key = (name, self._epochs[row], self._indices[row], context.sample_index)
         context.sample_index += self._stream.num_streams
-        self._count(context, name, 1)
+        context.count_draws((name,), self._sec_per_row)
         return self._loaders[row].made_one(self._block, row, key), key
-
-    def _count(self, context: StreamContext, name: str, num: int) -> None:
-        cost = context.cost(name)
-        cost.draws += num
-        cost.read_sec += num * self._sec_per_row

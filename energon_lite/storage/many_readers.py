@@ -25,18 +25,21 @@ _SHARD = 1 << 40
 _WAITS = 4
 
 
-def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array]]) -> tuple[Block, list[bool]]:
+def read_at_once(
+    requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]],
+) -> tuple[Block, list[bool]]:
     """Reads samples of one file each, most of which are in the page cache.
 
     Args:
-        requests: readers, and the numbers of samples, shape (N,), that each of them reads.
+        requests: readers, the numbers of samples that each of them reads, and the turns of these
+            among the samples of all; both of shape (N,).
 
     Returns:
-        A block of the samples of all requests, one request after the other, and which requests are
-        in it. If a sample cannot be read at once, or has other files, then the block has nothing of
-        its request: the reader itself reports what is wrong, and waits if it has to.
+        A block of the samples of all requests, by their turns, and which requests are in it. If a
+        sample cannot be read at once, or has other files, then the block has nothing of its
+        request: the reader itself reports what is wrong, and waits if it has to.
     """
-    found = [reader.ranges_at_once(indices) for reader, indices in requests]
+    found = [reader.ranges_at_once(indices) for reader, indices, _ in requests]
     parts = [part for part in found if part is not None]
     is_read = np.array([part is not None for part in found], dtype=bool)
     shards = [shard for part in parts for shard in part.shards]
@@ -44,10 +47,12 @@ def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array]]) -> tuple[Bl
         return Block(memoryview(b""), OneFileEach([], [], []), [], []), is_read.tolist()
     firsts = np.cumsum([0, *(len(part.shards) for part in parts)])[:-1]
     sizes = [len(part.places) for part in parts]
-    columns = zip(*(part[1:] for part in parts), strict=True)
-    rows = Ranges(shards, *map(np.concatenate, columns))
-    rows.owners[:] += np.repeat(firsts, sizes)
-    numbers = np.repeat(np.flatnonzero(is_read), sizes)
+    owners, *columns = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
+    owners += np.repeat(firsts, sizes)
+    turns = [turns for (*_, turns), is_in in zip(requests, is_read, strict=True) if is_in]
+    order = np.argsort(np.concatenate(turns))
+    rows = Ranges(shards, *(column[order] for column in (owners, *columns)))
+    numbers = np.repeat(np.flatnonzero(is_read), sizes)[order]
     data, shifts, is_bad = _filled(rows)
     while True:
         is_read[numbers[is_bad]] = False

@@ -53,26 +53,35 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         max_size=6,
     ),
     max_open=st.sampled_from([0, 1, 128]),
+    seed=st.integers(0, 99),
 )
 def test_blocks_are_those_of_the_readers_without_what_takes_care(
-    folders: list[Path], wanted: list[tuple[int, list[int]]], max_open: int
+    folders: list[Path], wanted: list[tuple[int, list[int]]], max_open: int, seed: int
 ) -> None:
     readers = [ShardReader(folder, SHARDS, COUNTS, [0, 1, 2], (), max_open) for folder in folders]
-    requests = [(readers[number], np.array(indices)) for number, indices in wanted]
+    turns = np.random.default_rng(seed).permutation(sum(len(indices) for _, indices in wanted))
+    ends = np.cumsum([len(indices) for _, indices in wanted])
+    requests = [
+        (readers[number], np.array(indices), own)
+        for (number, indices), own in zip(wanted, np.split(turns, ends[:-1]), strict=True)
+    ]
     block, is_read = read_at_once(requests)
     assert len(is_read) == len(requests)
     expected = []
-    for (reader, indices), (number, _), is_in in zip(requests, wanted, is_read, strict=True):
+    for (reader, indices, own_turns), (number, _), is_in in zip(
+        requests, wanted, is_read, strict=True
+    ):
         has_two = DATASETS[number] == "two files" and 9 in indices
         is_cut = DATASETS[number] == "cut" and bool((indices >= 8).any())
         assert is_in == (not has_two and not is_cut)
         if is_in:
             own = reader.read(indices)
-            for members, shard, place in zip(own.members, own.shards, own.places, strict=True):
+            columns = (own_turns.tolist(), own.members, own.shards, own.places)
+            for turn, members, shard, place in zip(*columns, strict=True):
                 files = [(name, bytes(own.data[a:b])) for name, a, b in members]
-                expected.append((files, shard, place))
+                expected.append((turn, (files, shard, place)))
     found = [
         ([(name, bytes(block.data[a:b])) for name, a, b in members], shard, place)
         for members, shard, place in zip(block.members, block.shards, block.places, strict=True)
     ]
-    assert found == expected
+    assert found == [sample for _, sample in sorted(expected)]
