@@ -242,6 +242,10 @@ class DrawsAhead:
         self._names, self._loaders = (
             [*map(of.__getitem__, self._drawn.tolist())] for of in (names, loaders)
         )
+        self._facts = [
+            [getattr(loader, name) for loader in self._loaders]
+            for name in ("path", "subflavors", "loss_weight")
+        ]
         self._epochs, self._indices = epochs[order].tolist(), indices[order].tolist()
         if len(self._parts) > 1:  # each is in the order of the draws
             parts = [np.concatenate([part.draws for part in parts]) for parts in self._parts]
@@ -281,8 +285,8 @@ class DrawsAhead:
         context.sample_index = stop = first + n * step
         context.count_draws(names, self._sec_per_row)
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
-        loaders = self._loaders[rows]
-        return loaders[0].made_of_many(loaders, self._block, rows, keys, indices), keys
+        facts = [column[rows] for column in self._facts]
+        return self._loaders[0].made(self._block, rows, keys, indices, facts), keys
 
     def take_one(self) -> tuple[Any, RestoreKey]:
         """Returns the sample of the next draw, which was read, and its key."""

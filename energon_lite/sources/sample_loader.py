@@ -370,7 +370,12 @@ class SampleLoader:
         return DecodedBlock(keys, block.shards, names, values)
 
     def made(
-        self, block: DecodedBlock, rows: slice, keys: list[RestoreKey], indices: Sequence[int]
+        self,
+        block: DecodedBlock,
+        rows: slice,
+        keys: list[RestoreKey],
+        indices: Sequence[int],
+        of_many: Sequence[list[Any]] = (),
     ) -> SampleColumns:
         """Makes samples of rows of a block, which cannot fail.
 
@@ -379,30 +384,23 @@ class SampleLoader:
             rows: which of its samples.
             keys: their restore keys.
             indices: their numbers in the dataset.
+            of_many: if they have a loader of the same kind each, their paths, subflavors and loss
+                weights.
         """
-        return self.made_of_many([self] * len(keys), block, rows, keys, indices)
-
-    def made_of_many(
-        self,
-        loaders: Sequence[SampleLoader],
-        block: DecodedBlock,
-        rows: slice,
-        keys: list[RestoreKey],
-        indices: Sequence[int],
-    ) -> SampleColumns:
-        """As `made`, of samples that have a loader of the same kind each."""
-        paths = [loader.path for loader in loaders]
-        infos = zip(paths, indices, block.shards[rows], zip(block.files[rows]), strict=True)
+        num = len(keys)
+        of_one = repeat(self.path), repeat(self.subflavors, num), [self.loss_weight] * num
+        paths, subflavors, weights = of_many or of_one
+        infos = zip(paths, indices, block.shards[rows], zip(block.files[rows]), strict=False)
         fields: dict[str, list[Any]] = {
             "__key__": block.keys[rows],
             "__restore_key__": keys,
-            "__subflavors__": [loader.subflavors.copy() for loader in loaders],
+            "__subflavors__": [*map(dict.copy, subflavors)],
             "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
-            "__loss_weight__": [loader.loss_weight for loader in loaders],
+            "__loss_weight__": weights,
             self._one_field: block.values[rows],
         }
         for name, default in self._defaults:
-            fields[name] = [default] * len(keys)
+            fields[name] = [default] * num
         return SampleColumns(self._sample_type, fields)
 
     def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:

@@ -27,7 +27,7 @@ BUDGET = {
     "order": 675,
     "prepare": 1514,
     "samplers": 1012,
-    "sources": 2278,
+    "sources": 2280,
     "stages": 3673,
     "storage": 3206,
     "stores": 801,
