@@ -378,19 +378,18 @@ class FailureLimit:
     Args:
         dataset: the pipeline.
         max_skip_rate: failures per sample; 1 for any number.
-
-    Attributes:
-        is_on: whether passes have a limit.
     """
 
     def __init__(self, dataset: SavableDataset[object], max_skip_rate: float) -> None:
-        self.is_on = not (dataset.training or dataset.endless) and max_skip_rate < 1
+        self._is_on = not (dataset.training or dataset.endless) and max_skip_rate < 1
         self._max_skip_rate = max_skip_rate
         self._num_samples = sum(facts.num_samples for facts in dataset.sources())
         self._last: SkipRecord | None = None
 
     def counted(self, failed: int, drawn: int, delivery: Delivery) -> tuple[int, int]:
         """Returns the counts with another batch, or the end of a stream."""
+        if not self._is_on:
+            return failed, drawn
         drawn += sum([row[1] for row in delivery.costs])
         for record in delivery.skipped:
             if not record.on_purpose:
@@ -412,7 +411,7 @@ class FailureLimit:
         num_samples = drawn if is_whole else max(drawn, self._num_samples)
         above = min(SKIP_ALLOWANCE, max(1.0, _ALLOWED_PART * num_samples))
         allowed = int(self._max_skip_rate * num_samples + above)
-        if failed <= allowed or not self.is_on:
+        if failed <= allowed or not self._is_on:
             return
         last = "on other ranks"
         if self._last is not None:
