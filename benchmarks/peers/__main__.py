@@ -85,6 +85,7 @@ def run(options: argparse.Namespace, figures: Figures) -> None:
             if time.monotonic() > end:
                 print("The time is up; another run adds to the figures", file=sys.stderr)
                 return
+            read_files(options.data / "whole" / writer_of(name) / f"{row.kind}-{row.num_sources}")
             found = probe(pythons[name], "measure", name, row, options)
             if "error" in found:
                 figures.reasons.setdefault(row.name, {})[name] = found["error"]
@@ -98,11 +99,25 @@ def loader_of(name: str) -> Any:
     return importlib.import_module(f"benchmarks.peers.loaders.{name}")
 
 
+def writer_of(name: str) -> str:
+    """Returns which loader's files a loader reads."""
+    return str(getattr(loader_of(name), "DATA_OF", name))
+
+
+def read_files(folder: Path) -> None:
+    """Reads files into the page cache, which others may have left since the last measurement."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 20):
+                    pass
+
+
 def make_ready(
     options: argparse.Namespace, name: str, python: Path, row: Row, pythons: dict[str, Path]
 ) -> str:
     """Writes the samples and checks that the loader returns them, once; returns what is wrong."""
-    writer = getattr(loader_of(name), "DATA_OF", name)
+    writer = writer_of(name)
     few = ROWS["blend-10"] if row.group == "blends" else row  # enough sources for a check
     for what, folder, of in (("prepare", "whole", row), ("prepare-check", "check", few)):
         done = options.data / folder / writer / f"{of.kind}-{of.num_sources}" / "written"
