@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import dataclasses
 import json
 import random
@@ -131,7 +132,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
     """Describes where two values first differ; None if they are equal all the way down.
 
     Types must be the same; NaN equals NaN; tensors and arrays are compared by dtype, shape and
-    content; objects without an `==` of their own by their attributes.
+    content; objects without an `==` of their own by the attributes that pickle takes along.
 
     Example:
         >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
@@ -161,10 +162,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
             for f in dataclasses.fields(old)
         ]
     elif _has_no_equality(old):
-        if hasattr(old, "__dict__"):
-            return first_difference(vars(old), vars(new), path)
-        # Such as an itemgetter: what pickle would make it of.
-        return first_difference(old.__reduce_ex__(4), new.__reduce_ex__(4), path)
+        return first_difference(_pickled_parts(old), _pickled_parts(new), path)
     else:
         is_same = old == new or (old != old and new != new)
         return None if is_same else f"{path}: {old!r:.200} != {new!r:.200}"
@@ -174,6 +172,13 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 
 def _has_no_equality(value: object) -> bool:
     return all("__eq__" not in vars(kind) for kind in type(value).__mro__[:-1])
+
+
+def _pickled_parts(value: object) -> Any:
+    """Returns what pickle would make it of: each copy has locks and open files of its own."""
+    reduced = value.__reduce_ex__(4)
+    is_plain = reduced[0] is copyreg.__newobj__ and isinstance(reduced[2], dict)  # type: ignore[attr-defined]
+    return reduced[2] if is_plain else reduced
 
 
 def _array_difference(old: Any, new: Any, path: str) -> str | None:

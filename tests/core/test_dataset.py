@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import islice
 
@@ -122,3 +123,20 @@ def test_first_difference_looks_into_arrays_tensors_and_objects() -> None:
     assert first_difference(np.array(["a", "b"]), np.array(["a", "c"])).startswith("[1]:")
     assert first_difference(Plain([1]), Plain([1])) is None
     assert first_difference(Plain([1]), Plain([2])) == "['value'][0]: 1 != 2"
+
+
+class LockedNotes:
+    """A store as the library has them: only its path is pickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path,)
+
+
+def test_first_difference_compares_what_pickle_takes_along() -> None:
+    assert first_difference({"a": LockedNotes("x")}, {"a": LockedNotes("x")}) is None
+    found = first_difference({"a": LockedNotes("x")}, {"a": LockedNotes("y")})
+    assert found == "['a'][1][0]: 'x' != 'y'"
