@@ -8,6 +8,7 @@ import io
 import math
 import os
 import pickle
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -282,7 +283,7 @@ def _warn_of_pickle(extension: str) -> None:
 def _guarded(
     part: str, decode: PartDecoder, what: str = "", max_bytes: float = math.inf
 ) -> PartDecoder:
-    """Turns every failure of `decode` into a `DecodingError`; without `what` it decodes images."""
+    """Turns failures of `decode` into a `DecodingError`; without `what` it decodes images."""
 
     def decode_part(raw: bytes) -> Any:
         try:
@@ -295,10 +296,19 @@ def _guarded(
             raise DecodingError(f"part {part!r} of {len(raw):,} bytes {error}") from error
         # A recursion or an allocation that the content causes is the fault of the sample, too.
         except Exception as error:
+            if isinstance(error, NameError) or (not what and _is_of_wrong_code(error)):
+                raise
             text = _not(what, raw, error) if what else _not_image(part, raw, error)
             raise DecodingError(f"part {part!r} {text}") from error
 
     return decode_part
+
+
+def _is_of_wrong_code(error: Exception) -> bool:
+    """Whether this package itself raised an error that no content of an image causes there."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = innermost.f_globals.get("__name__", "").startswith(__package__)
+    return is_ours and isinstance(error, (AttributeError, TypeError))
 
 
 def _not(what: str, raw: bytes, error: object = "") -> str:

@@ -20,6 +20,7 @@ from webdataset.autodecode import ImageHandler
 
 from energon_lite.core.errors import DecodingError
 from energon_lite.core.samples import CrudeSample
+from energon_lite.decoding import images
 from energon_lite.decoding.images import IMAGE_MODES
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.storage import files
@@ -247,6 +248,25 @@ def test_truncated_image_is_called_broken(kept: float) -> None:
     with pytest.raises(DecodingError, match=message) as caught:
         SampleDecoder().decode("folder/x.1.jpg", raw)
     assert getattr(caught.value, "__notes__", None) == ["file 'folder/x.1.jpg'"]
+
+
+def test_errors_of_wrong_code_are_not_taken_for_broken_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise TypeError("of another package, for this content")
+
+    raw = encoded(Image.effect_noise((64, 64), 50), "JPEG")
+    for replacement, error in ((None, TypeError), (fails, DecodingError)):
+        monkeypatch.setattr(images, "resized", replacement)
+        with pytest.raises(error):
+            SampleDecoder().decode("x.jpg", raw)
+    monkeypatch.delattr(images, "resized")
+    with pytest.raises(NameError, match="resized"):
+        SampleDecoder().decode("x.jpg", raw)
+    monkeypatch.setattr(images, "_open_image", lambda raw: raw)
+    with pytest.raises((AttributeError, TypeError)):
+        SampleDecoder().decode("x.png", encoded(picture("RGB")))
 
 
 @pytest.mark.parametrize("part", ["mp", "msg", "cbor"])
