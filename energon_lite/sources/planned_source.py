@@ -159,10 +159,6 @@ class PlannedRows:
     keys: list[RestoreKey]
     num_due: int = 0
 
-    def __deepcopy__(self, memo: Any) -> PlannedRows:
-        """Returns itself: what looks at rows ahead changes nothing here."""
-        return self
-
     def block(self, position: int, count: int) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and indices of up to `count` of them."""
         own = slice(position, position + count)
@@ -194,7 +190,7 @@ class _PlannedCursor(SourceCursor[T]):
 
     def __init__(self, source: WebdatasetSource[T], stream: Stream, rows: PlannedRows) -> None:
         self._planned = rows
-        super().__init__(source, stream, rows)
+        super().__init__(source, stream, lambda: rows)
 
     def __next__(self) -> T:
         planned = self._planned

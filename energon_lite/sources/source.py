@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
@@ -178,16 +178,20 @@ class SourceCursor(Cursor[T]):
     Args:
         source: the samples.
         stream: the stream.
-        order: what comes next, by position; by default the source's own order.
+        make_order: returns what comes next, by position; by default the source's own order.
     """
 
     def __init__(
-        self, source: WebdatasetSource[T], stream: Stream, order: BlockOrder | None = None
+        self,
+        source: WebdatasetSource[T],
+        stream: Stream,
+        make_order: Callable[[], BlockOrder] | None = None,
     ) -> None:
         self.spec = source
         self._name = source.name
         self._stream = stream
-        self._order = order or source.order.stream(stream)
+        self._make_order = make_order or partial(source.order.stream, stream)
+        self._order = self._make_order()
         self._run = FunctionRun(source._function)
         self._size = _FIRST_BLOCK
         self.go_to(0)
@@ -294,7 +298,7 @@ class SourceCursor(Cursor[T]):
             spec, self._context = self.spec, context_or(self._stream)
             self._cost = self._context.cost(self._name)
             mean_bytes = spec.num_bytes / spec.order.num_samples
-            self._ahead = ReadAhead(spec.reader, self._order, self._stream.share, mean_bytes)
+            self._ahead = ReadAhead(spec.reader, self._make_order, self._stream.share, mean_bytes)
         try:
             block = self._next_block()
             decoded = self.spec.loader.together(block)

@@ -6,8 +6,7 @@ Which samples follow is known, so exactly their bytes are asked for, sorted by p
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from energon_lite.core.arrays import Int64Array
@@ -30,16 +29,21 @@ class ReadAhead:
 
     Args:
         reader: reads the samples.
-        order: in which they come.
+        make_order: returns the order in which they come; for use here only, since an order keeps
+            what its last call needed.
         share: the part of the stream's draws that takes them.
         mean_bytes: of a sample.
     """
 
     def __init__(
-        self, reader: BlockReader, order: BlockOrder, share: float, mean_bytes: float
+        self,
+        reader: BlockReader,
+        make_order: Callable[[], BlockOrder],
+        share: float,
+        mean_bytes: float,
     ) -> None:
         self._reader = reader
-        self._order = order
+        self._make_order = make_order
         most = min(_MOST_SAMPLES, int(share * _AHEAD_BYTES / max(1.0, mean_bytes)))
         self._num_samples = max(_FEWEST_SAMPLES, most)
         self._stop = 0
@@ -58,8 +62,8 @@ class ReadAhead:
         start, stop = max(self._stop, position), position + self._num_samples
         if 2 * (stop - start) < self._num_samples:
             return
-        if not self._stop:  # an order keeps what its last call needed
-            self._order = copy.deepcopy(self._order)
+        if not self._stop:
+            self._order = self._make_order()
         _, indices = self._order.block(start, stop - start)
         if len(indices):
             self._reader.advise(indices)

@@ -175,7 +175,7 @@ def _has_no_equality(value: object) -> bool:
 
 
 def _pickled_parts(value: object) -> Any:
-    """Returns what pickle would make it of: each copy has locks and open files of its own."""
+    """Returns what pickle would make it of: each copy has its own locks and open files."""
     reduced = value.__reduce_ex__(4)
     is_plain = reduced[0] is copyreg.__newobj__ and isinstance(reduced[2], dict)  # type: ignore[attr-defined]
     return reduced[2] if is_plain else reduced

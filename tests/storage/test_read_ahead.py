@@ -76,7 +76,7 @@ def test_samples_are_asked_for_once_each_before_they_are_read(
     total: int, batch: int, mean_bytes: int, slow: tuple[int, int]
 ) -> None:
     reader, order = Numbers(*sorted(slow)), Counting(total)
-    ahead = ReadAhead(reader, order, 1.0, mean_bytes)
+    ahead = ReadAhead(reader, lambda: Counting(total), 1.0, mean_bytes)
     read: list[int] = []
     while len(read) < total:
         for block in ahead.blocks(len(read), order.block(len(read), batch)[1], 1):
