@@ -15,7 +15,7 @@ of all streams together, too, takes each child by its share.
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 from energon_lite.core.topology import Stream
+from energon_lite.order.halving import Halving
 from energon_lite.order.schedules import Weights
 
 MODES = ("exact", "random")
@@ -70,7 +71,7 @@ class BlendOrder:
         key = key_of("blend", mode, key, stream.pass_index)
         self._draws: _Periods | _Lookup
         if mode == "exact" and weights.is_constant:
-            self._draws = _Periods(weights.constant(), key, stream)
+            self._draws = _Periods(weights, key, stream)
         else:
             self._draws = _Lookup(weights, key, stream, is_random=mode == "random")
 
@@ -85,16 +86,6 @@ class BlendOrder:
         return self._draws.block(draw, count)
 
 
-class _Level(NamedTuple):
-    """The inner nodes of one depth: rows of the node, its left and its right child; all (M,)."""
-
-    parents: Int64Array
-    lefts: Int64Array
-    rights: Int64Array
-    fractions: UInt64Array  # (M, 1); of the node's draws that go left, times 2**64
-    phases: UInt64Array  # (M, 1)
-
-
 class _Apportionment:
     """How many of the first n draws each child takes: exact integers that only grow.
 
@@ -105,49 +96,30 @@ class _Apportionment:
     many children there are and however long the run.
 
     Args:
-        shares: shape (K,), each above 0.
+        tree: over the children.
+        num_children: K.
         key: of the blend.
         stream: streams have phases s/S of a turn apart.
 
-    Source: D. Huffman, "A method for the construction of minimum-redundancy codes", 1952; the
-    halving of draws at each node is R. Tijdeman's chairman assignment for two states.
+    Source: the halving of draws at each node is R. Tijdeman's chairman assignment for two states.
     """
 
-    def __init__(self, shares: Float64Array, key: int, stream: Stream) -> None:
-        self.num_children = len(shares)
-        self._levels: list[_Level] = []
-        heap = [(share, node) for node, share in enumerate(shares.tolist())]
-        heapq.heapify(heap)
-        weight_of, sides = shares.tolist(), {}
-        while len(heap) > 1:
-            left, right = heapq.heappop(heap), heapq.heappop(heap)
-            sides[len(weight_of)] = (left[1], right[1])
-            heapq.heappush(heap, (left[0] + right[0], len(weight_of)))
-            weight_of.append(left[0] + right[0])
+    def __init__(
+        self, tree: Sequence[Halving], num_children: int, key: int, stream: Stream
+    ) -> None:
+        self.num_children = num_children
+        self._tree = tree
         offset = np.uint64((stream.index << 64) // stream.num_streams)
-        phases = random_words(key, 1, size=len(weight_of)) + offset
+        phases = random_words(key, 1, size=2 * num_children - 1) + offset
         # In 1/4..3/4 of a turn: a rounding error is then 3/4 at most.
-        phases = (phases >> np.uint64(1)) + np.uint64(1 << 62)
-        nodes = [heap[0][1]]
-        while nodes := [node for node in nodes if node in sides]:
-            lefts = [sides[node][0] for node in nodes]
-            rights = [sides[node][1] for node in nodes]
-            turns = [int(weight_of[sides[node][0]] / weight_of[node] * 2.0**64) for node in nodes]
-            fractions = np.array([min(turn, (1 << 64) - 1) for turn in turns], dtype=np.uint64)
-            self._levels.append(
-                _Level(
-                    np.array(nodes), np.array(lefts), np.array(rights),
-                    fractions[:, None], phases[nodes][:, None],
-                )
-            )  # fmt: skip
-            nodes = lefts + rights
+        self._phases = ((phases >> np.uint64(1)) + np.uint64(1 << 62))[:, None]
 
     def counts(self, draws: Int64Array) -> Int64Array:
         """Returns how many of the first n draws each child takes, for N numbers n; shape (K, N)."""
         taken = np.empty((2 * self.num_children - 1, len(draws)), dtype=np.uint64)
         taken[-1] = draws
-        for parents, lefts, rights, fractions, phases in self._levels:
-            reached = taken[parents]
+        for parents, lefts, rights, fractions in self._tree:
+            reached, phases = taken[parents], self._phases[parents]
             to_left = _multiply_high(reached, fractions)
             # What the addition of the phase carries over from the lower 64 bits.
             to_left += reached * fractions + phases < phases
@@ -167,12 +139,14 @@ class _Periods:
     points); the Fibonacci lattice is that of S. K. Zaremba, 1966.
     """
 
-    def __init__(self, shares: Float64Array, key: int, stream: Stream) -> None:
+    def __init__(self, weights: Weights, key: int, stream: Stream) -> None:
         self._key = key
-        self._children = np.flatnonzero(shares)
+        self._children = np.flatnonzero(weights.constant())
         few = len(self._children) <= _FEW_CHILDREN
         self._period, step, self._num_periods = _PERIODS_OF_FEW if few else _PERIODS_OF_MANY
-        self._apportionment = _Apportionment(shares[self._children], key_of(key, "nodes"), stream)
+        self._apportionment = _Apportionment(
+            weights.tree, len(self._children), key_of(key, "nodes"), stream
+        )
         offset = stream.index * self._period // stream.num_streams
         self._lattice = np.arange(self._period) * step + offset
         self._chunk: tuple[int, Int64Array] | None = None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
+from energon_lite.order.halving import Halving, halvings
 
 KINDS = ("linear", "step", "cosine")
 
@@ -129,6 +131,7 @@ class Weights:
         nested = [inner for inner in self._inner if inner is not None]
         schedules = [weight for weight in self._weights if isinstance(weight, Schedule)]
         self._is_scheduled = [isinstance(weight, Schedule) for weight in self._weights]
+        self._numbers = np.array([0.0 if isinstance(w, Schedule) else w for w in self._weights])
         self.num_leaves: int = len(entries) + sum(inner.num_leaves - 1 for inner in nested)
         self.is_constant: bool = not schedules and all(inner.is_constant for inner in nested)
         self._table = _ScheduleTable(schedules) if schedules else None
@@ -177,6 +180,12 @@ class Weights:
         shares: Float64Array = self.at(np.zeros(1, dtype=np.int64))[0]
         return shares
 
+    @cached_property
+    def tree(self) -> tuple[Halving, ...]:
+        """A Huffman tree over the leaves whose shares are above 0, of weights that never change."""
+        shares = self.constant()
+        return halvings(shares[shares > 0])
+
     def expected(self, num_draws: int) -> Float64Array:
         """Adds up the shares of the run's draws 0..num_draws-1; shape (K,).
 
@@ -200,7 +209,7 @@ class Weights:
     def _at(self, draws: Int64Array | Float64Array) -> tuple[Float64Array, BoolArray]:
         """Returns shares (N, K), rows of 0 where all is 0; and which rows are not, shape (N,)."""
         own = np.empty((len(draws), len(self._weights)))
-        own[:] = [0.0 if isinstance(weight, Schedule) else weight for weight in self._weights]
+        own[:] = self._numbers
         if self._table is not None:
             own[:, self._is_scheduled] = self._table.at(draws).T
         inner_shares: dict[int, Float64Array] = {}

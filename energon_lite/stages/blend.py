@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
@@ -91,6 +91,8 @@ class BlendDataset(CombinedDataset[T]):
             raise ValueError(
                 f"weights has {self.weights.num_leaves} leaves for {len(pairs)} datasets"
             )
+        if blend_mode == "exact" and self.weights.is_constant:
+            _ = self.weights.tree  # of all streams, so that no worker process builds its own
         self.until = until
         self.blend_mode = blend_mode
         below = [dataset for dataset, _ in pairs]
@@ -295,14 +297,14 @@ class _BySamples:
                 size = max(self.size, self._block)
                 self._planned_to = self._next_plan + size
             plan = self._order.block(self._next_plan, size)
-            draws = np.arange(self._next_plan, self._next_plan + size)
+            self._draws = range(self._next_plan, self._next_plan + size)
             self._next_plan += size
             if self._ended:
                 is_left = ~np.isin(plan, list(self._ended))
-                plan, draws = plan[is_left], draws[is_left]
+                plan, self._draws = plan[is_left], np.array(self._draws)[is_left].tolist()
                 # Where little is left of the weights, long intervals are passed over at once.
                 self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
-            self.plan, self._draws, self.at = plan.tolist(), draws.tolist(), 0
+            self.plan, self.at = plan.tolist(), 0
             self.stop = len(self.plan)
         return self.plan[self.at]
 
@@ -761,13 +763,11 @@ def leaf_weights(weights: Weights) -> list[JSON]:
     return list(walk(weights, []))
 
 
-def typical_shares(weights: Weights) -> list[float]:
-    """Returns about each leaf's part of the draws; of schedules, the larger of two ends."""
+def typical_shares(weights: Weights) -> Float64Array:
+    """Returns about each leaf's part of the draws, (K,); of schedules, the larger of two ends."""
     if weights.is_constant:
-        shares: list[float] = weights.constant().tolist()
-        return shares
-    ends = weights.at(np.array([0, weights.breaks[-1]]))
-    largest: list[float] = ends.max(axis=0).tolist()
+        return weights.constant()
+    largest: Float64Array = weights.at(np.array([0, weights.breaks[-1]])).max(axis=0)
     return largest
 
 
