@@ -45,6 +45,8 @@ from energon_lite.loader.shared_ring import Bell, SharedRing
 _MAX_DEPTH = 30
 # Smaller tensors and arrays are copied into the pickled bytes.
 _SMALL_BYTES = 32 << 10
+# Memory that a tensor has less than 1/256 of is taken for a table from this size on.
+_TABLE_BYTES = 16 << 20
 
 
 class Unsendable(NamedTuple):
@@ -95,8 +97,16 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not is_dense or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return _sent_tensor, (tensor.untyped_storage(), tensor.dtype, place)
+    storage, start = tensor.untyped_storage(), tensor.storage_offset()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    # Tensors of a batch that share memory do so on arrival. Of a few rows of a table, only these
+    # are sent.
+    if storage.nbytes() > _TABLE_BYTES and not storage.is_shared():
+        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        span *= 0 not in shape
+        if span * tensor.element_size() * 256 < storage.nbytes():
+            storage, start = tensor.as_strided((span,), (1,)).clone().untyped_storage(), 0
+    return _sent_tensor, (storage, tensor.dtype, (start, shape, strides))
 
 
 def _sent_tensor(storage: Any, dtype: torch.dtype, place: Any) -> torch.Tensor:

@@ -143,6 +143,27 @@ def test_arrays_and_tensors_of_all_sizes_and_layouts_arrive_and_are_writable() -
     assert not is_in_arena(found["small read only"])
 
 
+def test_of_rows_of_a_large_table_the_table_is_not_sent() -> None:
+    table = torch.arange(6 << 20).view(-1, 64)
+    value = {
+        "row": table[7],
+        "column": table[90:95, 3],
+        "turned": table[5:9].t(),
+        "expanded": table[4, 5].expand(3, 2),
+        "empty": table[3:3],
+        "shared": table.int().share_memory_()[7],
+    }
+    with Line() as line:
+        found = line.send(value)
+    assert_same(found, value)
+    sizes = {name: tensor.untyped_storage().nbytes() for name, tensor in found.items()}
+    assert sizes["row"] == 64 * 8
+    assert sizes["column"] == (4 * 64 + 1) * 8
+    assert sizes["empty"] == 0
+    assert sizes["shared"] == table.numel() * 4
+    assert found["turned"].stride() == value["turned"].stride()
+
+
 def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
     with Line() as line:
         line.send(0)
