@@ -1,13 +1,14 @@
 """The next draws of a blend of sources, read together.
 
 A block of few samples costs nearly as much as a block of many. Which sources the next draws take is
-known, so their samples are read and decoded together, and stay columns.
+known, so their samples are read and decoded together, and stay columns. Where storage is slow, the
+kernel is asked for the samples of the draws after them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -21,8 +22,9 @@ from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
 from energon_lite.order.source_order import StreamOrder
 from energon_lite.sources.sample_loader import SMALL_BYTES, DecodedBlock
-from energon_lite.storage.many_readers import read_at_once
-from energon_lite.storage.shards import ShardReader
+from energon_lite.storage.many_readers import advise_at_once, read_at_once
+from energon_lite.storage.read_ahead import AHEAD_BYTES, MOST_SAMPLES
+from energon_lite.storage.shards import SLOW_BLOCKS, ShardReader
 
 # Draws that are read ahead: few at first, then eight times as many, up to a number for each
 # source and one for all. Samples of a source that are read together should lie close together.
@@ -44,8 +46,8 @@ class Places(Protocol):
 
     positions: Int64Array
 
-    def pop(self, source: int, /) -> Any:
-        """Removes a cursor."""
+    def close(self, source: int, /) -> None:
+        """Removes a cursor, and notes its position."""
 
     def __getitem__(self, source: int, /) -> Any:
         """Returns a cursor."""
@@ -56,21 +58,35 @@ class Places(Protocol):
 
 
 class _Order:
-    """The order of a source, of which `num` positions or more are looked up at once."""
+    """The order of a source, of which `num` positions or more are looked up at once.
 
-    def __init__(self, order: StreamOrder, num: int) -> None:
+    Attributes:
+        mean_bytes: of a sample of the source.
+    """
+
+    def __init__(self, order: StreamOrder, num: int, mean_bytes: float) -> None:
         self._order = order
         self._num = num
-        self._start = 0
+        self.mean_bytes = mean_bytes
+        self._go_to(0)
+
+    def _go_to(self, position: int) -> None:
+        self._start = position
         self._epochs = self._indices = np.empty(0, dtype=np.int64)
 
     def at(self, position: int, n: int) -> tuple[Int64Array, Int64Array]:
-        """Returns epochs and sample indices of up to `n` positions."""
+        """Returns epochs and sample indices of up to `n` positions; forgets those before them."""
         first = position - self._start
-        if not 0 <= first <= len(self._indices) - n:
-            num = n * -(-self._num // n)
+        if not 0 <= first <= len(self._indices):
+            self._go_to(position)
+            first = 0
+        missing = first + n - len(self._indices)
+        if missing > 0:
+            num = self._num * -(-missing // self._num)
+            own = self._epochs[first:], self._indices[first:]
+            more = self._order.block(position + len(own[0]), num)
             self._start, first = position, 0
-            self._epochs, self._indices = self._order.block(position, num)
+            self._epochs, self._indices = map(np.concatenate, zip(own, more, strict=True))
         return self._epochs[first : first + n], self._indices[first : first + n]
 
 
@@ -93,13 +109,14 @@ def common_kind(sources: Sequence[Any]) -> tuple[Any, ...] | None:
 class DrawsAhead:
     """The samples of the next draws, as far as they can be read together.
 
-    These are small samples of one file each, of one type and kind of file, in the page cache.
-    Others are left to the cursor of their source, which waits, or reports what is wrong.
+    These are small samples of one file each, of one type and kind of file. Others are left to the
+    cursor of their source, and so are those that fail: it tries again, and reports what is wrong.
 
     Args:
         sources: the sources.
         stream: the stream.
         places: where the stream stands in them.
+        following: returns the sources of a number of draws, those after the draws that are read.
         kind: the kind of samples that are read together, as `common_kind` returns it.
         mean_bytes: of a sample of the blend.
 
@@ -112,6 +129,7 @@ class DrawsAhead:
         sources: Sequence[Any],
         stream: Stream,
         places: Places,
+        following: Callable[[int], Int64Array],
         kind: tuple[Any, ...],
         mean_bytes: float,
     ) -> None:
@@ -119,14 +137,21 @@ class DrawsAhead:
         self._kind = kind
         self._stream = stream
         self._places = places
+        self._following = following
         most = min(_MOST, _MOST_OF_ONE * len(sources))
         self._largest = max(_FEWEST, min(most, int(_MOST_BYTES / mean_bytes)))
         self.size = _FEWEST
         num_ordered = min(2 * _MOST_OF_ONE, _ORDERED_OF_ALL // len(sources))
         self._num_ordered = max(_FEWEST_ORDERED, num_ordered)
-        self._orders: dict[int, _Order] = {}
+        # None for sources that are never read with others.
+        self._orders: dict[int, _Order | None] = {}
         # Until which position a source is read alone.
         self._alone: dict[int, int] = {}
+        # For how many reads storage counts as slow, how many of the next draws were asked for
+        # ahead, and how many are to be.
+        self._num_slow = self._num_asked = 0
+        self._num_ahead = _FEWEST
+        self._furthest = max(self._largest, min(MOST_SAMPLES, int(AHEAD_BYTES / mean_bytes)))
         self._begin(np.empty(0, dtype=np.int64))
 
     def _begin(self, plan: Int64Array) -> None:
@@ -167,15 +192,16 @@ class DrawsAhead:
         num, size = 0, 0.0
         turns = zip(sources.tolist(), firsts.tolist(), counts.tolist(), strict=True)
         for source, first, count in turns:
-            if not self._is_for_all(source):
+            order = self._order_of(source)
+            if order is None:
                 continue
-            epochs, indices = self._ordered(source, count)
+            epochs, indices = order.at(int(self._places.positions[source]), count)
             if not len(indices):  # it has ended
                 continue
             draws = by_source[first : first + len(indices)]
             wanted.append(_Part(source, draws, epochs, indices))
             num += len(indices)
-            size += len(indices) * self._mean_bytes(source)
+            size += len(indices) * order.mean_bytes
             if num >= _SAMPLES or size >= _BYTES:
                 self._read_all(wanted)
                 wanted, num, size = [], 0, 0.0
@@ -184,38 +210,53 @@ class DrawsAhead:
         if self._parts:
             is_there[self._sort()] = True
         self._is_there = is_there.tobytes()
+        self._num_asked = max(0, self._num_asked - len(plan))
+        self._num_ahead = min(8 * self._num_ahead, self._furthest)
+        if self._num_slow and 2 * self._num_asked < self._num_ahead:
+            self._num_slow -= 1
+            self._advise()
         self._sec_per_row = (perf_counter() - since) / max(1, len(self._drawn))
 
-    def _mean_bytes(self, source: int) -> float:
-        facts = self._sources[source]
-        return float(facts.num_bytes / facts.order.num_samples)
-
-    def _is_for_all(self, source: int) -> bool:
-        """Whether the next samples of a source are read with those of others."""
-        spec, places = self._sources[source], self._places
-        if spec.loader.kind != self._kind:
-            return False
-        if type(spec.reader) is not ShardReader or self._mean_bytes(source) > SMALL_BYTES:
-            return False
-        if source in places:
-            if places[source].position < self._alone.get(source, 0):
-                return False
-            places.positions[source] = places.pop(source).position
-        return True
-
-    def _ordered(self, source: int, n: int) -> tuple[Int64Array, Int64Array]:
-        order = self._orders.get(source)
-        if order is None:
-            order = _Order(self._sources[source].order.stream(self._stream), self._num_ordered)
+    def _order_of(self, source: int) -> _Order | None:
+        """Returns the order of a source if its next samples are read with those of others."""
+        if source not in self._orders:
+            spec, order = self._sources[source], None
+            mean_bytes = spec.num_bytes / spec.order.num_samples
+            is_for_all = spec.loader.kind == self._kind and type(spec.reader) is ShardReader
+            if is_for_all and mean_bytes <= SMALL_BYTES:
+                order = _Order(spec.order.stream(self._stream), self._num_ordered, mean_bytes)
             self._orders[source] = order
-        return order.at(int(self._places.positions[source]), n)
+        order = self._orders[source]
+        if order is not None and source in self._places:
+            if self._places[source].position < self._alone.get(source, 0):
+                return None
+            self._places.close(source)
+        return order
+
+    def _advise(self) -> None:
+        """Asks the kernel for the samples of the draws after those that were read."""
+        num_sources, requests = len(self._sources), []
+        draws = self._following(self._num_ahead)
+        asked = np.bincount(draws[: self._num_asked], minlength=num_sources)
+        wanted = np.bincount(draws, minlength=num_sources)
+        begin = self._places.positions + np.bincount(self._plan, minlength=num_sources)
+        for source in np.flatnonzero(wanted > asked).tolist():
+            order = self._orders.get(source)
+            if order is not None and source not in self._places:
+                _, indices = order.at(int(begin[source]), int(wanted[source]))
+                if len(indices) > asked[source]:
+                    requests.append((self._sources[source].reader, indices[asked[source] :]))
+        advise_at_once(requests)
+        self._num_asked = self._num_ahead
 
     def _read_all(self, wanted: list[_Part]) -> None:
         """Reads samples of some sources."""
         if not wanted:
             return
         requests = [(self._sources[at].reader, indices, draws) for at, draws, _, indices in wanted]
-        block, is_read = read_at_once(requests)
+        block, is_read, is_slow = read_at_once(requests)
+        if is_slow:
+            self._num_slow = SLOW_BLOCKS
         kept = [part for part, is_in in zip(wanted, is_read, strict=True) if is_in]
         decoded = self._sources[wanted[0].source].loader.together(block) if kept else None
         if decoded is None and len(kept) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -319,6 +319,12 @@ class _BySamples:
         self._go_to(draw + num_draws)
         return self._order.block(draw, num_draws)
 
+    def following(self, num_draws: int) -> Int64Array:
+        """Returns the datasets of draws after the plan, as far as is known before they end."""
+        with suppress(ValueError):  # weights that are all 0, which the draws themselves report
+            return self._order.block(self._next_plan, num_draws)
+        return np.empty(0, dtype=np.int64)
+
     def leave_out(self, ended: set[int]) -> None:
         """Takes the datasets that have ended out of the plan, from the next draw on."""
         self._ended = ended
@@ -493,12 +499,21 @@ class _Opened(dict[int, Any]):
         self[child] = cursor
         return cursor
 
+    def close(self, child: int) -> None:
+        """Removes a cursor, and notes its position."""
+        self._note([child])
+        del self[child]
+
+    def _note(self, children: Iterable[int]) -> None:
+        """Puts the positions of cursors into a new array: snapshots keep the one before."""
+        self.positions = self.positions.copy()
+        for child in children:
+            self.positions[child] = self[child].position
+
     def snapshot(self, drawn: set[int]) -> SourcePlaces:
         """Returns the places of all sources, of which some were drawn from."""
         if drawn_alone := drawn & self.keys():
-            self.positions = self.positions.copy()
-            for child in drawn_alone:
-                self.positions[child] = self[child].position
+            self._note(drawn_alone)
         taken = () if self.ahead is None else self.ahead.taken
         return SourcePlaces(self._spec.labels, self.positions, taken)
 
@@ -526,12 +541,13 @@ class _BlendCursor(StageCursor[T]):
         self._places: list[Any] = [None] * len(self.cursors)
         self._drawn = set(range(len(self.cursors)))
         self._ahead: DrawsAhead | None = None
-        spec = self.spec
-        if spec.is_flat and spec.kind and not self._chooser.counts:
+        spec, chooser = self.spec, self._chooser
+        if spec.is_flat and spec.kind and isinstance(chooser, _BySamples):
             self._ahead = DrawsAhead(
-                spec.datasets, self._stream, self._opened, spec.kind, spec.mean_bytes
-            )
-            self._chooser.size = self._ahead.size
+                spec.datasets, self._stream, self._opened, chooser.following, spec.kind,
+                spec.mean_bytes,
+            )  # fmt: skip
+            chooser.size = self._ahead.size
         self._opened.ahead = self._ahead
 
     def __next__(self) -> T:

@@ -2,58 +2,70 @@
 
 A block of few samples costs nearly as much as a block of many: dozens of calls of numpy. So the
 samples that a blend of many sources needs next are looked up and parsed together; only reading is
-done range by range.
+done range by range. What is not in the page cache is asked for first, all of it, and then waited
+for.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
 from energon_lite.storage.large_files import CACHED_ONLY
-from energon_lite.storage.shards import MAX_GAP_BYTES, Block, Ranges, ShardReader
+from energon_lite.storage.shards import MAX_GAP_BYTES, Block, Ranges, ShardReader, will_need
 from energon_lite.storage.tar import BLOCK, OneFileEach, block_members
 
 # First byte in a shard and number of the shard in one integer.
 _SHARD = 1 << 40
-# One in this number of reads may wait for storage; where more have to, each reader reads ahead.
-_WAITS = 4
+# Storage is slow where more than one in this number of reads has to wait for it.
+_WAITS = 16
 
 
-def read_at_once(
-    requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]],
-) -> tuple[Block, list[bool]]:
-    """Reads samples of one file each, most of which are in the page cache.
+class ReadAtOnce(NamedTuple):
+    """What was read of some requests.
+
+    Attributes:
+        block: the samples of the requests that could be read, by their turns.
+        is_read: which requests are in it.
+        is_slow: whether many reads had to wait for storage.
+    """
+
+    block: Block
+    is_read: list[bool]
+    is_slow: bool
+
+
+def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]]) -> ReadAtOnce:
+    """Reads samples of one file each.
 
     Args:
         requests: readers, the numbers of samples that each of them reads, and the turns of these
             among the samples of all; both of shape (N,).
 
     Returns:
-        A block of the samples of all requests, by their turns, and which requests are in it. If a
-        sample cannot be read at once, or has other files, then the block has nothing of its
-        request: the reader itself reports what is wrong, and waits if it has to.
+        What was read. If a sample of a request fails, or has other files, then its block has
+        nothing of that request: the reader itself reports what is wrong, or tries again.
     """
     found = [reader.ranges_at_once(indices) for reader, indices, _ in requests]
     parts = [part for part in found if part is not None]
     is_read = np.array([part is not None for part in found], dtype=bool)
-    shards = [shard for part in parts for shard in part.shards]
     if not parts:
-        return Block(memoryview(b""), OneFileEach([], [], []), [], []), is_read.tolist()
-    firsts = np.cumsum([0, *(len(part.shards) for part in parts)])[:-1]
-    sizes = [len(part.places) for part in parts]
-    owners, *columns = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
-    owners += np.repeat(firsts, sizes)
+        nothing = Block(memoryview(b""), OneFileEach([], [], []), [], [])
+        return ReadAtOnce(nothing, is_read.tolist(), is_slow=False)
     turns = [turns for (*_, turns), is_in in zip(requests, is_read, strict=True) if is_in]
     order = np.argsort(np.concatenate(turns))
-    rows = Ranges(shards, *(column[order] for column in (owners, *columns)))
+    shards, *columns = _all_ranges(parts)
+    rows = Ranges(shards, *(column[order] for column in columns))
+    sizes = [len(part.places) for part in parts]
     numbers = np.repeat(np.flatnonzero(is_read), sizes)[order]
-    data, shifts, is_bad = _filled(rows)
+    data, shifts, is_bad, is_slow = _filled(rows)
     while True:
         is_read[numbers[is_bad]] = False
         is_kept = is_read[numbers]
@@ -70,39 +82,79 @@ def read_at_once(
             members = OneFileEach(*map(list, files))
             break
     names = [shards[owner].name for owner in rows.owners.tolist()]
-    return Block(data.data, members, names, rows.places.tolist()), is_read.tolist()
+    block = Block(data.data, members, names, rows.places.tolist())
+    return ReadAtOnce(block, is_read.tolist(), is_slow)
 
 
-def _filled(rows: Ranges) -> tuple[UInt8Array, Int64Array, BoolArray]:
-    """Reads samples, neighbours in a shard at once.
+def advise_at_once(requests: Sequence[tuple[ShardReader, Int64Array]]) -> None:
+    """Asks the kernel to read samples into its page cache; does not wait for them.
 
-    Returns:
-        The bytes, a multiple of 512; what must be added to a byte of a sample's shard to find it
-        there, shape (N,); and which samples could not be read at once, shape (N,).
+    Args:
+        requests: readers, and the numbers of samples, shape (N,), that each of them reads later.
     """
+    found = [reader.ranges_at_once(indices) for reader, indices in requests]
+    parts = [part for part in found if part is not None]
+    if parts:
+        runs = _runs_of(_all_ranges(parts))
+        starts, stops = runs.starts.tolist(), runs.stops.tolist()
+        deque(map(will_need, runs.descriptors, starts, stops), maxlen=0)
+
+
+def _all_ranges(parts: Sequence[Ranges]) -> Ranges:
+    """Returns samples of several readers, one reader after the other."""
+    shards = [shard for part in parts for shard in part.shards]
+    firsts = np.cumsum([0, *(len(part.shards) for part in parts)])[:-1]
+    owners, *columns = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
+    owners += np.repeat(firsts, [len(part.places) for part in parts])
+    return Ranges(shards, owners, *columns)
+
+
+class _Runs(NamedTuple):
+    """Neighbours in a shard: columns of shape (R,), and the order of the samples in them, (N,)."""
+
+    order: Int64Array
+    lengths: Int64Array  # samples
+    descriptors: list[int]
+    starts: Int64Array  # first byte in the shard
+    stops: Int64Array
+
+
+def _runs_of(rows: Ranges) -> _Runs:
+    """Returns which samples are read at once, sorted by place."""
     order = np.argsort(rows.owners * _SHARD + rows.starts)
     owners, starts, stops = rows.owners[order], rows.starts[order], rows.stops[order]
     is_far = (owners[1:] != owners[:-1]) | (starts[1:] - stops[:-1] > MAX_GAP_BYTES)
     firsts = np.flatnonzero(np.concatenate([[True], is_far]))
     lasts = np.append(firsts[1:], len(order)) - 1
-    bases, sizes = starts[firsts], stops[lasts] - starts[firsts]
+    descriptors = [rows.shards[owner].descriptor for owner in owners[firsts].tolist()]
+    return _Runs(order, lasts - firsts + 1, descriptors, starts[firsts], stops[lasts])
+
+
+def _filled(rows: Ranges) -> tuple[UInt8Array, Int64Array, BoolArray, bool]:
+    """Reads samples, neighbours in a shard at once.
+
+    Returns:
+        The bytes, a multiple of 512; what must be added to a byte of a sample's shard to find it
+        there, shape (N,); which samples could not be read, shape (N,); and whether many reads had
+        to wait for storage.
+    """
+    runs = _runs_of(rows)
+    sizes = runs.stops - runs.starts
     ends = np.cumsum(sizes)
-    descriptors = [shard.descriptor for shard in rows.shards]
     data = np.empty(-(-int(ends[-1]) // BLOCK) * BLOCK, dtype=np.uint8)
-    target, at, failed = data.data, 0, []
-    num_waits = len(firsts) // _WAITS + 1
-    runs = zip(owners[firsts].tolist(), bases.tolist(), ends.tolist(), strict=True)
-    for number, (owner, base, end) in enumerate(runs):
-        own, at = target[at:end], end
-        if not _is_filled(descriptors[owner], own, base, CACHED_ONLY):
-            num_waits -= 1
-            if num_waits < 0 or not _is_filled(descriptors[owner], own, base, 0):
-                failed.append(number)
-    lengths = lasts - firsts + 1
-    shifts, is_bad = np.empty_like(starts), np.empty(len(order), dtype=bool)
-    shifts[order] = np.repeat(ends - sizes - bases, lengths)
-    is_bad[order] = np.repeat(np.isin(np.arange(len(firsts)), failed), lengths)
-    return data, shifts, is_bad
+    edges = [0, *ends.tolist()]
+    targets = [data.data[at:end] for at, end in pairwise(edges)]
+    reads = [*zip(runs.descriptors, targets, runs.starts.tolist(), strict=True)]
+    missing = [number for number, read in enumerate(reads) if not _is_filled(*read, CACHED_ONLY)]
+    for number in missing:
+        descriptor, target, start = reads[number]
+        will_need(descriptor, start, start + len(target))
+    failed = [number for number in missing if not _is_filled(*reads[number], 0)]
+    shifts, is_bad = np.empty_like(runs.order), np.zeros(len(runs.order), dtype=bool)
+    shifts[runs.order] = np.repeat(ends - sizes - runs.starts, runs.lengths)
+    if failed:
+        is_bad[runs.order] = np.repeat(np.isin(np.arange(len(reads)), failed), runs.lengths)
+    return data, shifts, is_bad, _WAITS * len(missing) > len(reads)
 
 
 def _is_filled(descriptor: int, target: memoryview, start: int, flags: int) -> bool:

@@ -14,7 +14,7 @@ from energon_lite.storage.shards import Block, BlockReader
 
 # What is asked for ahead of a stream, over all of its sources; and of how many samples of one,
 # whose order is computed twice.
-_AHEAD_BYTES, _MOST_SAMPLES, _FEWEST_SAMPLES = 16 << 20, 16 << 10, 32
+AHEAD_BYTES, MOST_SAMPLES, _FEWEST_SAMPLES = 16 << 20, 16 << 10, 32
 
 
 class BlockOrder(Protocol):
@@ -44,7 +44,7 @@ class ReadAhead:
     ) -> None:
         self._reader = reader
         self._make_order = make_order
-        most = min(_MOST_SAMPLES, int(share * _AHEAD_BYTES / max(1.0, mean_bytes)))
+        most = min(MOST_SAMPLES, int(share * AHEAD_BYTES / max(1.0, mean_bytes)))
         self._num_samples = max(_FEWEST_SAMPLES, most)
         self._stop = 0
 

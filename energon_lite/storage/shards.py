@@ -48,7 +48,7 @@ MAX_OPEN = 128
 # Bytes that the kernel is asked for at once: it may cut off what is longer than its own read-ahead.
 _ADVICE_BYTES = 128 << 10
 # For how many blocks storage counts as slow after one that was not in the page cache.
-_SLOW_BLOCKS = 64
+SLOW_BLOCKS = 64
 # For so long samples are tried one by one, once each, after the first that cannot be read.
 _ONE_BY_ONE_SEC = 60.0
 # Shards of which the first keys are looked up together: opening the index costs as much as 30.
@@ -57,6 +57,15 @@ _SHARDS_AT_ONCE = 256
 _MOST_SHARDS = 128
 _UNKNOWN = -1
 _NONE: Int64Array = np.empty(0, dtype=np.int64)
+
+
+def will_need(descriptor: int, start: int, stop: int) -> None:
+    """Asks the kernel to read a range of a file into its page cache; does not wait for it."""
+    if CACHED_ONLY:
+        with suppress(OSError):  # a file system may refuse
+            for at in range(start, stop, _ADVICE_BYTES):
+                size = min(_ADVICE_BYTES, stop - at)
+                os.posix_fadvise(descriptor, at, size, os.POSIX_FADV_WILLNEED)
 
 
 class Rows(NamedTuple):
@@ -375,7 +384,7 @@ class OpenShards:
         except (OSError, DatasetFormatError):
             return None  # reading a range reports what is wrong, and waits if it has to
         if found is None:
-            self._no_large = _SLOW_BLOCKS
+            self._no_large = SLOW_BLOCKS
         self.slow_blocks = max(0, self.slow_blocks - 1)
         return found
 
@@ -413,10 +422,7 @@ class OpenShards:
         """Asks the kernel to read a range of a shard into its page cache; does not wait for it."""
         opened = self._open.get(shard)
         if opened is not None:
-            with suppress(OSError):  # a file system may refuse
-                for at in range(start, stop, _ADVICE_BYTES):
-                    size = min(_ADVICE_BYTES, stop - at)
-                    os.posix_fadvise(opened.descriptor, at, size, os.POSIX_FADV_WILLNEED)
+            will_need(opened.descriptor, start, stop)
 
     def _fill(self, number: int, target: memoryview, start: int) -> None:
         """Reads a range of a shard.
@@ -653,13 +659,13 @@ class ShardReader(BlockReader):
         return shards, positions - self.starts[shards]
 
     def ranges_at_once(self, indices: Int64Array) -> Ranges | None:
-        """Looks up samples; None where reading has to wait, or something may be wrong."""
+        """Looks up samples; None where something may be wrong."""
         shards, places = self.locate(indices)
         numbers = sorted({*shards.tolist()})
         found = [self._files.at_once(number) for number in numbers]
         opened = [shard for shard in found if shard is not None]
         self._files.close_down_to(self.max_open)
-        if self.is_slow or len(opened) < len(found):
+        if len(opened) < len(found):
             return None
         owners = np.searchsorted(numbers, shards)
         starts, stops = np.empty((2, len(places)), dtype=np.int64)
@@ -832,7 +838,7 @@ class ShardReader(BlockReader):
             shifts[first:last] = at - base
             at += size
         is_slow = 4 * (self._files.num_waits - num_waits) > len(runs)
-        self._files.slow_blocks = _SLOW_BLOCKS if is_slow else max(0, self._files.slow_blocks - 1)
+        self._files.slow_blocks = SLOW_BLOCKS if is_slow else max(0, self._files.slow_blocks - 1)
         return data, shifts
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,11 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources import draws_ahead
 from energon_lite.sources.dataset_config import load_factory
-from energon_lite.sources.draws_ahead import DrawsAhead
+from energon_lite.sources.draws_ahead import DrawsAhead, _Order
 from energon_lite.stages.batching import BatchLists
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.storage import many_readers
+from energon_lite.storage.large_files import CACHED_ONLY
 
 from ..conftest import write_tar
 from ..helpers import caption_set, prepared, text_set, through_json
@@ -53,7 +55,7 @@ def run_of(blend: Any, size: int) -> StreamRun[Any]:
 
 def alone(blend: Any, num: int, size: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DrawsAhead, "_is_for_all", lambda self, source: False)
+        patch.setattr(DrawsAhead, "_order_of", lambda self, source: None)
         run = run_of(blend, size)
         return [*lists_of(run, num), run.context.take_records()]
 
@@ -103,17 +105,76 @@ def test_pictures_and_texts_in_one_blend(tmp_path) -> None:
     assert [row[1:] for row in found] == [row[1:] for row in expected[:-1]]
 
 
-@pytest.mark.parametrize("is_cached", [True, False])
-def test_draws_are_read_together_unless_storage_is_slow(tmp_path, monkeypatch, is_cached) -> None:
+@pytest.mark.parametrize("storage", ["cached", "slow", "broken"])
+def test_draws_are_read_together_unless_reading_fails(tmp_path, monkeypatch, storage) -> None:
     is_filled = many_readers._is_filled
-    if not is_cached:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(many_readers, "will_need", lambda *place: asked.append(place))
+    if storage != "cached":
+        is_read = storage == "slow"
         monkeypatch.setattr(
-            many_readers, "_is_filled", lambda *given: given[-1] == 0 and is_filled(*given)
+            many_readers,
+            "_is_filled",
+            lambda *given: is_read and given[-1] == 0 and is_filled(*given),
         )
     blend = BlendDataset(*((source_of(text_set(tmp_path / n, 40)), 1.0) for n in "abcdefgh"))
     expected = alone(blend, 30, 16)
+    assert not asked
     run = run_of(blend, 16)
     assert lists_of(run, 30) == expected[:-1]
     cursor: Any = run._cursor
-    is_alone = len(cursor.inner._opened) > 0
-    assert is_alone != is_cached
+    assert (len(cursor.inner._opened) > 0) == (storage == "broken")
+    assert (len(asked) > 0) == (storage != "cached")
+
+
+@pytest.mark.skipif(not CACHED_ONLY, reason="this system cannot say what is in the page cache")
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (5.0, 1.0, 0.2)])
+def test_slow_storage_is_asked_for_samples_before_they_are_read(
+    tmp_path, monkeypatch, shares
+) -> None:
+    is_filled = many_readers._is_filled
+    asked: set[tuple[int, int]] = set()  # blocks of 512 bytes
+    reads: list[bool] = []  # whether what was read had been asked for
+
+    def blocks(descriptor: int, start: int, stop: int) -> set[tuple[int, int]]:
+        return {(descriptor, at) for at in range(start // 512, -(-stop // 512))}
+
+    def fill(descriptor: int, target: memoryview, start: int, flags: int) -> bool:
+        if flags:
+            reads.append(blocks(descriptor, start, start + len(target)) <= asked)
+            if not reads[-1]:
+                return False
+        return is_filled(descriptor, target, start, flags)
+
+    monkeypatch.setattr(many_readers, "will_need", lambda *place: asked.update(blocks(*place)))
+    monkeypatch.setattr(many_readers, "_is_filled", fill)
+    monkeypatch.setattr(draws_ahead, "_MOST_OF_ONE", 64)
+    monkeypatch.setattr(draws_ahead, "MOST_SAMPLES", 300)
+    sources = [source_of(text_set(tmp_path / str(i), 5000)) for i in range(len(shares))]
+    blend = BlendDataset(*zip(sources, shares, strict=True))
+    expected = alone(blend, 40, 16)
+    asked.clear()
+    assert lists_of(run_of(blend, 16), 40) == expected[:-1]
+    assert len(reads) > 100
+    assert sum(reads[reads.index(True) :]) > 0.8 * len(reads[reads.index(True) :])
+
+
+@given(
+    num=st.integers(1, 20),
+    calls=st.lists(st.tuples(st.integers(-3, 30), st.integers(0, 40)), min_size=1),
+    length=st.one_of(st.none(), st.integers(0, 200)),
+)
+def test_an_order_returns_the_positions_wherever_it_is_asked(num, calls, length) -> None:
+    class Numbers:
+        def block(self, position: int, count: int) -> Any:
+            stop = position + count if length is None else min(position + count, length)
+            numbers = np.arange(position, max(stop, position))
+            return numbers // 50, numbers
+
+    order, position = _Order(Numbers(), num, 1.0), 0  # type: ignore[arg-type]
+    for step, n in calls:
+        position = max(0, position + step)
+        for found, expected in zip(
+            order.at(position, n), Numbers().block(position, n), strict=True
+        ):
+            assert found.tolist() == expected.tolist()

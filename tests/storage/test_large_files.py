@@ -74,7 +74,7 @@ def test_equal_to_long_ranges_for_any_sizes_orders_and_cuts(
     seed: int,
 ) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_SLOW_BLOCKS", 1)  # tried again at once
+        patch.setattr(shards, "SLOW_BLOCKS", 1)  # tried again at once
         patch.setattr(shards.files, "BRIEF_SEC", 0.0)
         patch.setattr(shards.files, "_MOMENT_SEC", 0.0)
         folder = Path(name) / "set"

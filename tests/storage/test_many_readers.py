@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.many_readers import read_at_once
+from energon_lite.storage import many_readers
+from energon_lite.storage.large_files import CACHED_ONLY
+from energon_lite.storage.many_readers import advise_at_once, read_at_once
 from energon_lite.storage.shards import ShardReader
 
 from ..conftest import examples, write_tar
@@ -65,7 +68,7 @@ def test_blocks_are_those_of_the_readers_without_what_takes_care(
         (readers[number], np.array(indices), own)
         for (number, indices), own in zip(wanted, np.split(turns, ends[:-1]), strict=True)
     ]
-    block, is_read = read_at_once(requests)
+    block, is_read, _ = read_at_once(requests)
     assert len(is_read) == len(requests)
     expected = []
     for (reader, indices, own_turns), (number, _), is_in in zip(
@@ -85,3 +88,42 @@ def test_blocks_are_those_of_the_readers_without_what_takes_care(
         for members, shard, place in zip(block.members, block.shards, block.places, strict=True)
     ]
     assert found == [sample for _, sample in sorted(expected)]
+
+
+@pytest.mark.skipif(not CACHED_ONLY, reason="this system cannot say what is in the page cache")
+@examples(30)
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(0, 1), st.lists(st.integers(0, sum(COUNTS) - 1), min_size=1, max_size=25)
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_ranges_that_the_kernel_is_asked_for_are_those_that_are_read(
+    folders: list[Path], wanted: list[tuple[int, list[int]]]
+) -> None:
+    readers = [ShardReader(folder, SHARDS, COUNTS, [0, 1, 2]) for folder in folders]
+    asked: list[tuple[int, int, int]] = []
+    read: list[tuple[int, int, int]] = []
+
+    def refuse(descriptor: int, target: memoryview, start: int, flags: int) -> bool:
+        read.append((descriptor, start, start + len(target)))
+        return not flags
+
+    requests = [(readers[number], np.array(indices)) for number, indices in wanted]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(many_readers, "will_need", lambda *place: asked.append(place))
+        patch.setattr(many_readers, "_is_filled", refuse)
+        advise_at_once(requests)
+        ahead = asked.copy()
+        asked.clear()
+        turns = iter(np.arange(99))
+        with suppress(Exception):  # nothing was read
+            read_at_once(
+                [(reader, own, np.array([next(turns) for _ in own])) for reader, own in requests]
+            )
+    assert len(ahead) > 0
+    assert ahead == asked
+    assert ahead * 2 == read  # first those in the page cache

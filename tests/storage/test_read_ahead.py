@@ -181,7 +181,7 @@ def test_storage_is_slow_while_samples_are_not_in_the_page_cache(
     assert reader.read(np.arange(3)).data.tobytes() == expected
     assert reader.is_slow == (answer != "cached")
     monkeypatch.setattr(os, "preadv", preadv)
-    for _ in range(shards._SLOW_BLOCKS):
+    for _ in range(shards.SLOW_BLOCKS):
         assert reader.is_slow == (answer != "cached")
         reader.read(np.arange(3))
     assert not reader.is_slow
