@@ -9,6 +9,7 @@ had to hold much more than usual goes back to the system.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -24,6 +25,7 @@ import numpy as np
 # Ranges begin at multiples of this: no two of them share a cache line.
 _ALIGNMENT = 64
 _MIN_BYTES = 1 << 20
+_MAP_FIXED = 0x10
 
 
 class FreeSpace:
@@ -102,6 +104,7 @@ class Arena:
         self._usual_length = 0
         self._touched = 0  # the end of what may have memory
         self._returned: deque[tuple[int, int]] = deque()
+        self._maps = weakref.WeakSet[mmap.mmap]()  # an array keeps that in which it was made
         self._made = weakref.WeakValueDictionary[int, LentRange]()  # by their addresses
 
     def write(self, pieces: Sequence[Any]) -> int:
@@ -174,6 +177,7 @@ class Arena:
         before, self.length = self.length, max(2 * self.length, self._usual_length)
         os.ftruncate(self.file, self.length)
         self._memory = mmap.mmap(self.file, self.length)
+        self._maps.add(self._memory)
         self._space.put(before, self.length)
 
     def _release(self, first: int) -> None:
@@ -188,6 +192,16 @@ class Arena:
         last = self._space.holes[-1] if self._space.holes else (self.length, self.length)
         end_of_used = last[0] if last[1] == self.length else self.length
         self._touched = min(self._touched, max(first, end_of_used))
+
+    def keep_writes(self) -> None:
+        """In a fork of the worker process: what the fork writes is seen by no other process."""
+        replace = ctypes.CDLL(None).mmap
+        replace.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        replace.restype = ctypes.c_void_p
+        for memory in self._maps:
+            mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+            replace(_address(memoryview(memory)), len(memory), *mode, self.file, 0)
+        self._maps.clear()  # a fork of the fork has what that wrote
 
     def leave(self) -> None:
         """Ends the arena: nothing more is put into it, and what lies in it may be read for long."""

@@ -413,6 +413,10 @@ class Outlet:
         with self._lock:
             return np.ndarray(shape, dtype, self._arena.empty(size).data)
 
+    def keep_writes(self) -> None:
+        """In a fork of the process: separates what it writes from what the process sends."""
+        self._arena.keep_writes()
+
     def _take_back(self) -> None:
         """Takes back what the training loop is done with."""
         for _ in range(len(self._bodies) - self._shared.deliveries.num_unread):

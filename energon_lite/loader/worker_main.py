@@ -246,6 +246,7 @@ class _Work:
         batch_rows.new_block = self._outlet.empty
         # A fork by a hook would write where this process writes, too.
         os.register_at_fork(after_in_child=partial(setattr, batch_rows, "new_block", np.empty))
+        os.register_at_fork(after_in_child=self._outlet.keep_writes)
         torch_worker._worker_info = info = self._settings.info
         torch.set_num_threads(1)
         random.seed(info.seed)

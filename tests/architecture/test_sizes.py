@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2785,
     "decoding": 1781,
     "inspect": 1683,
-    "loader": 3732,
+    "loader": 3747,
     "loss": 207,
     "metadataset": 1602,
     "names": 174,

@@ -316,8 +316,12 @@ class Forking(DefaultTaskEncoder):
         pid = os.fork()
         if pid == 0:
             batch_stack([row + 1 for row in rows])
-            os._exit(0)
-        os.waitpid(pid, 0)
+            is_own = bool((found == number).all())
+            found.zero_()
+            if os.fork() == 0:
+                os._exit(bool(found.any()))
+            os._exit(not is_own or os.wait()[1])
+        assert os.waitpid(pid, 0)[1] == 0
         return {"number": number, "tensor": found, "again": batch_stack(rows)}
 
 
