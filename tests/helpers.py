@@ -6,7 +6,6 @@ All at module level, so that worker processes of any start method can import it.
 from __future__ import annotations
 
 import copy
-import ctypes
 import itertools
 import json
 import os
@@ -39,6 +38,7 @@ from energon_lite.core.state import checksum, digest
 from energon_lite.loader.resume import decompressed
 from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage import files
 from energon_lite.testing import first_difference
 
 from .conftest import jpeg, write_tar
@@ -390,6 +390,6 @@ def keys_of(batch: Any) -> list[str]:
 
 def is_mapped(array: Any) -> bool:
     """Whether the memory of an array is that of a mapped file."""
-    while array is not None and not isinstance(array, ctypes.Array):
+    while array is not None and not isinstance(array, files._Map):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array is not None

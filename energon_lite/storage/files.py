@@ -15,13 +15,15 @@ import mmap
 import os
 import re
 import stat
+import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
 
 from energon_lite.core.errors import DatasetFormatError, FatalSampleError, is_worth_a_line
 
@@ -61,14 +63,16 @@ _FINAL = (errno.ELOOP, errno.ENAMETOOLONG)
 # Files that are read whole are lists and settings. The index of a shard of 30 million samples has
 # 240 MB, the .info.json of a million shards 40 MB.
 MAX_WHOLE_BYTES = 1 << 30
-# Up to this size each process has a copy of an index. A longer one is mapped, for all processes at
-# once, though the system kills a process where storage cuts a mapped file short.
-MAPPED_BYTES = 1 << 16
+# Up to this size each process has a copy of an index: with a thousand sources, 4 MB in each worker.
+# A longer one is mapped, for all processes at once, though the system kills a process where storage
+# cuts a mapped file short.
+MAPPED_BYTES = 1 << 12
 
 _libc = ctypes.CDLL(None)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
 _libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+_NO_MAP = ctypes.c_void_p(-1).value
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -385,16 +389,20 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
     with open(open_file(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise DatasetFormatError(
-                f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
-            )
-        with errors_of(path):
-            data = file.read(size)
-        if len(data) < size:
-            raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
-        return data
+        return _whole(file, path, max_bytes)
+
+
+def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise DatasetFormatError(
+            f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
+        )
+    with errors_of(path):
+        data = file.read(size)
+    if len(data) < size:
+        raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
+    return data
 
 
 def map_file(path: Path) -> bytes | memoryview:
@@ -405,25 +413,45 @@ def map_file(path: Path) -> bytes | memoryview:
         DatasetFormatError: It is no regular file.
         OSError: It cannot be read.
     """
-    with open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        mapped = _map(file.fileno(), size) if size > MAPPED_BYTES else None
-    return read_file(path) if mapped is None else mapped
+    return retried(lambda: _map_or_read(path), path)
 
 
-def _map(descriptor: int, size: int) -> memoryview | None:
-    """Maps a file; None where a file system knows no maps.
+def _map_or_read(path: Path) -> bytes | memoryview:
+    with open(open_file(path), "rb") as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        if size > MAPPED_BYTES:
+            address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+            if address != _NO_MAP:
+                return np.asarray(_Map(address, size)).data
+        return _whole(file, path, MAX_WHOLE_BYTES)
 
-    Without `mmap.mmap`, which keeps a descriptor open for each map: a blend of many sources would
-    need twice as many files as it reads.
+
+class _Map:
+    """A file that is mapped, until the last array over it is gone.
+
+    Not `mmap.mmap`, which keeps a descriptor open for each map: a blend of many sources would need
+    twice as many files as it reads. Nor an array of `ctypes`, of a new type for each size.
     """
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        return None
-    content = (ctypes.c_ubyte * size).from_address(address)
-    # At the end of the program, threads may still read.
-    weakref.finalize(content, _libc.munmap, address, size).atexit = False
-    return memoryview(content).cast("B").toreadonly()
+
+    __slots__ = ("_address", "_size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._size = address, size
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Describes the bytes for NumPy; they are read-only."""
+        return {
+            "version": 3,
+            "shape": (self._size,),
+            "typestr": "|u1",
+            "data": (self._address, True),
+        }
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # at the end of the program, threads may still read
+            _libc.munmap(self._address, self._size)
 
 
 # -------------------------------------------------------------------------------------- writing

@@ -252,24 +252,31 @@ class OpenShards:
         self._arguments = root, shards, counts, tar_file_ids
         self._root, self._shards, self._counts, _ = self._arguments
         self.keys = KeyCheck(root, shards, tar_file_ids)
-        self.names = np.array([*shards, ""], dtype=object)[:-1]
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
         self.slow_blocks = 0  # to be read until storage counts as quick again
         self._no_large = 0  # to be read until large files are tried to be read one by one
-        # Size of each shard that was opened, and the sum of its offsets, to notice another file.
-        self._seen: dict[int, tuple[int, int]] = {}
+        # Of each shard that was opened and is whole, to notice another file: size, sum of offsets,
+        # and the inode whose first key was compared with the index.
+        self._seen: dict[int, tuple[int, int, int]] = {}
         # Size of each open shard whose index goes beyond its end.
         self._overrun: dict[int, int] = {}
-        # Inode of each shard whose first key was compared with the index.
-        self._compared: dict[int, int] = {}
-        self._patience = files.Patience(root)
         # Ranges that were not in the page cache.
         self.num_waits = 0
+        # Made on first use: a blend of many sources needs them of few.
+        self._names: Any = None
+        self._patience: files.Patience | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only: another process opens its own files."""
         return OpenShards, self._arguments
+
+    def names_of(self, shards: Int64Array) -> list[str]:
+        """Returns the names of `shards`, shape (N,)."""
+        if self._names is None:
+            self._names = np.array(self._shards, dtype=object)
+        names: list[str] = self._names[shards].tolist()
+        return names
 
     def offsets(self, shard: int) -> Int64Array:
         """Returns where the samples of a shard begin, and where the last one ends.
@@ -446,6 +453,8 @@ class OpenShards:
     def _patiently(
         self, number: int, attempt: Callable[[], T], first: Exception | None = None
     ) -> T:
+        if self._patience is None:
+            self._patience = files.Patience(self._root)
         return self._patience.retried(
             attempt,
             self._root / self._shards[number],
@@ -501,19 +510,20 @@ class OpenShards:
             DatasetFormatError: `index.sqlite` describes another shard.
         """
         seen = (shard.size_bytes, int(shard.offsets.sum()))
-        before = self._seen.get(number, seen)
-        if seen != before:
-            text = f"another file of {seen[0]} bytes took the place of one of {before[0]} bytes"
+        known = self._seen.get(number, (*seen, _UNKNOWN))
+        if seen != known[:2]:
+            text = f"another file of {seen[0]} bytes took the place of one of {known[0]} bytes"
             text += ", or its index changed; restore it, or begin a run of the new data"
             raise OSError(errno.ESTALE, text, str(self._root / self._shards[number]))
         if shard.offsets[-1] > shard.size_bytes:
             self._overrun[number] = shard.size_bytes
         else:
-            self._seen[number] = seen
+            self._seen[number] = known
             self._overrun.pop(number, None)
-        if self._compared.get(number) != shard.inode:
+        if known[2] != shard.inode:
             self._check_first_key(number, shard.descriptor, shard.offsets)
-            self._compared[number] = shard.inode
+        if number not in self._overrun:
+            self._seen[number] = (*seen, shard.inode)
 
     def _close(self, number: int) -> None:
         self._open.pop(number, None)
@@ -704,7 +714,7 @@ class ShardReader(BlockReader):
         found = self._files.read_large(rows)
         if found is None:
             return None
-        return Block(*found, self._files.names[rows.shards].tolist(), rows.places.tolist())
+        return Block(*found, self._files.names_of(rows.shards), rows.places.tolist())
 
     def _block(
         self, data: UInt8Array, rows: Rows, shifts: Int64Array, lost: dict[int, Exception]
@@ -722,7 +732,7 @@ class ShardReader(BlockReader):
         members = self._members(data, rows, -shifts)
         for i, error in errors.items():
             members[i] = error
-        names = self._files.names[rows.shards].tolist()
+        names = self._files.names_of(rows.shards)
         return Block(data.data, members, names, rows.places.tolist())
 
     @property

@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 2313,
     "stages": 3683,
-    "storage": 3236,
+    "storage": 3261,
     "stores": 801,
     "task_encoder": 741,
     "testing": 402,
