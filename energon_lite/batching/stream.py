@@ -33,6 +33,10 @@ class StreamingPacker:
     nothing, and their packs come in an order of lengths. A sample leaves within `target_size`
     packs.
 
+    Where fewer than three samples fill a pack, the best fill is not the fullest: 150 and 184 of 384
+    use up what 200 needs. The search then values lengths at prices, which follow from what is
+    buffered and are set again each time `buffer_size` samples have come.
+
     What it returns depends only on the arguments, the lengths and the order of the calls. There are
     R resources, such as tokens and tiles; one if `capacity` is a number. The search fills the one
     that needs the most packs, as far as the others allow.
@@ -172,7 +176,7 @@ class StreamingPacker:
         Returns:
             `numbers`, shape (n,), of the buffered samples, ascending; `lengths`, shape (n, R), as
             they were added; `added`, the samples added in all; `totals`, R sums of all their
-            lengths, aligned.
+            lengths, aligned; `price`, at which the search values them.
         """
         numbers, lengths = self._buffered()
         return {
@@ -180,25 +184,27 @@ class StreamingPacker:
             "lengths": lengths,
             "added": self.num_added,
             "totals": tuple(self._totals()),
+            "price": int(self._table[search.HEADER, search.PRICE]),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes to where `state` was taken, by a packer with the same arguments.
 
         Args:
-            state: from `state`, with lists in place of arrays if it went through JSON.
+            state: from `state`, with lists in place of arrays if it went through JSON. Without
+                `price`, as earlier versions saved it, there is none until the next one is set.
 
         Raises:
             ValueError: It is corrupt, or from a packer with other arguments; this packer is then as
                 it was.
         """
-        numbers, lengths, added, totals = self._checked(state)
+        numbers, lengths, added, totals, price = self._checked(state)
         num_buffered, num = lengths.shape
         table = _new_table(*self._settings, num_places=2 * num_buffered)
         table[search.LENGTHS : search.LENGTHS + num, :num_buffered] = lengths.T
         search.take_in(table, num_buffered)
         table[search.NUMBERS, :num_buffered] = numbers
-        table[search.HEADER, search.NUM_ADDED] = added
+        table[search.HEADER, [search.NUM_ADDED, search.PRICE]] = added, price
         _totals_of(table)[:] = totals
         self._use(table)
 
@@ -260,7 +266,9 @@ class StreamingPacker:
         check_sizes(rows, self._capacity, align=self._aligns, first=self.num_added)
         raise AssertionError(f"{lengths} are fine")
 
-    def _checked(self, state: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int, list[int]]:
+    def _checked(
+        self, state: Mapping[str, Any]
+    ) -> tuple[Int64Array, Int64Array, int, list[int], int]:
         """Takes a state apart, if it is one that this packer could have."""
         try:
             added = at_least("added", state["added"], 0)
@@ -268,6 +276,7 @@ class StreamingPacker:
             lengths = as_integers("lengths", state["lengths"]).astype(np.int64)
             lengths = lengths if lengths.size else lengths.reshape(0, len(self._limits))
             totals = [at_least("totals", total, 0) for total in state["totals"]]
+            price = at_least("price", state.get("price", 0), 0)
             if lengths.shape != (len(numbers), len(self._limits)):
                 raise ValueError(f"its lengths have shape {lengths.shape}")
             if numbers.ndim != 1 or (np.diff(numbers, prepend=-1, append=added) < 1).any():
@@ -281,12 +290,14 @@ class StreamingPacker:
                 raise ValueError(f"{added} such samples cannot have totals of {totals}")
             if max(added, *totals) > _MAX_TOTAL:
                 raise ValueError(f"totals of {totals} are too large")
+            if price > search.MOST_PRICE:
+                raise ValueError(f"its price is {price}")
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise ValueError(
                 "The state of a packer is corrupt, or was saved by a packer with other arguments: "
                 f"{error!r:.300}. Give this one the same."
             ) from error
-        return numbers, lengths, added, totals
+        return numbers, lengths, added, totals, price
 
 
 def pack_stream(

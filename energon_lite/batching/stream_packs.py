@@ -102,9 +102,11 @@ class StreamPacks(OneByOne):
         return rest
 
     def state(self) -> CollectorState:
-        """Returns the samples, and of each group those added and their total lengths."""
+        """Returns the samples, and of each group those added, their total lengths and the price."""
         states = {group: packer.state() for group, packer in self._packers.items()}
-        groups = tuple((g, state["added"], *state["totals"]) for g, state in states.items())
+        groups = tuple(
+            (g, state["added"], *state["totals"], state["price"]) for g, state in states.items()
+        )
         numbers = [n for own in self._numbers.values() for n in own.values()]
         numbers += self._leftover
         columns = [*(state["numbers"] for state in states.values()), [-1] * len(self._leftover)]
@@ -120,12 +122,15 @@ class StreamPacks(OneByOne):
         """
         is_left = columns_NC[:, 0] < 0
         self._leftover = samples.numbers[is_left].tolist()
-        for group, added, *totals in counts["groups"]:
+        num = samples.lengths.shape[1]
+        for group, added, *rest in counts["groups"]:
+            totals, price = rest[:num], (rest[num:] or [0])[0]  # earlier versions had no prices
             own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)
             numbers = columns_NC[own, 0]
-            state = (numbers, samples.lengths[own], added, totals)
-            packer.restore(dict(zip(("numbers", "lengths", "added", "totals"), state, strict=True)))
+            state = (numbers, samples.lengths[own], added, totals, price)
+            names = ("numbers", "lengths", "added", "totals", "price")
+            packer.restore(dict(zip(names, state, strict=True)))
             pairs = zip(numbers.tolist(), samples.numbers[own].tolist(), strict=True)
             self._numbers[group] = dict(pairs)
             if packer.is_full:

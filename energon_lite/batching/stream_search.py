@@ -25,8 +25,10 @@ from energon_lite.core.compiled import kernel
 HEADER, KEYS, SLOTS, PATH, BEST, CHOSEN, NUMBERS, LENGTHS = range(8)
 
 # Places in the header.
-NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS = range(8)
-CAPACITY = 8  # R capacities, then R alignments, then R totals
+NUM_BUFFERED, TAIL, NUM_ADDED, OLDEST, SORTED_BY, BUFFER_SIZE, MAX_SAMPLES, MAX_STEPS, PRICE = (
+    range(9)
+)
+CAPACITY = 9  # R capacities, then R alignments, then R totals
 BLOCKS = 3
 
 # The oldest samples fill a pack up to as much room as these many samples need in the mean; what
@@ -36,6 +38,13 @@ _SEARCHED = 8
 # Where `max_samples` is less than twice what a pack has in the mean, the search must leave as many
 # short samples as come: it fills these sixteenths, and not less than four samples need.
 _SEARCHED_IF_TIGHT, _SEARCHED_AT_LEAST = 11, 4
+
+# A price is set where fewer than three samples fill a pack in the mean, if 32 or more are buffered:
+# fewer show nothing. The largest capacity keeps all sums below 2**63.
+_FEW, _LEAST_PRICED, _MAX_PRICED = 3, 32, 1 << 24
+MOST_PRICE = 31
+_WEIGHT = 3  # a price counts three times as much as the length itself
+_UNIT = 2520  # a multiple of k * (8 - q) for each price
 
 _ONE = np.uint64(1)
 
@@ -126,6 +135,53 @@ def _remove(table: Int64Array, place: int) -> None:
 
 
 @kernel()
+def _worth(price: int, capacity: int, length: int) -> int:
+    """What a length is worth to the search: itself, or what a price and the length ask for.
+
+    A price p is a function of Burdett and Johnson [1] with p / 8 steps, k = p // 8 of them whole
+    ones and q = p % 8 eighths: 0 below q / p of the capacity, then in turn rising by 1 / k and
+    flat, up to 1. Samples that fit into a pack are together worth at most one pack, and at most
+    what a sample of their total length would be. The sum over samples is a lower bound for their
+    packs.
+
+    Source: [1] C. Alves et al., "Dual-Feasible Functions for Integer Programming and Combinatorial
+    Optimization", Springer 2016, section 2.3.
+    """
+    if price == 0:
+        return length
+    num_whole, eighths = price >> 3, price & 7
+    rest, step = price * length, 8 * capacity
+    worth = length * num_whole * (8 - eighths)
+    while rest >= step:
+        rest -= step
+        worth += _WEIGHT * capacity * (8 - eighths)
+    return worth + _WEIGHT * max(0, rest - eighths * capacity)
+
+
+@kernel()
+def _set_price(table: Int64Array) -> None:
+    """Sets the price which proves that the buffered samples need the most packs, if any does.
+
+    Lengths prove so by their sum, the limit on samples by their number: then no price is set.
+    """
+    header, keys = table[HEADER], table[KEYS]
+    num_buffered, capacity = header[NUM_BUFFERED], header[CAPACITY]
+    header[PRICE] = 0
+    mean = header[CAPACITY + 2] // header[NUM_ADDED]
+    if _FEW * mean < capacity or num_buffered < _LEAST_PRICED or capacity > _MAX_PRICED:
+        return
+    most = _UNIT * (1 + _WEIGHT) * capacity * num_buffered // header[MAX_SAMPLES]
+    for price in range(8, MOST_PRICE + 1):
+        total = 0
+        for place in range(num_buffered):
+            total += _worth(price, capacity, keys[place])
+        total *= _UNIT // ((price >> 3) * (8 - (price & 7)))
+        if total > most:
+            most = total
+            header[PRICE] = price if price & 7 else 0  # of whole steps, each is the length
+
+
+@kernel()
 def _take_in(table: Int64Array, tail: int) -> None:
     """Numbers, aligns, counts and sorts the samples in slots up to `tail`."""
     num = _num_resources(table)
@@ -140,6 +196,9 @@ def _take_in(table: Int64Array, tail: int) -> None:
             table[LENGTHS + num + r, slot] = length
             table[HEADER, CAPACITY + 2 * num + r] += length
         _insert(table, slot)
+        # Nothing but the price has to be saved: when the next one is set follows from the number.
+        if num == 1 and table[HEADER, NUM_ADDED] % table[HEADER, BUFFER_SIZE] == 0:
+            _set_price(table)
     table[HEADER, TAIL] = tail
 
 
@@ -171,7 +230,7 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 
 @kernel()
 def _search(table: Int64Array, places_left: int) -> int:
-    """Looks for what leaves least of the scarcest resource, depth first, longest first.
+    """Looks for what is worth most in the scarcest resource, depth first, longest first.
 
     Returns how many samples those are; their places are in the row `BEST`, descending. The other
     resources only have to suffice. Samples that need none of the scarcest are left for later.
@@ -183,27 +242,32 @@ def _search(table: Int64Array, places_left: int) -> int:
     if first == num_buffered:
         return 0
     size = best_size = steps = 0
+    price, capacity = header[PRICE], header[CAPACITY]
     room = table[LENGTHS + 2 * num + header[SORTED_BY], 0]
-    best_room = room + 1
+    missing = _worth(price, capacity, room)
+    least = missing + 1
     place, shortest = num_buffered, keys[first]
     while True:
-        if room >= shortest and place > first and size < places_left:
+        is_open = room >= shortest and place > first and size < places_left
+        # Room that is left is filled with at most what it is worth itself.
+        if is_open and (price == 0 or missing - _worth(price, capacity, room) < least):
             place = _first_not_below(table, place, room + 1) - 1
             while num > 1 and place >= first and not _fits(table, slots[place], size):
                 place -= 1
         else:
             place = first - 1
         while place < first:
-            if room < best_room:
-                best_room, best_size = room, size
+            if missing < least:
+                least, best_size = missing, size
                 for j in range(size):
                     best[j] = path[j]
-            if size == 0 or best_room == 0 or steps >= max_steps:
+            if size == 0 or least == 0 or steps >= max_steps:
                 return best_size
             size -= 1
             place = path[size]
             key, last = keys[place], slots[place]
             room += key
+            missing += _worth(price, capacity, key)
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
             longest = min(key - (num == 1), room - shortest) if size + 1 < places_left else -1
@@ -218,6 +282,7 @@ def _search(table: Int64Array, places_left: int) -> int:
         size += 1
         steps += 1
         room -= keys[place]
+        missing -= _worth(price, capacity, keys[place])
         if num > 1:
             _take(table, slots[place], size - 1, size)
 

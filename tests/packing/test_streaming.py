@@ -392,7 +392,7 @@ def test_pack_stream_names_the_sample_that_is_too_long() -> None:
         pack_stream([3, 11], 10)
 
 
-GOOD = {"numbers": [3, 5], "lengths": [[4], [7]], "added": 6, "totals": [21]}
+GOOD = {"numbers": [3, 5], "lengths": [[4], [7]], "added": 6, "totals": [21], "price": 19}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +433,12 @@ GOOD = {"numbers": [3, 5], "lengths": [[4], [7]], "added": 6, "totals": [21]}
         {"totals": [21, 3]},
         {"totals": 21},
         {"totals": []},
+        {"price": -1},
+        {"price": 32},
+        {"price": 19.5},
+        {"price": "19"},
+        {"price": None},
+        {"price": True},
     ],
 )
 def test_corrupt_states_are_refused_and_leave_it_as_it_was(damage: dict[str, Any]) -> None:
@@ -461,7 +467,7 @@ def test_states_of_a_packer_with_other_arguments_are_refused() -> None:
 def test_a_state_of_nothing_is_restored() -> None:
     packer = StreamingPacker(10)
     empty = through_json(packer.state())
-    assert empty == {"numbers": [], "lengths": [], "added": 0, "totals": [0]}
+    assert empty == {"numbers": [], "lengths": [], "added": 0, "totals": [0], "price": 0}
     packer.add(3)
     packer.restore(empty)
     assert packer.num_buffered == packer.num_added == 0

@@ -1,0 +1,243 @@
+"""Prices at which the streaming search values lengths where few samples fill a pack."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from energon_lite.batching.best import lower_bound
+from energon_lite.batching.collector import Samples
+from energon_lite.batching.rules import Packing
+from energon_lite.batching.stream import StreamingPacker, pack_stream
+from energon_lite.batching.stream_packs import StreamPacks
+
+from ..conftest import examples
+from .test_streaming import as_rows, drive, fill, text_lengths, through_json
+
+PRICES = [p for p in range(8, 32) if p % 8]
+
+
+def price_of(price: int, capacity: int, length: int) -> Fraction:
+    """The part of a pack that a price asks for, by the definition."""
+    steps = Fraction(price, 8) * Fraction(length, capacity)
+    whole, rest = divmod(steps, 1)
+    free = Fraction(price % 8, 8)
+    return (whole + max(Fraction(0), rest - free) / (1 - free)) / (price // 8)
+
+
+def worth_of(price: int, capacity: int, length: int) -> Fraction:
+    """What the search values a length at."""
+    if not price:
+        return Fraction(length, capacity)
+    return (3 * price_of(price, capacity, length) + Fraction(length, capacity)) / 4
+
+
+def best_price(lengths: list[int], capacity: int, max_samples: int | None) -> int:
+    """The price that proves the most packs, or 0."""
+    best, most = 0, Fraction(sum(lengths), capacity)
+    if max_samples and Fraction(len(lengths), max_samples) > most:
+        most = Fraction(len(lengths), max_samples)
+    for price in PRICES:
+        total = sum((price_of(price, capacity, length) for length in lengths), Fraction(0))
+        # A fourth of what the search values is the length.
+        if 3 * total + Fraction(sum(lengths), capacity) > 4 * most:
+            best, most = price, (3 * total + Fraction(sum(lengths), capacity)) / 4
+    return best
+
+
+@given(
+    price=st.sampled_from(PRICES),
+    capacity=st.integers(1, 500),
+    parts=st.lists(st.integers(1, 500), min_size=1, max_size=8),
+)
+def test_samples_that_share_a_pack_are_worth_at_most_one(
+    price: int, capacity: int, parts: list[int]
+) -> None:
+    while sum(parts) > capacity:
+        parts = [part // 2 for part in parts]
+    asked = [price_of(price, capacity, part) for part in parts]
+    assert sum(asked) <= price_of(price, capacity, sum(parts)) <= 1
+    assert price_of(price, capacity, capacity) == 1
+    assert asked == [price_of(price, 7 * capacity, 7 * part) for part in parts]
+
+
+@given(
+    price=st.sampled_from([0, *PRICES]),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    above=st.integers(0, 40),
+    max_samples=st.sampled_from([1, 2, 3, 4, None]),
+)
+@example(19, [15, 18, 20, 23, 6], 16, None)
+@examples(300)
+def test_the_search_finds_what_is_worth_most_with_the_oldest_sample(
+    price: int, lengths: list[int], above: int, max_samples: int | None
+) -> None:
+    capacity = max(lengths) + above
+    packer = StreamingPacker(capacity, max_samples=max_samples)
+    num = len(lengths)
+    rows = [[length] for length in lengths]
+    totals = [sum(lengths)]
+    packer.restore(
+        {"numbers": range(num), "lengths": rows, "added": num, "totals": totals, "price": price}
+    )
+    pack = packer.next_pack()
+    assert pack[0] == 0
+    assert sum(lengths[i] for i in pack) <= capacity
+    most = max(
+        sum(worth_of(price, capacity, lengths[i]) for i in others)
+        for size in range(min(num, max_samples or num))
+        for others in combinations(range(1, num), size)
+        if lengths[0] + sum(lengths[i] for i in others) <= capacity
+    )
+    assert sum(worth_of(price, capacity, lengths[i]) for i in pack[1:]) == most
+
+
+@st.composite
+def short_lists(draw: st.DrawFn) -> tuple[list[int], int, dict[str, Any]]:
+    """Lengths of which few fill a pack, and buffers of some dozens."""
+    capacity = draw(st.sampled_from([7, 30, 100, 384, 1000]))
+    least = draw(st.integers(1, max(1, capacity // 3)))
+    classes = draw(st.lists(st.integers(least, capacity), min_size=1, max_size=9))
+    words = draw(st.lists(st.integers(0, 8), min_size=40, max_size=160))
+    lengths = [classes[word % len(classes)] for word in words]
+    max_samples = draw(st.sampled_from([None, None, 1, 2, 3]))
+    buffer_size = draw(st.sampled_from([16, 32, 35, 64]))
+    return lengths, capacity, {"buffer_size": buffer_size, "max_samples": max_samples}
+
+
+@given(short_lists())
+def test_the_price_is_the_one_that_proves_the_most_packs_for_what_is_buffered(
+    case: tuple[list[int], int, dict[str, Any]],
+) -> None:
+    lengths, capacity, settings = case
+    packer = StreamingPacker(capacity, **settings)
+    price = 0
+    for length in lengths:
+        packer.add(length)
+        if packer.num_added % settings["buffer_size"] == 0:
+            buffered = [lengths[number] for number in packer.buffered()]
+            total, added = sum(lengths[: packer.num_added]), packer.num_added
+            few = 3 * (total // added) >= capacity and len(buffered) >= 32
+            price = best_price(buffered, capacity, settings["max_samples"]) if few else 0
+        assert packer.state()["price"] == price
+        if packer.is_full:
+            packer.next_pack()
+            assert packer.state()["price"] == price
+
+
+@given(short_lists(), st.sets(st.integers(0, 320)))
+def test_few_lengths_packed_at_once_or_by_hand_with_restores_anywhere(
+    case: tuple[list[int], int, dict[str, Any]], restores: set[int]
+) -> None:
+    lengths, capacity, settings = case
+    wanted = pack_stream(lengths, capacity, **settings)
+    assert sorted(wanted.indices.tolist()) == list(range(len(lengths)))
+    assert (wanted.sizes(np.array(lengths)) <= capacity).all()
+    assert (np.diff(wanted.offsets) <= (settings["max_samples"] or len(lengths))).all()
+    packer, packs, step = StreamingPacker(capacity, **settings), [], 0
+    while packer.num_buffered or packer.num_added < len(lengths):
+        if packer.num_added < len(lengths) and not packer.is_full:
+            packer.add(lengths[packer.num_added])
+        else:
+            packs.append(packer.next_pack())
+        if step in restores:
+            other = StreamingPacker(capacity, **settings)
+            other.restore(through_json(packer.state()))
+            packer = other
+        step += 1
+    assert packs == wanted.tolist()
+
+
+def question_lengths(capacity: int) -> np.ndarray:
+    """Questions with a passage: two or three fill a pack."""
+    drawn = np.random.Generator(np.random.Philox(1)).gamma(6, 28, 20_000)
+    return np.clip(np.rint(drawn), 30, capacity).astype(np.int64)
+
+
+def middling_lengths(num: int) -> np.ndarray:
+    """Lengths of which two leave much of 384 free, and three seldom fit."""
+    drawn = np.random.Generator(np.random.Philox(5)).normal(150, 40, num)
+    return np.clip(np.rint(drawn), 10, 384).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "above"),
+    [
+        pytest.param(question_lengths(384), 384, 0.006, id="questions"),  # 0.0147 by length alone
+        pytest.param(middling_lengths(20_000), 384, 0.0095, id="middling"),  # 0.0184
+        pytest.param(text_lengths(20_000, 1024), 1024, 0.002, id="texts"),  # 0.0029
+        pytest.param(
+            np.random.Generator(np.random.Philox(4)).choice([34, 31, 55], 20_000), 100, 0,
+            id="three lengths",
+        ),
+    ],
+)  # fmt: skip
+def test_packs_of_few_samples_stay_near_the_bound(
+    lengths: np.ndarray, capacity: int, above: float
+) -> None:
+    packs = pack_stream(lengths, capacity)
+    assert len(packs) <= ceil((1 + above) * lower_bound(lengths, capacity))
+
+
+@pytest.mark.parametrize("capacity", [512, 2048])
+def test_lengths_of_which_many_fill_a_pack_have_no_price(capacity: int) -> None:
+    packer = StreamingPacker(capacity, buffer_size=64)
+    rows = as_rows(text_lengths(2000, capacity, median=60))
+    fill(packer, rows)
+    while packer.num_buffered:
+        assert packer.state()["price"] == 0
+        packer.next_pack()
+        fill(packer, rows)
+
+
+def test_a_state_without_a_price_resumes_without_one_until_the_next_is_set() -> None:
+    rows = as_rows(middling_lengths(1500))
+    packer = StreamingPacker(384)
+    fill(packer, rows)
+    while packer.num_added < 600:
+        packer.next_pack()
+        fill(packer, rows)
+    state = packer.state()
+    assert state.pop("price") > 0
+    packer.restore(through_json(state))
+    assert packer.state()["price"] == 0
+    before = packer.num_buffered + len(rows) - packer.num_added
+    packs = drive(packer, rows)
+    assert sum(map(len, packs)) == before
+    assert packer.state()["price"] > 0
+
+
+def test_a_collector_resumes_from_states_with_and_without_prices() -> None:
+    packing = Packing(capacity=384)
+    lengths = middling_lengths(800)
+
+    def feed(packs: StreamPacks, start: int, stop: int) -> list[Any]:
+        found = []
+        for number in range(start, stop):
+            if packs.add_one(number, 0, (int(lengths[number]),)):
+                while (pack := packs.next(0, False)) is not None:
+                    found.append(pack)
+        return found
+
+    packs = StreamPacks(packing)
+    feed(packs, 0, 500)
+    counts, rows = packs.state().counts, packs.state().rows()
+    group, added, total, price = counts["groups"][0]
+    assert price > 0
+    numbers = rows[:, 0]
+    buffered = Samples(numbers, np.zeros_like(numbers), lengths[numbers][:, None])
+    wanted = feed(packs, 500, 800)
+    same = StreamPacks(packing)
+    same.restore(counts, buffered, rows[:, 1:])
+    assert feed(same, 500, 800) == wanted
+    earlier = StreamPacks(packing)
+    earlier.restore({"groups": ((group, added, total),)}, buffered, rows[:, 1:])
+    assert earlier.state().counts["groups"] == ((group, added, total, 0),)
+    assert feed(earlier, 500, 800)
