@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
-from energon_lite.core.sample_columns import SampleColumns
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
 from energon_lite.core.stream_context import (
     DEFAULT_MAX_SKIP_RATE,
@@ -69,7 +69,7 @@ class Cursor(Iterator[T_co], ABC):
                 keys.append(self.key)
         return items, keys
 
-    def take_batch(self, n: int) -> tuple[list[T_co] | SampleColumns, list[RestoreKey]]:
+    def take_batch(self, n: int) -> tuple[list[T_co] | Columns, list[RestoreKey]]:
         """Returns the same, where the items are at hand as columns in this form."""
         return self.take(n)
 

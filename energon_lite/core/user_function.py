@@ -99,7 +99,7 @@ class UserFunction:
         is_stateless: whether its result depends on its input only; None to see whether
             `@stateless` marks it.
         failure_tolerance: failures in a row that end the run; 0 for any number.
-        takes_columns: whether the function, which takes lists, takes `SampleColumns` as well.
+        takes_columns: whether the function, which takes lists, takes `Columns` as well.
     """
 
     function: Callable[..., Any]

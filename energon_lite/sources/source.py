@@ -15,7 +15,7 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
-from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
+from energon_lite.core.sample_columns import Columns, SampleColumns, joined_samples, samples_of
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
@@ -242,9 +242,9 @@ class SourceCursor(Cursor[T]):
         taken, keys = self.take_batch(n)
         return samples_of(taken), keys
 
-    def take_batch(self, n: int) -> tuple[list[T] | SampleColumns, list[RestoreKey]]:
+    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """As `take`, with columns of the samples if all of them were decoded in blocks."""
-        parts: list[list[T] | SampleColumns] = []
+        parts: list[list[T] | Columns] = []
         keys: list[RestoreKey] = []
         try:
             while (num := n - len(keys)) > 0:

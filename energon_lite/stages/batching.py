@@ -55,7 +55,7 @@ class BatchLists(ListDataset[list[Any]]):
         dataset: the samples.
         batch_size: how many make a list.
         drop_last: whether a last list that is not full is dropped.
-        takes_columns: whether lists may be `SampleColumns`.
+        takes_columns: whether lists may be `Columns`.
     """
 
     name, settings = "batch", ("batch_size", "batch_drop_last")

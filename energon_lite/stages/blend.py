@@ -15,7 +15,7 @@ from energon_lite.core.arrays import Float64Array, Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits, depth_of
 from energon_lite.core.errors import StateError
 from energon_lite.core.keys import first_leaf, leaves
-from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
+from energon_lite.core.sample_columns import Columns, joined_samples, samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.stacking import batch_list
 from energon_lite.core.stage import StageCursor
@@ -595,10 +595,10 @@ class _BlendCursor(StageCursor[T]):
         items, keys = self.take_batch(n)
         return samples_of(items), keys
 
-    def take_batch(self, n: int) -> tuple[list[T] | SampleColumns, list[RestoreKey]]:
+    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns the next items and their restore keys: as `next`, but with less for each draw."""
         chooser, ahead = self._chooser, self._ahead
-        parts: list[list[T] | SampleColumns] = []
+        parts: list[list[T] | Columns] = []
         keys: list[RestoreKey] = []
         with suppress(StopIteration):
             while len(keys) < n:

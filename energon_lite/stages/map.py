@@ -145,7 +145,7 @@ class MapDataset(Stage[T]):
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
         del stream
-        return (_ExpandCursor if self.function.is_generator else _MapCursor)(self, inner)
+        return (_ExpandCursor if self.function.is_generator else MapCursor)(self, inner)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
         """Re-creates the input and calls the function on it."""
@@ -229,7 +229,9 @@ class FilterDataset(MapDataset[T]):
         return item
 
 
-class _MapCursor(StageCursor[T]):
+class MapCursor(StageCursor[T]):
+    """A place among items of which each has been given to a function."""
+
     key: RestoreKey = ()
 
     def __init__(self, spec: MapDataset[T], inner: Cursor[Any]) -> None:
@@ -238,6 +240,7 @@ class _MapCursor(StageCursor[T]):
         self._call = self._run.call
 
     def __next__(self) -> T:
+        """Returns the next item."""
         inner = self.inner
         while True:
             item = next(inner)
@@ -250,6 +253,7 @@ class _MapCursor(StageCursor[T]):
                 return result  # type: ignore[no-any-return]
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns the next items, and their restore keys."""
         items: list[T] = []
         keys: list[RestoreKey] = []
         with suppress(StopIteration):
@@ -260,6 +264,7 @@ class _MapCursor(StageCursor[T]):
         return items, keys
 
     def take_ready(self, n: int) -> tuple[list[T], list[RestoreKey]]:
+        """Returns some of the next items, and their restore keys."""
         if self.spec.function.may_draw:  # in turn with the hooks below
             return super().take_ready(n)
         while True:

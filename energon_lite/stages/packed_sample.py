@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import chain, repeat
-from typing import Any
+from itertools import accumulate, chain, islice, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.arrays import BoolArray, Int64Array
+from energon_lite.core.arrays import Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.samples import IMAGE_FIELDS, Batch, Sample, field_of, images_of
 from energon_lite.loss.means import token_weight
 
@@ -23,6 +24,7 @@ from energon_lite.loss.means import token_weight
 TOKEN_FIELDS = ("input_ids", "labels", "loss_mask")
 _LOSS_WEIGHTS = ("__loss_weight__", "loss_weight")
 _NUM_VALUES = torch.Tensor.numel  # half of the time of `len`
+_NUM_DIMENSIONS = attrgetter("ndim")
 
 
 @edataclass
@@ -205,43 +207,184 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     if not samples:
         raise ValueError("pack_samples: there is no sample")
     columns = _Columns(samples)
-    input_ids, lengths = columns.joined("input_ids")
-    sizes = np.array(lengths)
-    align = packing.token_alignment
-    padded_sizes = sizes if align == 1 else -(-sizes // align) * align
-    ends = np.cumsum(padded_sizes)
-    starts, total = ends - padded_sizes, int(ends[-1])
-    _check_capacity(samples, lengths, total, packing)
-    positions = np.repeat(starts, padded_sizes)
-    np.subtract(np.arange(total), positions, out=positions)
-    segments = np.repeat(np.arange(1, len(samples) + 1), padded_sizes)
-    is_padding = None
-    if align > 1:
-        is_padding = positions >= np.repeat(sizes, padded_sizes)
-        positions[is_padding] = segments[is_padding] = 0
-        joined, input_ids = input_ids, np.full(total, packing.pad_id)
-        input_ids[~is_padding] = joined
-    labels = _labels(columns, input_ids, starts, sizes, is_padding, packing)
-    boundaries = np.zeros((2, len(samples) + 1), np.int32)
-    boundaries[1, 1:] = ends
-    boundaries[0, 1:] = ends if align == 1 else np.cumsum(sizes)
+    fields = _joined_fields(columns, [len(samples)], packing, is_batch=False)
+    keys: list[str] = fields.pop("__key__")
+    restore_keys = [key or () for key in columns["__restore_key__"] or [()] * len(samples)]
     return PackedSample(
-        **_names_and_images(columns),
-        input_ids=torch.from_numpy(input_ids),
-        labels=torch.from_numpy(labels),
-        position_ids=torch.from_numpy(positions),
-        segment_ids=torch.from_numpy(segments),
-        loss_weights=torch.from_numpy(
-            _loss_weights(columns, labels, starts, sizes, padded_sizes, packing)
-        ),
-        cu_seqlens=torch.from_numpy(boundaries[0]),
-        cu_seqlens_padded=torch.from_numpy(boundaries[1]),
-        max_seqlen=-(-max(lengths) // align) * align,
+        __key__=",".join(keys), __restore_key__=("pack", *restore_keys), __keys__=keys, **fields
     )
 
 
+class PackColumns(Columns):
+    """Samples of packs that are made into a batch at once; equal to the batch of these packs.
+
+    Each token is written once, into the row of the batch.
+
+    Args:
+        packs: the samples of each pack.
+        packing: how they are packed, and the shape of the rows.
+
+    Raises:
+        Exception: `pack_samples` would raise it for one of the packs, or another one.
+    """
+
+    def __init__(self, packs: Sequence[Sequence[Any]], packing: Packing) -> None:
+        self.packs, self.packing = packs, packing
+        columns = _Columns([*chain.from_iterable(packs)])
+        self.fields = _joined_fields(columns, [*map(len, packs)], packing, is_batch=True)
+
+    def samples(self) -> list[PackedSample]:
+        """Returns the packs one by one."""
+        return [pack_samples(samples, self.packing) for samples in self.packs]
+
+    def batch(self) -> PackedBatch:
+        """Returns the batch."""
+        return PackedBatch(__restore_key__=(), **self.fields)
+
+
+class _Places(NamedTuple):
+    """Where the tokens of S samples lie in B rows of L tokens, counted over all rows.
+
+    Attributes:
+        shape: of the fields; B and L for a batch, L for a pack.
+        sizes: S numbers of tokens.
+        starts: shape (S,); where each sample starts.
+        taken: shape (S,); its tokens and the padding behind it.
+        paddings: (sample, start, stop) of the padding behind a sample, where there is any.
+        segments: shape (S,); numbers of the samples in their rows, from 1.
+        bounds: for each row the sums of its samples' sizes; and those with padding.
+        longest: tokens of the longest sample, with its padding if it is aligned.
+    """
+
+    shape: tuple[int, ...]
+    sizes: list[int]
+    starts: Int64Array
+    taken: Int64Array
+    paddings: list[tuple[int, int, int]]
+    segments: Int64Array
+    bounds: list[list[list[int]]]
+    longest: int
+
+    def fill(self, tokens: npt.NDArray[Any], value: float) -> npt.NDArray[Any]:
+        """Writes a value where there is padding; returns the array."""
+        for _, start, stop in self.paddings:
+            tokens[start:stop] = value
+        return tokens
+
+    def joined(self, values: list[Any], fill: int) -> Int64Array:
+        """Returns what all samples have for their tokens, and `fill` where there is padding."""
+        parts, is_tensor = values.copy(), type(values[0]) is torch.Tensor
+        for sample, start, stop in reversed(self.paddings):
+            padding = np.full(stop - start, fill)
+            parts.insert(sample + 1, torch.from_numpy(padding) if is_tensor else padding)
+        if is_tensor:
+            found = torch.cat(parts)
+            if not found.is_floating_point():
+                return np.asarray(found.numpy(), np.int64)
+            parts = list(map(torch.Tensor.numpy, parts))
+        return np.concatenate(parts, dtype=np.int64, casting="unsafe")
+
+
+def _places(
+    samples: Sequence[Any], sizes: list[int], counts: list[int], packing: Packing, is_batch: bool
+) -> _Places:
+    """Returns where samples lie.
+
+    Args:
+        samples: the samples of all packs.
+        sizes: their tokens.
+        counts: how many samples each pack has.
+        packing: how they are packed.
+        is_batch: whether rows have the shape that `packing` wants; else they are as long as needed.
+
+    Raises:
+        FatalSampleError: A pack is above the capacity; names a sample.
+    """
+    align, first, totals = packing.token_alignment, 0, []
+    aligned = sizes if align == 1 else [-(-size // align) * align for size in sizes]
+    for count in counts:
+        own = slice(first, first := first + count)
+        totals.append(sum(aligned[own]))
+        _check_capacity(samples[own], sizes[own], totals[-1], packing)
+    is_padded = is_batch and packing.layout == "padded"
+    in_rows, length = (counts, max(totals)) if is_padded else ([len(sizes)], sum(totals))
+    if is_batch and packing.pads_to_capacity:
+        length = max(length, packing.tokens * len(counts) // len(in_rows))
+    sums = _sums_in_rows(aligned, in_rows)
+    starts = [row * length + end for row, own_sums in enumerate(sums) for end in own_sums[:-1]]
+    edges = np.array([*starts, len(in_rows) * length])
+    taken, paddings = edges[1:] - edges[:-1], list[tuple[int, int, int]]()
+    if sum(sizes) < len(in_rows) * length:
+        padded = np.flatnonzero(taken > sizes)
+        stops = edges[padded + 1].tolist()
+        for sample, stop in zip(padded.tolist(), stops, strict=True):
+            paddings.append((sample, starts[sample] + sizes[sample], stop))
+    return _Places(
+        shape=(len(in_rows), length) if is_batch else (length,),
+        sizes=sizes,
+        starts=edges[:-1],
+        taken=taken,
+        paddings=paddings,
+        bounds=[sums if align == 1 else _sums_in_rows(sizes, in_rows), sums],
+        segments=np.array([*chain.from_iterable(range(1, count + 1) for count in in_rows)]),
+        longest=max(aligned),
+    )
+
+
+def _sums_in_rows(sizes: list[int], counts: list[int]) -> list[list[int]]:
+    """Returns the sums of the sizes of each row, from 0."""
+    own = iter(sizes)
+    return [[*accumulate(islice(own, count), initial=0)] for count in counts]
+
+
+def _joined_fields(
+    columns: _Columns, counts: list[int], packing: Packing, is_batch: bool
+) -> dict[str, Any]:
+    """Returns the fields of a batch of packs, or those of the one pack; no restore key.
+
+    Args:
+        columns: the samples of all packs.
+        counts: how many samples each pack has.
+        packing: how they are packed.
+        is_batch: whether rows have the shape that `packing` wants; else there is one pack.
+    """
+    values, sizes = columns.arrays("input_ids")
+    places = _places(columns.samples, sizes, counts, packing, is_batch)
+    positions = places.starts.repeat(places.taken)
+    np.subtract(np.arange(len(positions)), positions, out=positions)
+    input_ids = places.joined(values, packing.pad_id)
+    labels = _labels(columns, input_ids, places, packing)
+    flat = (
+        input_ids, labels, places.fill(positions, 0),
+        places.fill(places.segments.repeat(places.taken), 0),
+        _loss_weights(columns, labels, places, packing),
+    )  # fmt: skip
+    tensors = [torch.from_numpy(array.reshape(places.shape)) for array in flat]
+    for rows in places.bounds:
+        most = max(map(len, rows))
+        # Rows of fewer samples repeat their last sum.
+        full = [own + own[-1:] * (most - len(own)) for own in rows] if is_batch else rows[0]
+        tensors.append(torch.from_numpy(np.array(full, np.int32)))
+    sources = filter(None, columns["__sources__"] or ())
+    images = columns.images()
+    of_images = np.zeros((0, 2) if is_batch else 0, np.int64)
+    if images:
+        owners = np.array([place for place, own in enumerate(images) for _ in own], np.int64)
+        of_images = places.segments[owners]
+        if is_batch:
+            of_images = np.stack([places.starts[owners] // places.shape[1], of_images], axis=1)
+    return {
+        **dict(zip((*_PER_TOKEN, *_PER_SAMPLE), tensors, strict=True)),
+        "__key__": [str(key or "") for key in columns["__key__"] or repeat("", len(sizes))],
+        "__sources__": tuple(chain.from_iterable(sources)) or None,
+        "images": list(chain.from_iterable(images)),
+        "image_segments": torch.from_numpy(of_images),
+        "max_seqlen": places.longest,
+    }
+
+
 class _Columns:
-    """The fields of the samples of a pack, each looked up in all samples at once."""
+    """The fields of the samples of packs, each looked up in all samples at once."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self.samples = samples
@@ -264,46 +407,24 @@ class _Columns:
             found = [field_of(sample, name) for sample in self.samples] if is_known else []
         return None if set(map(type, found)) <= {type(None)} else found
 
-    def joined(self, name: str) -> tuple[Int64Array, list[int]]:
-        """Returns what a field has for all tokens, in a row, and for how many of each sample.
+    def arrays(self, name: str) -> tuple[list[Any], list[int]]:
+        """Returns tensors or arrays that have an entry for each token, and how many they have.
 
         Raises:
             FatalSampleError: A sample lacks the field, or the field has other dimensions.
         """
         values: list[Any] = self[name] or [None] * len(self.samples)
         kinds = set(map(type, values))
-        # What has other dimensions is named below.
-        with suppress(RuntimeError, ValueError):
-            if kinds == {torch.Tensor}:
-                joined = np.asarray(torch.cat(values).numpy(), np.int64)
-                if joined.ndim == 1:
-                    return joined, list(map(_NUM_VALUES, values))
-            elif kinds == {np.ndarray}:
-                joined = np.concatenate(values, dtype=np.int64, casting="unsafe")
-                if joined.ndim == 1:
-                    return joined, list(map(len, values))
-        arrays = list(map(_array, self.samples, repeat(name), values))
-        return np.concatenate(arrays, dtype=np.int64, casting="unsafe"), list(map(len, arrays))
+        if kinds == {torch.Tensor} and {*map(torch.Tensor.dim, values)} == {1}:
+            return values, list(map(_NUM_VALUES, values))
+        if kinds != {np.ndarray} or {*map(_NUM_DIMENSIONS, values)} != {1}:
+            values = list(map(_array, self.samples, repeat(name), values))
+        return values, list(map(len, values))
 
-
-def _names_and_images(columns: _Columns) -> dict[str, Any]:
-    """What a pack has besides its tokens."""
-    samples, none = columns.samples, [()] * len(columns.samples)
-    keys = [str(key or "") for key in columns["__key__"] or none]
-    restore_keys = [key or () for key in columns["__restore_key__"] or ()] or none
-    sources = filter(None, columns["__sources__"] or ())
-    images: list[list[Any]] = []
-    if any(columns[name] is not None for name in IMAGE_FIELDS):
-        images = list(map(images_of, samples))
-    numbers = [number for number, own in enumerate(images, 1) for _ in own]
-    return {
-        "__key__": ",".join(keys),
-        "__restore_key__": ("pack", *restore_keys),
-        "__sources__": tuple(chain.from_iterable(sources)) or None,
-        "__keys__": keys,
-        "images": list(chain.from_iterable(images)),
-        "image_segments": torch.from_numpy(np.array(numbers, np.int64)),
-    }
+    def images(self) -> list[list[Any]]:
+        """Returns the images of each sample; nothing if no sample has any."""
+        has_images = any(self[name] is not None for name in IMAGE_FIELDS)
+        return list(map(images_of, self.samples)) if has_images else []
 
 
 def slice_sample(sample: Any, start: int, stop: int) -> Any:
@@ -371,28 +492,27 @@ def _per_token(sample: Any, name: str, value: Any, size: int) -> npt.NDArray[Any
 
 
 def _labels(
-    columns: _Columns,
-    input_ids: Int64Array,
-    starts: Int64Array,
-    sizes: Int64Array,
-    is_padding: BoolArray | None,
-    packing: Packing,
+    columns: _Columns, input_ids: Int64Array, places: _Places, packing: Packing
 ) -> Int64Array:
-    """Returns the labels of all samples."""
-    labels, ends = input_ids.copy(), starts + sizes
-    if packing.labels_are_shifted:
-        labels[:-1] = input_ids[1:]
-        labels[ends - 1] = packing.ignore_index
+    """Returns the labels of all samples at their places."""
+    sizes, starts = places.sizes, places.starts
     values = columns["labels"] or ()
-    triples = zip(starts.tolist(), ends.tolist(), values, strict=bool(values))
-    for place, (start, end, value) in enumerate(triples):
-        if value is not None:
-            own = _per_token(columns.samples[place], "labels", value, end - start)
-            labels[start:end] = own
+    is_whole = bool(values) and type(None) not in map(type, values)
+    own, lengths = columns.arrays("labels") if is_whole else ([], [])
+    if lengths == sizes:
+        labels = places.joined(own, packing.ignore_index)
+    else:
+        labels = input_ids.copy()
+        if packing.labels_are_shifted:
+            labels[:-1] = input_ids[1:]
+            labels[starts + sizes - 1] = packing.ignore_index
+        for place, value in enumerate(values):
+            if value is not None:
+                array = _per_token(columns.samples[place], "labels", value, sizes[place])
+                labels[starts[place] : starts[place] + sizes[place]] = array
+        places.fill(labels, packing.ignore_index)
     if not packing.labels_are_shifted:
         labels[starts] = packing.ignore_index  # nothing of a sample predicts its first token
-    if is_padding is not None:
-        labels[is_padding] = packing.ignore_index
     return labels
 
 
@@ -410,14 +530,9 @@ def _check_capacity(samples: Sequence[Any], sizes: list[int], total: int, packin
 
 
 def _loss_weights(
-    columns: _Columns,
-    labels: Int64Array,
-    starts: Int64Array,
-    sizes: Int64Array,
-    padded_sizes: Int64Array,
-    packing: Packing,
+    columns: _Columns, labels: Int64Array, places: _Places, packing: Packing
 ) -> npt.NDArray[np.float32]:
-    """What each token's loss counts, shape (T,)."""
+    """What each token's loss counts, as many as there are labels."""
     samples, masks = columns.samples, columns["loss_mask"]
     has_loss = labels != packing.ignore_index
     own = [1.0]
@@ -426,13 +541,15 @@ def _loss_weights(
     if packing.loss == "token" and masks is None and set(own) == {1.0}:
         return np.asarray(has_loss, np.float32)
     weights = has_loss.astype(np.float64)
-    quadruples = zip(samples, starts.tolist(), sizes.tolist(), masks or (), strict=bool(masks))
+    starts = places.starts.tolist()
+    quadruples = zip(samples, starts, places.sizes, masks or (), strict=bool(masks))
     for sample, start, size, mask in quadruples:
         if mask is not None:
             weights[start : start + size] *= _per_token(sample, "loss_mask", mask, size)
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
     modes = [token_weight(packing.loss, number) for number in targets.tolist()]
-    return np.asarray(weights * np.repeat(np.multiply(own, modes), padded_sizes), np.float32)
+    weights *= np.repeat(np.multiply(own, modes), places.taken)
+    return np.asarray(places.fill(weights, 0), np.float32)
 
 
 def loss_weight_of(sample: Any) -> float:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from itertools import chain, islice
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import is_piece, leaves, whole
+from energon_lite.core.sample_columns import Columns
 from energon_lite.core.stage import Stage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
-from energon_lite.core.stream_context import replaying
+from energon_lite.core.stream_context import current_context, replaying
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import (
     DEFAULT_FAILURE_TOLERANCE,
@@ -24,7 +27,13 @@ from energon_lite.core.user_function import (
 )
 from energon_lite.stages.collect import ListDataset
 from energon_lite.stages.loss_weights import set_loss_weight
-from energon_lite.stages.map import FunctionConfig, MapDataset, WrappedFunction, as_user_function
+from energon_lite.stages.map import (
+    FunctionConfig,
+    MapCursor,
+    MapDataset,
+    WrappedFunction,
+    as_user_function,
+)
 from energon_lite.stages.pack_lists import BalancedLists, PackLists, PlannedPacks, SelectedLists
 from energon_lite.stages.packed_sample import slice_sample
 from energon_lite.stages.token_lengths import MeasureDataset
@@ -59,6 +68,8 @@ class PackingDataset(MapDataset[T]):
         pre_packer_failure_tolerance: failures in a row that end the run; 0 for any number.
         sample_encoder_failure_tolerance: the same.
         final_packer_failure_tolerance: the same.
+        pack_columns: makes several packs at once, as `final_packer` makes them one by one, for a
+            batch of them; None if nothing does.
         packs_per_batch: of a batch above, which is to have packs of one group; it counts where
             all streams plan together.
         worker_config: by default that of the dataset.
@@ -87,6 +98,7 @@ class PackingDataset(MapDataset[T]):
         pre_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         sample_encoder_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         final_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        pack_columns: Callable[[list[list[Any]]], Columns] | None = None,
         packs_per_batch: int = 1,
         worker_config: WorkerConfig | None = None,
     ) -> None:
@@ -119,6 +131,26 @@ class PackingDataset(MapDataset[T]):
         )
         members = PackMembers(lists, encoder, slicer)
         super().__init__(members, packer, map_fn_config=packer_config, worker_config=config)
+        self.pack_columns = pack_columns
+
+    def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
+        """Returns a fresh cursor."""
+        return _PackCursor(self, inner) if self.pack_columns else super().open(inner, stream)
+
+
+class _PackCursor(MapCursor[T]):
+    def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
+        packs, keys = self.inner.take(n)
+        since = perf_counter()
+        try:
+            columns: Columns = self.spec.pack_columns(packs)
+        except Exception:  # of one of them: it is named and counted where packs are made singly
+            items, keys = unskipped(self._run.call_timed(keys, packs), keys) if keys else ([], [])
+            more, own = self.take(n - len(keys))
+            return items + more, keys + own
+        current_context().spend(keys[0], perf_counter() - since)
+        self._run.failures, self.key = 0, keys[-1]
+        return columns, keys
 
 
 def _by_length(
@@ -240,18 +272,47 @@ class _MemberCursor(StageCursor[list[Any]]):
         while True:
             samples = next(self.inner)
             kind, slot, *keys = self.inner.key
-            are_parts = tuple in {type(key[-1]) for key in keys}  # some or all of them
-            if self._encode is not None:
-                samples = self._encode([*map(whole, keys)] if are_parts else keys, samples)
-            if are_parts:
-                samples = list(map(self._part, keys, samples))
-            for key, sample in zip(keys, samples, strict=True) if self._weights else ():
-                if sample is not SKIPPED:
-                    _weigh(sample, key, self._weights)
-            members, keys = unskipped(samples, keys)
+            members, keys = unskipped(self._encoded(keys, samples), keys)
             if members:
                 self.key = (kind, slot, *keys)
                 return members
+
+    def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        if self.spec.encoder is not None and self.spec.encoder.may_draw:
+            return super().take(n)  # in turn with the hooks below
+        made: list[list[Any]] = []
+        taken: list[RestoreKey] = []
+        while (num := n - len(made)) > 0:
+            packs, keys = self.inner.take(num)
+            flat = [key for of_pack in keys for key in of_pack[2:]]
+            samples = iter(self._encoded(flat, [*chain.from_iterable(packs)]))
+            for pack, (kind, slot, *own) in zip(packs, keys, strict=True):
+                members, own = unskipped([*islice(samples, len(pack))], own)
+                if members:
+                    made.append(members)
+                    taken.append((kind, slot, *own))
+            if len(packs) < num:
+                break
+        self.key = taken[-1] if taken else self.key
+        return made, taken
+
+    def take_ready(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        packs, keys = self.take(n)
+        if not keys:
+            raise StopIteration
+        return packs, keys
+
+    def _encoded(self, keys: list[RestoreKey], samples: list[Any]) -> list[Any]:
+        """Returns encoded samples, or parts of them; `SKIPPED` in place of those that failed."""
+        are_parts = tuple in {type(key[-1]) for key in keys}  # some or all of them
+        if self._encode is not None and keys:
+            samples = self._encode([*map(whole, keys)] if are_parts else keys, samples)
+        if are_parts:
+            samples = list(map(self._part, keys, samples))
+        for key, sample in zip(keys, samples, strict=True) if self._weights else ():
+            if sample is not SKIPPED:
+                _weigh(sample, key, self._weights)
+        return samples
 
     def _part(self, key: RestoreKey, sample: Any) -> Any:
         if sample is SKIPPED or not is_piece(key):

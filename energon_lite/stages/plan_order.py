@@ -202,12 +202,14 @@ class PlanReader:
         self._are_parts = bool(self._was_read.any() or (units.starts != WHOLE).any())
         self._sources, self._tokens = units.sources.tolist(), units.planned[:, 0].tolist()
         offsets = window.packs.offsets[first:]
-        self._bounds = pairwise((offsets - offsets[0]).tolist())
+        self._offsets, self._next = (offsets - offsets[0]).tolist(), 0
         self._branches: dict[int, tuple[MeasureCursor[Any], PlannedRows]] = {}
 
-    def next_list(self) -> tuple[list[RestoreKey], list[Any]]:
-        """Returns restore keys and samples of the next list, without those that failed."""
-        start, stop = next(self._bounds)
+    def next_lists(self, n: int) -> list[tuple[list[RestoreKey], list[Any]]]:
+        """Returns restore keys and samples of the next lists, without those that failed."""
+        bounds = self._offsets[self._next : self._next + n + 1]
+        self._next += n
+        start, stop = bounds[0], bounds[-1]
         sources, keys = self._sources[start:stop], self._keys[start:stop]
         groups: dict[int, list[int]] = {}
         if self._are_parts and self._was_read[start:stop].any():
@@ -221,8 +223,11 @@ class PlanReader:
                 samples[row - start] = sample
         num_streams = self._stream.num_streams
         current_context().sample_index = int(self._units.draws[stop - 1]) + num_streams
-        samples, keys = unskipped(samples, keys)
-        return keys, samples
+        found = []
+        for own in (slice(a - start, b - start) for a, b in pairwise(bounds)):
+            members, own_keys = unskipped(samples[own], keys[own])
+            found.append((own_keys, members))
+        return found
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """Returns the samples of some rows, all of one source; `SKIPPED` for those that failed."""

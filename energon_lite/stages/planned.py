@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -260,11 +261,24 @@ class PlanCursor(Cursor[list[Any]]):
 
     def __next__(self) -> list[Any]:
         """Returns the samples of the next list; a list of which all samples failed is skipped."""
+        while True:
+            samples, keys = self._read(1)
+            if keys:
+                self.key = keys[0]
+                return samples[0]
+
+    def take(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Returns the samples of the next lists, which are read together, and their keys."""
+        lists: list[list[Any]] = []
         keys: list[RestoreKey] = []
-        while not keys:
-            keys, samples = self._next_list()
-        self.key = (self._spec.kind, current_context().batch_index, *keys)
-        return samples
+        at_once = 1 if self._spec.drawing else n  # hooks that draw do so in the order of the lists
+        with suppress(StopIteration):
+            while (num := min(n - len(lists), at_once)) > 0:
+                samples, own = self._read(num)
+                lists += samples
+                keys += own
+        self.key = keys[-1] if keys else self.key
+        return lists, keys
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -273,16 +287,19 @@ class PlanCursor(Cursor[list[Any]]):
         found: list[list[int]] = units.lengths[np.where(rows < 0, ~rows, rows)].tolist()
         return found
 
-    def _next_list(self) -> tuple[list[RestoreKey], list[Any]]:
+    def _read(self, n: int) -> tuple[list[list[Any]], list[RestoreKey]]:
+        """Reads up to `n` lists of a window; skips those of which all samples failed."""
         window = self._with_lists()
+        num = min(n, len(window.packs) - self._emitted)
         if self._reader is None:
             self._reader = PlanReader(self._spec, window, self._emitted, self._names, self._stream)
         self._last = window.units, window.packs[self._emitted]
-        self._emitted += 1
+        self._emitted += num
         reader, self._reader = self._reader, None
-        found = reader.next_list()
+        slot = self._spec.kind, current_context().batch_index
+        found = [(samples, (*slot, *keys)) for keys, samples in reader.next_lists(num) if keys]
         self._reader = reader  # after an error, the next list begins with another one
-        return found
+        return [samples for samples, _ in found], [key for _, key in found]
 
     def skip(self, n: int) -> None:
         """Skips `n` planned lists without reading them, including lists that would fail."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
-from energon_lite.core.sample_columns import SampleColumns, samples_of
+from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import (
     LOSS_WEIGHT,
@@ -23,7 +23,13 @@ from energon_lite.core.stream_context import current_batch_index, current_sample
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.names.energon_modules import energon_names
-from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples, slice_sample
+from energon_lite.stages.packed_sample import (
+    PackColumns,
+    PackedBatch,
+    PackedSample,
+    pack_samples,
+    slice_sample,
+)
 from energon_lite.stores.cache_pool import CachePool, current_cache_pool
 from energon_lite.stores.file_stores import PrimaryFileStore
 from energon_lite.task_encoder.builders import PipelineBuilders
@@ -151,8 +157,8 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
         batched: T_raw_batch = self._batched(samples)
         return batched
 
-    def _batched(self, samples: list[Any] | SampleColumns) -> Any:
-        if isinstance(samples, SampleColumns):
+    def _batched(self, samples: list[Any] | Columns) -> Any:
+        if isinstance(samples, Columns):
             return samples.batch()
         if isinstance(samples[0], PackedSample):
             return PackedBatch.from_packs(samples, self.packing)
@@ -181,8 +187,15 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     @property
     def _takes_columns(self) -> bool:
-        """Whether `batch` is the library's own, which takes `SampleColumns`, too."""
+        """Whether `batch` is the library's own, which takes `Columns`, too."""
         return _function_of(self, "batch") in (TaskEncoder.batch, DefaultTaskEncoder.batch)
+
+    @property
+    def _pack_columns(self) -> Callable[[list[list[Any]]], PackColumns] | None:
+        """What makes several packs at once, if `pack_selected_samples` is the library's own."""
+        hook: Any = self.pack_selected_samples
+        is_own = _function_of(self, "pack_selected_samples") is TaskEncoder.pack_selected_samples
+        return functools.partial(PackColumns, packing=hook.__self__.packing) if is_own else None
 
 
 AnyTaskEncoder = TaskEncoder[Any, Any, Any, Any]

@@ -278,7 +278,7 @@ class Hooks:
             sample_encoder=self.hook("postencode_sample") if encodes else None,
             slicer=encoder.slice_sample,
             packer_config={"loss": loss} if packing else None,
-            drop_last=False,
+            pack_columns=encoder._pack_columns,
             packs_per_batch=batching.batch_size or 1,
             worker_config=self.config,
         )

@@ -34,7 +34,7 @@ from energon_lite.core.stream_context import StreamContext, context_of
 from energon_lite.core.topology import Stream
 from energon_lite.length_index import measure_lengths
 from energon_lite.sources.planned_source import _PlannedCursor
-from energon_lite.stages.map import _MapCursor
+from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
 from ..helpers import ignore, metadataset, number_of, text_set, through_json
@@ -485,7 +485,7 @@ def test_packs_read_by_blocks_equal_those_read_one_by_one(
 
     by_blocks = [run_of(Stream(index, 2)) for index in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        for cursor in (_PlannedCursor, _MapCursor):
+        for cursor in (_PlannedCursor, MapCursor):
             patch.setattr(cursor, "take_ready", Cursor.take_ready)
         assert [run_of(Stream(index, 2)) for index in range(2)] == by_blocks
     assert any("DecodingError" in str(records) for run in by_blocks for *_, records in run[1:])

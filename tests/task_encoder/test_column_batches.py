@@ -35,7 +35,7 @@ from energon_lite.core.sample_columns import SampleColumns, joined_samples, samp
 from energon_lite.core.stacking import layout_of
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.sources.sample_loader import SampleLoader
-from energon_lite.stages.map import _MapCursor
+from energon_lite.stages.map import MapCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import write_tar
@@ -163,7 +163,7 @@ def by_samples(dataset: Any, num: int, *, one_by_one: bool = False) -> list[Any]
         patch.setattr(TaskEncoder, "_takes_columns", property(lambda self: False))
         if one_by_one:
             patch.setattr(SampleLoader, "together", lambda self, block: None)
-            patch.setattr(_MapCursor, "take", Cursor.take)
+            patch.setattr(MapCursor, "take", Cursor.take)
         return run_of(dataset(), num)
 
 
