@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -95,13 +96,35 @@ def pin_memory(value: Any) -> Any:
     if isinstance(value, list):
         return [pin_memory(entry) for entry in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        clone: Any = copy.copy(value)
+        clone = _shallow_copy(value)
         for field in dataclasses.fields(value):
             if field.name not in SERVICE_FIELDS:
                 # Not setattr: a frozen dataclass refuses it.
                 object.__setattr__(clone, field.name, pin_memory(getattr(value, field.name)))
         return clone
     return value
+
+
+def _shallow_copy(value: Any) -> Any:
+    """Returns a copy; its service fields are left for later if those of the value are."""
+    later = getattr(value, "_later", None)
+    if later is None:
+        return copy.copy(value)
+    clone = object.__new__(type(value))
+    vars(clone).update(vars(value))
+    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+        if has_own(value, name):
+            object.__setattr__(clone, name, object.__getattribute__(value, name))
+    return clone
+
+
+def has_own(value: Any, name: str) -> bool:
+    """Whether an attribute is there without the help of `__getattr__`."""
+    try:
+        object.__getattribute__(value, name)
+    except AttributeError:
+        return False
+    return True
 
 
 class PinMemoryMixin:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from typing_extensions import Self
 
-from energon_lite.core.edataclass import ExtendableDataclassMixin, PinMemoryMixin, edataclass
+from energon_lite.core.edataclass import (
+    ExtendableDataclassMixin,
+    PinMemoryMixin,
+    edataclass,
+    has_own,
+)
 from energon_lite.core.stacking import SERVICE_FIELDS, generic_batch, hide_field, layout_of
 from energon_lite.core.state import RestoreKey
 
@@ -51,12 +57,25 @@ def _flat(value: Any) -> Any:
 
 
 class RowWeightsMixin:
-    """Samples and batches have a `loss_weight` and `valid`, unless they have such a field."""
+    """Samples and batches have a `loss_weight` and `valid`, unless they have such a field.
 
-    __slots__ = ()
+    Service fields of a batch may be made when the first of them is looked at, by a function that
+    returns them. So most training loops do not wait for them.
+    """
+
+    __slots__ = ("_later",)
+    _later: Callable[[], Mapping[str, Any]]
 
     def __getattr__(self, name: str) -> Any:
         """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
+        if name in SERVICE_FIELDS:
+            later = getattr(self, "_later", dict)
+            for field, value in later().items():
+                if not has_own(self, field):
+                    object.__setattr__(self, field, value)
+            with suppress(AttributeError):  # there is none, or another thread did the same
+                del self._later
+            return object.__getattribute__(self, name)
         # No property: a subclass with a field of this name would take it for the field's default.
         if name == "loss_weight":
             weights = getattr(self, "__loss_weight__", None)

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
-from types import NoneType
+from operator import attrgetter
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
-from energon_lite.core.samples import SourceInfo
+from energon_lite.core.samples import Batch, Sample, SourceInfo
 from energon_lite.core.state import Snapshot
 from energon_lite.loader.arena import Arena, LentRange, ReadArena, nameless_file
 from energon_lite.loader.rank_feed import Delivery
@@ -127,19 +128,35 @@ def _sent_storage(content: Any) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
-def _batch_state(item: Any) -> tuple[Any, Any] | None:
-    """Returns attributes and slots of a batch that pickle would make of nothing else."""
-    made = type(item)
-    if made is dict:
-        return item, None
-    if not hasattr(item, "__sources__") or hasattr(made, "__setstate__"):
+# What pickle asks a type for, and what decides how its attributes are found.
+_PICKLING = (
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs_ex__",
+    "__getnewargs__", "__getattribute__", "__setattr__",
+)  # fmt: skip
+# Few training loops look at these fields of a batch: they are made when one of them does.
+_LATER = ("__restore_key__", "__subflavors__", "__sources__")
+_later_of = attrgetter(*_LATER)
+_HEAP_TYPE = 1 << 9  # of a type that a `class` statement made
+
+
+@functools.lru_cache(maxsize=256)
+def _slots_of(made: type) -> tuple[str, ...] | None:
+    """Returns the slots of a type of batches, but for those in `_LATER`.
+
+    None if the type has more content than slots and attributes, or defines how they are found or
+    pickled.
+    """
+    base = next((base for base in (Batch, Sample) if issubclass(made, base)), None)
+    own = all(kind.__flags__ & _HEAP_TYPE for kind in made.__mro__[:-1])
+    if base is None or not own or made in _reducers():
         return None
-    reduced = item.__reduce_ex__(5)
-    is_plain = reduced[:2] == (copyreg.__newobj__, (made,))  # type: ignore[attr-defined]
-    if not is_plain or len(reduced) < 3 or any(reduced[3:]):
+    names = (*_LATER, "__getattr__")
+    if any(getattr(made, name) is not getattr(base, name) for name in names) or any(
+        getattr(made, name, None) is not getattr(object, name, None) for name in _PICKLING
+    ):
         return None
-    state = reduced[2] if type(reduced[2]) is tuple else (reduced[2], None)
-    return state if set(map(type, state)) <= {dict, NoneType} and len(state) == 2 else None
+    slots: list[str] = copyreg._slotnames(made)  # type: ignore[attr-defined]
+    return tuple(name for name in slots if name not in (*_LATER, "_later"))
 
 
 def _in_columns(delivery: Delivery) -> tuple[Any, ...] | None:
@@ -148,49 +165,113 @@ def _in_columns(delivery: Delivery) -> tuple[Any, ...] | None:
     Functions and types are looked up by pickle, by name; so columns of the batch have none. None is
     returned for a batch that defines how it is pickled.
     """
-    state = _batch_state(delivery.item)
-    if state is None or type(delivery.item) in _reducers():
+    item, snapshot = delivery.item, delivery.snapshot
+    made: Any = type(item)
+    values: Any
+    if made is dict:
+        own = {name: item[name] for name in _LATER if name in item}
+        made, attributes, values = None, {**item, **dict.fromkeys(own)}, ()
+    elif (slots := _slots_of(made)) is not None:
+        try:
+            values = [getattr(item, name) for name in slots]
+            own = dict(zip(_LATER, _later_of(item), strict=True))
+        except AttributeError:  # a field was deleted
+            return None
+        attributes = vars(item)
+    else:
         return None
-    keys = sources = None
-    found: list[Any] = [*state]
-    for place, fields in enumerate(state):
-        if fields and (rows := fields.get("__sources__")) and "__restore_key__" in fields:
-            found[place] = fields = {**fields}
-            key = fields["__restore_key__"]
-            if type(key) is tuple and set(map(type, key[2:])) == {tuple}:
-                with suppress(ValueError):  # of different lengths
-                    keys = key[:2], [*zip(*key[2:], strict=True)]
-                    fields["__restore_key__"] = None
-            if type(rows) is list and set(map(type, rows)) == {tuple}:
-                infos = [*chain.from_iterable(rows)]
-                if set(map(type, infos)) == {SourceInfo}:
-                    sources = [*map(len, rows)], [*zip(*infos, strict=True)]
-                    fields["__sources__"] = None
-    made = None if type(delivery.item) is dict else type(delivery.item)
-    return (made, *found, keys, sources, *delivery[1:])
+    sources = own.get("__sources__")
+    if (columns := _source_columns(sources)) is not None:
+        own["__sources__"] = None
+    later = pickle.dumps((own, columns), 5)
+    place = None if snapshot is None else pickle.dumps(_plain_snapshot(snapshot), 5)
+    return (made, attributes, values, later, place, *delivery[1:3], *delivery[4:])
+
+
+def _source_columns(sources: Any) -> tuple[Any, ...] | None:
+    """Returns the sources of a batch as columns, with the number of sources of each sample."""
+    lengths: list[int] | None = None
+    if type(sources) is list and set(map(type, sources)) == {tuple}:
+        lengths, sources = [*map(len, sources)], [*chain.from_iterable(sources)]
+    elif type(sources) is not tuple:
+        return None
+    if set(map(type, sources)) != {SourceInfo}:
+        return None
+    return lengths, *zip(*sources, strict=True)
+
+
+def _made_of(content: bytes) -> dict[str, Any]:
+    """Returns the service fields of a batch that were left for later."""
+    own, columns = pickle.loads(content)
+    if columns is not None:
+        lengths, *columns = columns
+        infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
+        if lengths is None:
+            own["__sources__"] = tuple(infos)
+        elif lengths.count(1) == len(lengths):
+            own["__sources__"] = [*zip(infos, strict=True)]
+        else:
+            own["__sources__"] = [tuple(islice(infos, length)) for length in lengths]
+    return own  # type: ignore[no-any-return]
 
 
 def _delivery_of(
-    made: Any, attributes: Any, slots: Any, keys: Any, sources: Any, *rest: Any
-) -> Delivery:
-    fields = slots if slots and "__sources__" in slots else attributes
-    if keys is not None:
-        fields["__restore_key__"] = (*keys[0], *zip(*keys[1], strict=True))
-    if sources is not None:
-        lengths, columns = sources
-        infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
-        if lengths.count(1) == len(lengths):
-            fields["__sources__"] = list(zip(infos, strict=True))
-        else:
-            fields["__sources__"] = [tuple(islice(infos, length)) for length in lengths]
+    made: Any, attributes: Any, values: Any, later: bytes, place: bytes | None,
+    slot: int, stream: int, *rest: Any,
+) -> Delivery:  # fmt: skip
+    snapshot = None if place is None else SentSnapshot(place)
     if made is None:
-        return Delivery(attributes, *rest)
+        attributes.update(_made_of(later))
+        return Delivery(attributes, slot, stream, snapshot, *rest)
     item = made.__new__(made)
+    for name, value in zip(_slots_of(made), values, strict=True):  # type: ignore[arg-type]
+        setattr(item, name, value)
     if attributes:
         vars(item).update(attributes)
-    for name, value in slots.items() if slots else ():
-        setattr(item, name, value)
-    return Delivery(item, *rest)
+    item._later = functools.partial(_made_of, later)
+    return Delivery(item, slot, stream, snapshot, *rest)
+
+
+def _plain_snapshot(snapshot: Snapshot) -> tuple[Any, ...]:
+    inner = snapshot.inner
+    if type(inner) is tuple:
+        inner = tuple([_plain_snapshot(below) for below in inner])  # type: ignore[misc]
+    return snapshot.kind, snapshot.fields, inner, snapshot.names
+
+
+def _snapshot_of(kind: str, fields: dict[str, Any], inner: Any, names: Any) -> Snapshot:
+    if type(inner) is tuple:
+        inner = tuple([_snapshot_of(*below) for below in inner])
+    return Snapshot(kind, fields, inner, names)
+
+
+class SentSnapshot(Snapshot):
+    """A snapshot that came from a worker process; most are followed by the next one unread.
+
+    Args:
+        content: its pickled bytes.
+    """
+
+    __slots__ = ("_content",)
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns a field, after all of them were made."""
+        if name not in _FIELDS:
+            raise AttributeError(name)
+        made = _snapshot_of(*pickle.loads(self._content))
+        for field in _FIELDS:
+            setattr(self, field, getattr(made, field))
+        return getattr(made, name)
+
+    def __reduce__(self) -> Any:
+        """Sends the bytes as they are."""
+        return SentSnapshot, (self._content,)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))
 
 
 def _reduce_snapshot(snapshot: Snapshot) -> Any:
@@ -295,9 +376,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 # A delivery: number of the pass; number of the arena and its length; start and size of the pickled
-# bytes, and how many buffers there are: the start and size of each follow these bytes; and whether
-# the delivery is in columns.
-_COLUMNS = 7
+# bytes, and how many buffers there are: the start and size of each follow these bytes; whether
+# the delivery is in columns; and how many deliveries may be unread.
+_COLUMNS = 8
+# How many small deliveries that were quickly made may be unread, and how large they may be
+# together: to wake a process takes about half as long as to compute one.
+_MOST_AHEAD, _BYTES_AHEAD, _QUICK_SEC = 16, 256 << 10, 0.001
 # What is returned of the arena: start and size.
 _RANGE = struct.Struct("<QQ")
 _NUM_RETURNED = 500
@@ -327,7 +411,7 @@ class _Shared:
     """
 
     def __init__(self, file: int, num_deliveries: int, has_delivery: Bell, has_room: Bell) -> None:
-        sizes = (num_deliveries, _COLUMNS), (_NUM_RETURNED, 2)
+        sizes = (max(num_deliveries, _MOST_AHEAD), _COLUMNS), (_NUM_RETURNED, 2)
         first, second = (SharedRing.num_bytes(*size) for size in sizes)
         if os.fstat(file).st_size == 0:
             os.ftruncate(file, first + second)
@@ -356,6 +440,8 @@ class Outlet:
         half = len(bells) // 2
         self._shared = _Shared(rings, num_deliveries, Bell(bells[:half]), Bell(bells[half:]))
         os.close(rings)
+        self._num_deliveries = self._most_unread = num_deliveries
+        self._since = 0.0
         # What may be computed ahead, and what the training loop is done with and has not returned.
         self._num_in_arena = num_deliveries + 3
         self._lock = threading.Lock()
@@ -379,6 +465,7 @@ class Outlet:
             size = sum(map(len, content.body))
             ranges = [_RANGE.pack(*part) for part in places]
             start = arena.write([*content.body, *ranges])
+            self._set_most_unread(size + sum([part[1] for part in places]))
             self._bodies.append((arena, (start, size + len(ranges) * _RANGE.size)))
             row = (
                 number,
@@ -388,18 +475,33 @@ class Outlet:
                 size,
                 len(ranges),
                 content.is_in_columns,
+                self._most_unread,
             )
             if deliveries.put([row]):
                 self._shared.has_delivery.ring()
 
+    def _set_most_unread(self, size: int) -> None:
+        """Decides how many deliveries may be unread, by the size of the last one and its time."""
+        now, since = perf_counter(), self._since
+        self._since, self._most_unread = now, self._num_deliveries
+        if now - since < _QUICK_SEC:
+            most = min(_MOST_AHEAD, _BYTES_AHEAD // size)
+            self._most_unread = max(self._num_deliveries, most)
+
     def await_room(self) -> None:
         """Waits until there may be room for a delivery, or `wake` is called."""
-        if self._shared.deliveries.lacks_room():
-            self._shared.has_room.wait()
+        shared, most = self._shared, self._most_unread
+        # Where many may be unread, some of them are to be read before it continues.
+        until = max(self._num_deliveries - 1, most // 2)
+        if shared.deliveries.lacks_room(most, until):
+            if shared.deliveries.is_awaited:
+                shared.has_delivery.ring()
+            shared.has_room.wait()
+            self._since = perf_counter()
 
     def has_room(self) -> bool:
         """Whether a delivery may be sent."""
-        return self._shared.deliveries.num_free > 0
+        return self._shared.deliveries.num_unread < self._most_unread
 
     def wake(self) -> None:
         """Ends a wait for room, from another thread."""
@@ -453,6 +555,8 @@ class Inlet:
     def __init__(self, sock: socket.socket, num_deliveries: int) -> None:
         self._sock = sock
         self._arena_number = 0
+        self._num_deliveries = num_deliveries
+        self._num_awaited = 1
         self._next_arena: ReadArena | None = None
         self._part_of_report = b""
         try:
@@ -481,12 +585,14 @@ class Inlet:
 
     def is_ready(self, for_sec: float = 0) -> bool:
         """Whether there is a delivery, or something to read in the socket; may return early."""
-        if not self._shared.deliveries.is_empty():
-            return True
-        for file, _ in self._poll.poll(1000 * for_sec):
-            if file == self._sock.fileno():
+        # A worker process that makes many in a short time is to ring once for several.
+        for num, sec in (self._num_awaited, min(for_sec, _QUICK_SEC)), (1, for_sec):
+            if not self._shared.deliveries.is_empty(num):
                 return True
-            self._shared.has_delivery.wait()
+            for file, _ in self._poll.poll(1000 * sec):
+                if file == self._sock.fileno():
+                    return True
+                self._shared.has_delivery.wait()
         return not self._shared.deliveries.is_empty()
 
     def take(self, number: int) -> Any:
@@ -497,10 +603,12 @@ class Inlet:
         """
         while (row := self._shared.deliveries.peek()) is not None:
             try:
-                body, buffers = self._content(*row[1:-1])
+                body, buffers = self._content(*row[1:-2])
                 if row[0] == number:
+                    most = row[-1]
+                    self._num_awaited = most // 2 if most > self._num_deliveries else 1
                     value = pickle.loads(body, buffers=buffers)
-                    return _delivery_of(*value) if row[-1] else value
+                    return _delivery_of(*value) if row[-2] else value
             finally:
                 self._confirm()
         return None

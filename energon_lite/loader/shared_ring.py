@@ -132,13 +132,24 @@ class SharedRing:
         self._fence()
         return first <= self._words[_READER_WAITS] <= self._count
 
-    def lacks_room(self) -> bool:
-        """Whether no row may be written; then the reader will ring when one may."""
-        if self.num_free > 0:
+    def lacks_room(self, most: int | None = None, until: int | None = None) -> bool:
+        """Whether no row may be written as too many are unread; then the reader will ring.
+
+        Args:
+            most: how many may be unread; by default all rows.
+            until: the reader rings when no more than these are unread; by default one less.
+        """
+        most = self.num_rows if most is None else most
+        if self.num_unread < most:
             return False
-        self._words[_WRITER_WAITS] = self._count - self.num_rows + 1
+        self._words[_WRITER_WAITS] = self._count - (most - 1 if until is None else until)
         self._fence()
-        return self.num_free <= 0
+        return self.num_unread >= most
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader may wait for more rows than there are."""
+        return self._words[_READER_WAITS] > self._count
 
     # ----------------------------------------------------------------------------- the reader
 
@@ -161,10 +172,10 @@ class SharedRing:
         self._fence()
         return self._words[_WRITER_WAITS] == self._count
 
-    def is_empty(self) -> bool:
-        """Whether there is no row; then the writer will ring when there is one."""
+    def is_empty(self, num: int = 1) -> bool:
+        """Whether there is no row; then the writer will ring when there are `num`."""
         if self._words[_WRITTEN] != self._count:
             return False
-        self._words[_READER_WAITS] = self._count + 1
+        self._words[_READER_WAITS] = self._count + num
         self._fence()
         return self._words[_WRITTEN] == self._count

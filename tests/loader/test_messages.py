@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import os
+import pickle
 import random
 import select
 import socket
@@ -19,6 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import Batch, SourceInfo, edataclass
+from energon_lite.core.edataclass import pin_memory as core_pin
+from energon_lite.core.state import Names, Snapshot
 from energon_lite.loader.arena import FreeSpace, LentRange
 from energon_lite.loader.messages import (
     LEAVE,
@@ -375,6 +379,129 @@ def test_restore_key_of_a_batch_of_any_type_arrives_as_it_was(key, sources) -> N
                     if hasattr(item, name):
                         assert repr(getattr(found.item, name)) == repr(getattr(item, name))
             assert hasattr(found.item, "__restore_key__") == (item in (slotted, items[1]))
+
+
+def sent_batch(line: Line) -> Any:
+    """A batch of which nobody has looked at what is left for later."""
+    batch = Slotted(__key__=["a", "b"], __restore_key__=KEY, image=torch.ones(2))
+    batch.__sources__, batch.__subflavors__ = (INFO, OTHER), [{"tags": [1]}, {}]
+    batch.more = (1, 2)  # beside its slots
+    found = line.send(Delivery(batch, 0, 0, None, [], [])).item
+    assert hasattr(found, "_later")
+    return found
+
+
+KEY = ("batch", 3, ("a/train", 0, 5, 7), ("a/train", 1, 6, 8))
+LOOKS: dict[str, Any] = {
+    "itself": lambda batch: batch,
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "replace": dataclasses.replace,
+    "pinned": core_pin,
+    "derived": lambda batch: Slotted.derive_from(batch, image=batch.image),
+    "extended": lambda batch: Longer.extend(batch, length=3),
+    "asdict": lambda batch: Slotted(**dataclasses.asdict(batch), __loss_weight__=None),
+    "sent again": lambda batch: send_again(batch),
+}
+
+
+@edataclass
+class Longer(Slotted):
+    """A batch with a further field."""
+
+    length: int
+
+
+def send_again(batch: Any) -> Any:
+    with Line() as line:
+        return line.send(Delivery(batch, 0, 0, None, [], [])).item
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_fields_that_are_left_for_later_are_there_however_they_are_looked_at(
+    look, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    with Line() as line:
+        found = LOOKS[look](sent_batch(line))
+        assert hasattr(found, "_later") == (look in ("itself", "pinned", "sent again"))
+        expected = (["a", "b"], KEY, [{"tags": [1]}, {}], (INFO, OTHER))
+        names = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
+        if look != "asdict":
+            assert repr([getattr(found, name) for name in names]) == repr([*expected])
+        assert found.__restore_key__ == KEY
+        assert not hasattr(found, "_later")
+        assert getattr(found, "more", None) == ((1, 2) if look not in MADE_ANEW else None)
+
+
+MADE_ANEW = ("replace", "derived", "extended", "asdict")
+
+
+def test_field_that_was_set_before_the_others_are_made_stays() -> None:
+    with Line() as line:
+        batch = sent_batch(line)
+        batch.__sources__ = None
+        assert batch.__restore_key__ == KEY
+        assert batch.__sources__ is None
+        assert batch == Slotted(
+            __key__=["a", "b"], __restore_key__=KEY, image=batch.image,
+            __subflavors__=[{"tags": [1]}, {}],
+        )  # fmt: skip
+
+
+def test_fields_that_are_left_for_later_are_made_by_several_threads_at_once() -> None:
+    with Line() as line:
+        for _ in range(50):
+            batch, found = sent_batch(line), []
+            start = threading.Barrier(4)
+
+            def look(batch: Any = batch, found: Any = found, start: Any = start) -> None:
+                start.wait()
+                found.append((batch.__restore_key__, batch.__sources__))
+
+            threads = [threading.Thread(target=look) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert found == [(KEY, (INFO, OTHER))] * 4
+
+
+class Asking(Batch):
+    """A batch that finds further attributes by itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "more":
+            return 5
+        raise AttributeError(name)
+
+
+def test_batch_that_finds_attributes_by_itself_arrives_whole() -> None:
+    with Line() as line:
+        batch = Asking(__key__=["a"], __restore_key__=KEY, __sources__=(INFO,))
+        found = line.send(Delivery(batch, 0, 0, None, [], [])).item
+        assert type(found) is Asking
+        assert (found.__restore_key__, found.__sources__, found.more) == (KEY, (INFO,), 5)
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        Snapshot("stream", {"items": 3}, (Snapshot("source", {"name": "a", "position": 5}),)),
+        Snapshot("a", {"x": np.arange(5), "k": ("b", (1, 2))}, [Snapshot("b", {})], ("n",)),
+        Snapshot("a", {"x": np.zeros(50_000)}, (), Names(["p", "q"])),
+    ],
+)
+def test_snapshot_arrives_as_it_was_and_goes_on_to_another_process(snapshot) -> None:
+    with Line() as line:
+        found = line.send(Delivery({}, 0, 0, snapshot, [], [])).snapshot
+        for _ in range(2):  # unread, and read
+            again = pickle.loads(pickle.dumps(found))
+            assert again.to_json() == found.to_json() == snapshot.to_json()
+            assert found == again == snapshot
+            assert (found.kind, found.names) == (snapshot.kind, snapshot.names)
+        assert line.send(Delivery({}, 0, 0, found, [], [])).snapshot == snapshot
 
 
 def made_batch(line: Line, value: int, num_rows: int = 8) -> torch.Tensor:

@@ -164,3 +164,19 @@ def test_what_a_killed_writer_had_written_is_read_and_nothing_else() -> None:
             ring.drop()
             count += 1
         assert count <= 1_000
+
+
+@given(st.integers(1, 6), st.integers(0, 5), st.integers(1, 4))
+def test_who_waits_for_several_rows_is_woken_by_the_last_of_them(most, until, num) -> None:
+    until = min(until, most - 1)
+    memory = made_memory(7)
+    writer, reader = SharedRing(memory, 7, 2), SharedRing(memory, 7, 2)
+    assert reader.is_empty(num)
+    assert writer.is_awaited
+    rings = [writer.put([(row, row)]) for row in range(most)]
+    assert rings == [row == num - 1 for row in range(most)]
+    assert writer.is_awaited == (num > most)
+    assert writer.lacks_room(most, until)
+    assert [reader.drop() for _ in range(most)] == [
+        unread == until for unread in reversed(range(most))
+    ]
