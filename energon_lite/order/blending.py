@@ -45,6 +45,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _MAX_CELLS = 1 << 22
+# Numbers that children take that are worked out at once: a worker keeps the memory that it needed.
+_CELLS_AT_ONCE = 1 << 14
 
 
 class BlendOrder:
@@ -116,16 +118,21 @@ class _Apportionment:
 
     def counts(self, draws: Int64Array) -> Int64Array:
         """Returns how many of the first n draws each child takes, for N numbers n; shape (K, N)."""
-        taken = np.empty((2 * self.num_children - 1, len(draws)), dtype=np.uint64)
-        taken[-1] = draws
-        for parents, lefts, rights, fractions in self._tree:
-            reached, phases = taken[parents], self._phases[parents]
-            to_left = _multiply_high(reached, fractions)
-            # What the addition of the phase carries over from the lower 64 bits.
-            to_left += reached * fractions + phases < phases
-            taken[lefts] = to_left
-            taken[rights] = reached - to_left
-        return taken[: self.num_children].astype(np.int64)
+        counts = np.empty((self.num_children, len(draws)), dtype=np.int64)
+        width = max(1, _CELLS_AT_ONCE // self.num_children)
+        for first in range(0, len(draws), width):
+            own = draws[first : first + width]
+            taken = np.empty((2 * self.num_children - 1, len(own)), dtype=np.uint64)
+            taken[-1] = own
+            for parents, lefts, rights, fractions in self._tree:
+                reached, phases = taken[parents], self._phases[parents]
+                to_left = _multiply_high(reached, fractions)
+                # What the addition of the phase carries over from the lower 64 bits.
+                to_left += reached * fractions + phases < phases
+                taken[lefts] = to_left
+                taken[rights] = reached - to_left
+            counts[:, first : first + width] = taken[: self.num_children]
+        return counts
 
 
 class _Periods:

@@ -293,7 +293,8 @@ class WindowShuffle:
             ).reshape(rows, width)[:, :longest]
             # What lies behind the end of a shorter window sorts behind it.
             words[np.arange(longest) >= np.diff(edges)[:, None]] = np.iinfo(np.uint64).max
-            found = (name, np.argsort(words, axis=1, kind="stable"))
+            table = np.argsort(words, axis=1, kind="stable")
+            found = (name, table.astype(np.int16 if longest < 1 << 15 else np.int32))
             self._tables[number] = found
         return found[1]
 

@@ -33,8 +33,10 @@ _FEWEST, _MOST_OF_ONE, _MOST, _MOST_BYTES = 32, 512, 16 << 10, 24 << 20
 _SAMPLES, _BYTES = 1024, 2 << 20
 # Samples for which a source is read alone, after one that could not be read with others.
 _ALONE = 256
-# Fewer positions cost as much to order; of a source, and of all.
-_FEWEST_ORDERED, _ORDERED_OF_ALL = 256, 16 << 10
+# Positions of a source that are ordered at once, as fewer cost nearly as much: few at first, then
+# four times as many, up to a number for each source and one for all.
+_FEWEST_ORDERED, _MOST_ORDERED, _ORDERED_OF_ALL = 64, 2 * _MOST_OF_ONE, 256 << 10
+_NO_ORDER: Any = np.empty((2, 0), dtype=np.int8)
 
 
 class Places(Protocol):
@@ -58,36 +60,41 @@ class Places(Protocol):
 
 
 class _Order:
-    """The order of a source, of which `num` positions or more are looked up at once.
+    """The order of a source, looked up for more positions at once each time.
 
-    Attributes:
+    What was looked up is kept in the smallest type: a stream has orders of many sources.
+
+    Args:
+        order: the order.
+        most: positions that are looked up at once, if no more are needed.
         mean_bytes: of a sample of the source.
     """
 
-    def __init__(self, order: StreamOrder, num: int, mean_bytes: float) -> None:
-        self._order = order
-        self._num = num
-        self.mean_bytes = mean_bytes
-        self._go_to(0)
+    __slots__ = ("_ahead", "_most", "_num", "_order", "_start", "mean_bytes")
 
-    def _go_to(self, position: int) -> None:
-        self._start = position
-        self._epochs = self._indices = np.empty(0, dtype=np.int64)
+    def __init__(self, order: StreamOrder, most: int, mean_bytes: float) -> None:
+        self._order, self._most, self.mean_bytes = order, most, mean_bytes
+        self._num = min(_FEWEST_ORDERED, most)
+        # Epochs and sample indices, shape (2, N), of the positions from `_start` on.
+        self._start, self._ahead = 0, _NO_ORDER
 
     def at(self, position: int, n: int) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and sample indices of up to `n` positions; forgets those before them."""
         first = position - self._start
-        if not 0 <= first <= len(self._indices):
-            self._go_to(position)
-            first = 0
-        missing = first + n - len(self._indices)
+        if not 0 <= first <= self._ahead.shape[1]:
+            self._start, self._ahead, first = position, _NO_ORDER, 0
+        missing = first + n - self._ahead.shape[1]
         if missing > 0:
+            own = self._ahead[:, first:]
             num = self._num * -(-missing // self._num)
-            own = self._epochs[first:], self._indices[first:]
-            more = self._order.block(position + len(own[0]), num)
+            more = np.array(self._order.block(position + own.shape[1], num))
+            self._num = min(4 * self._num, self._most)
             self._start, first = position, 0
-            self._epochs, self._indices = map(np.concatenate, zip(own, more, strict=True))
-        return self._epochs[first : first + n], self._indices[first : first + n]
+            found = np.concatenate([own, more], axis=1)
+            # Signed, as unsigned ones less signed ones may be floats.
+            self._ahead = found.astype(np.min_scalar_type(~found.max(initial=0)))
+        epochs, indices = self._ahead[:, first : first + n]
+        return epochs, indices
 
 
 class _Part(NamedTuple):
@@ -141,8 +148,7 @@ class DrawsAhead:
         most = min(_MOST, _MOST_OF_ONE * len(sources))
         self._largest = max(_FEWEST, min(most, int(_MOST_BYTES / mean_bytes)))
         self.size = _FEWEST
-        num_ordered = min(2 * _MOST_OF_ONE, _ORDERED_OF_ALL // len(sources))
-        self._num_ordered = max(_FEWEST_ORDERED, num_ordered)
+        self._most_ordered = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(sources)))
         # None for sources that are never read with others.
         self._orders: dict[int, _Order | None] = {}
         # Until which position a source is read alone.
@@ -224,7 +230,7 @@ class DrawsAhead:
             mean_bytes = spec.num_bytes / spec.order.num_samples
             is_for_all = spec.loader.kind == self._kind and type(spec.reader) is ShardReader
             if is_for_all and mean_bytes <= SMALL_BYTES:
-                order = _Order(spec.order.stream(self._stream), self._num_ordered, mean_bytes)
+                order = _Order(spec.order.stream(self._stream), self._most_ordered, mean_bytes)
             self._orders[source] = order
         order = self._orders[source]
         if order is not None and source in self._places:

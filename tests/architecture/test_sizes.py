@@ -24,7 +24,7 @@ BUDGET = {
     "loss": 207,
     "metadataset": 1602,
     "names": 174,
-    "order": 691,
+    "order": 698,
     "prepare": 1514,
     "samplers": 1012,
     "sources": 2313,

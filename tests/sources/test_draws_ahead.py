@@ -160,21 +160,21 @@ def test_slow_storage_is_asked_for_samples_before_they_are_read(
 
 
 @given(
-    num=st.integers(1, 20),
+    most=st.integers(1, 200),
+    first=st.sampled_from([0, 100, 30_000, 1 << 31, 1 << 40]),
     calls=st.lists(st.tuples(st.integers(-3, 30), st.integers(0, 40)), min_size=1),
     length=st.one_of(st.none(), st.integers(0, 200)),
 )
-def test_an_order_returns_the_positions_wherever_it_is_asked(num, calls, length) -> None:
+def test_an_order_returns_the_positions_wherever_it_is_asked(most, first, calls, length) -> None:
     class Numbers:
         def block(self, position: int, count: int) -> Any:
             stop = position + count if length is None else min(position + count, length)
-            numbers = np.arange(position, max(stop, position))
+            numbers = first + np.arange(position, max(stop, position))
             return numbers // 50, numbers
 
-    order, position = _Order(Numbers(), num, 1.0), 0  # type: ignore[arg-type]
+    numbers: Any = Numbers()
+    order, position = _Order(numbers, most, 1.0), 0
     for step, n in calls:
         position = max(0, position + step)
-        for found, expected in zip(
-            order.at(position, n), Numbers().block(position, n), strict=True
-        ):
+        for found, expected in zip(order.at(position, n), numbers.block(position, n), strict=True):
             assert found.tolist() == expected.tolist()
