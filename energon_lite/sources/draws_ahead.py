@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import Int64Array, argsort
 from energon_lite.core.sample_columns import SampleColumns
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import context_or
@@ -35,7 +35,7 @@ _SAMPLES, _BYTES = 1024, 2 << 20
 _ALONE = 256
 # Positions of a source that are ordered at once, as fewer cost nearly as much: few at first, then
 # four times as many, up to a number for each source and one for all.
-_FEWEST_ORDERED, _MOST_ORDERED, _ORDERED_OF_ALL = 64, 2 * _MOST_OF_ONE, 256 << 10
+_FEWEST_ORDERED, _MOST_ORDERED, _ORDERED_OF_ALL = 64, 4 * _MOST_OF_ONE, 256 << 10
 _NO_ORDER: Any = np.empty((2, 0), dtype=np.int8)
 
 
@@ -149,6 +149,8 @@ class DrawsAhead:
         self._largest = max(_FEWEST, min(most, int(_MOST_BYTES / mean_bytes)))
         self.size = _FEWEST
         self._most_ordered = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(sources)))
+        # Of the sources name, path, subflavors and loss weight.
+        self._table = np.empty((4, len(sources)), dtype=object)
         # None for sources that are never read with others.
         self._orders: dict[int, _Order | None] = {}
         # Until which position a source is read alone.
@@ -184,16 +186,17 @@ class DrawsAhead:
         """Whether there are no further draws."""
         return self._at == len(self._plan)
 
-    def read(self, plan: Sequence[int]) -> None:
+    def read(self, plan: Int64Array) -> None:
         """Reads the samples of the next draws; `plan` has the source of each."""
         since = perf_counter()
         self.settle()
-        self._begin(np.array(plan, dtype=np.int64))
+        self._begin(plan)
         self.size = min(8 * self.size, self._largest)
-        by_source = np.argsort(self._plan, kind="stable")
-        sources, firsts, counts = np.unique(
-            self._plan[by_source], return_index=True, return_counts=True
-        )
+        by_source = argsort(plan)
+        all_counts = np.bincount(plan)
+        sources = np.flatnonzero(all_counts)
+        counts = all_counts[sources]
+        firsts = np.cumsum(counts) - counts
         wanted: list[_Part] = []
         num, size = 0, 0.0
         turns = zip(sources.tolist(), firsts.tolist(), counts.tolist(), strict=True)
@@ -231,6 +234,9 @@ class DrawsAhead:
             is_for_all = spec.loader.kind == self._kind and type(spec.reader) is ShardReader
             if is_for_all and mean_bytes <= SMALL_BYTES:
                 order = _Order(spec.order.stream(self._stream), self._most_ordered, mean_bytes)
+                loader = spec.loader
+                facts = spec.name, loader.path, loader.subflavors, loader.loss_weight
+                self._table[:, source] = facts
             self._orders[source] = order
         order = self._orders[source]
         if order is not None and source in self._places:
@@ -264,7 +270,8 @@ class DrawsAhead:
         if is_slow:
             self._num_slow = SLOW_BLOCKS
         kept = [part for part, is_in in zip(wanted, is_read, strict=True) if is_in]
-        decoded = self._sources[wanted[0].source].loader.together(block) if kept else None
+        self._maker = self._sources[wanted[0].source].loader
+        decoded = self._maker.together(block) if kept else None
         if decoded is None and len(kept) > 1:
             self._read_all(kept[: len(kept) // 2])
             self._read_all(kept[len(kept) // 2 :])
@@ -279,20 +286,12 @@ class DrawsAhead:
 
     def _sort(self) -> Int64Array:
         """Brings what was read into the order of the draws, and returns which they are."""
-        sources, *columns = zip(*chain.from_iterable(self._parts), strict=True)
+        _, *columns = zip(*chain.from_iterable(self._parts), strict=True)
         draws, epochs, indices = map(np.concatenate, columns)
-        order = np.argsort(draws)
+        order = argsort(draws)
         draws = draws[order]
         self._drawn = self._plan[draws]
-        names = {source: self._sources[source].name for source in sources}
-        loaders = {source: self._sources[source].loader for source in sources}
-        self._names, self._loaders = (
-            [*map(of.__getitem__, self._drawn.tolist())] for of in (names, loaders)
-        )
-        self._facts = [
-            [getattr(loader, name) for loader in self._loaders]
-            for name in ("path", "subflavors", "loss_weight")
-        ]
+        self._names, *self._facts = self._table[:, self._drawn].tolist()
         self._epochs, self._indices = epochs[order].tolist(), indices[order].tolist()
         if len(self._parts) > 1:  # each is in the order of the draws
             parts = [np.concatenate([part.draws for part in parts]) for parts in self._parts]
@@ -333,7 +332,7 @@ class DrawsAhead:
         context.count_draws(names, self._sec_per_row)
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
         facts = [column[rows] for column in self._facts]
-        return self._loaders[0].made(self._block, rows, keys, indices, facts), keys
+        return self._maker.made(self._block, rows, keys, indices, facts), keys
 
     def take_one(self) -> tuple[Any, RestoreKey]:
         """Returns the sample of the next draw, which was read, and its key."""
@@ -343,4 +342,4 @@ class DrawsAhead:
         key = (name, self._epochs[row], self._indices[row], context.sample_index)
         context.sample_index += self._stream.num_streams
         context.count_draws((name,), self._sec_per_row)
-        return self._loaders[row].made_one(self._block, row, key), key
+        return self._sources[self._drawn[row]].loader.made_one(self._block, row, key), key

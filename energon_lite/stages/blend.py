@@ -259,7 +259,7 @@ class _BySamples:
 
     Attributes:
         size: how many draws are planned together, if all datasets are left.
-        plan: the datasets that the next draws take.
+        plan: the datasets that the next draws take; also as an array, `planned`.
         at: the place of the next draw in `plan`.
         stop: the length of `plan`.
     """
@@ -282,6 +282,7 @@ class _BySamples:
         """Forgets the plan; the next one begins with `draw`."""
         self._next_plan = draw
         self.plan: list[int] = []
+        self.planned: Int64Array = np.empty(0, dtype=np.int64)
         self._draws: Sequence[int] = ()
         self.at = self.stop = 0
         self._block = 0
@@ -304,7 +305,7 @@ class _BySamples:
                 plan, self._draws = plan[is_left], np.array(self._draws)[is_left].tolist()
                 # Where little is left of the weights, long intervals are passed over at once.
                 self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
-            self.plan, self.at = plan.tolist(), 0
+            self.planned, self.plan, self.at = plan, plan.tolist(), 0
             self.stop = len(self.plan)
         return self.plan[self.at]
 
@@ -379,6 +380,7 @@ class _ByTokens:
 
     counts = True
     plan: Sequence[int] = ()
+    planned: Any = ()
     at = stop = size = 0
 
     def __init__(self, spec: TokenBlendDataset[Any], stream: Stream) -> None:
@@ -576,7 +578,7 @@ class _BlendCursor(StageCursor[T]):
             return chooser.plan[chooser.at]
         child, ahead = chooser.choose(), self._ahead
         if ahead is not None and ahead.is_over() and chooser.plan:
-            ahead.read(chooser.plan[chooser.at :])
+            ahead.read(chooser.planned[chooser.at :])
             chooser.size = ahead.size
         return child
 
@@ -598,8 +600,13 @@ class _BlendCursor(StageCursor[T]):
     def take_batch(self, n: int) -> tuple[list[T] | Columns, list[RestoreKey]]:
         """Returns the next items and their restore keys: as `next`, but with less for each draw."""
         chooser, ahead = self._chooser, self._ahead
-        parts: list[list[T] | Columns] = []
         keys: list[RestoreKey] = []
+        if ahead is not None and 0 < n == ahead.num_ready(n):
+            columns, keys = ahead.take(n)
+            chooser.at += n
+            self.key = keys[-1]
+            return columns, keys
+        parts: list[list[T] | Columns] = []
         with suppress(StopIteration):
             while len(keys) < n:
                 child, left = self._next_child(), n - len(keys)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
+from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array, argsort
 from energon_lite.storage.large_files import CACHED_ONLY
 from energon_lite.storage.shards import MAX_GAP_BYTES, Block, Ranges, ShardReader, will_need
 from energon_lite.storage.tar import BLOCK, OneFileEach, block_members
@@ -60,7 +60,7 @@ def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]])
         nothing = Block(memoryview(b""), OneFileEach([], [], []), [], [])
         return ReadAtOnce(nothing, is_read.tolist(), is_slow=False)
     turns = [turns for (*_, turns), is_in in zip(requests, is_read, strict=True) if is_in]
-    order = np.argsort(np.concatenate(turns))
+    order = argsort(np.concatenate(turns))
     shards, *columns = _all_ranges(parts)
     rows = Ranges(shards, *(column[order] for column in columns))
     sizes = [len(part.places) for part in parts]
@@ -81,7 +81,7 @@ def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]])
             files = [*zip(*chain.from_iterable(members), strict=True)] or [()] * 3
             members = OneFileEach(*map(list, files))
             break
-    names = [shards[owner].name for owner in rows.owners.tolist()]
+    names = np.array([*(shard.name for shard in shards), ""], dtype=object)[rows.owners].tolist()
     block = Block(data.data, members, names, rows.places.tolist())
     return ReadAtOnce(block, is_read.tolist(), is_slow)
 
