@@ -229,6 +229,8 @@ class PlannedDataset(ListDataset[list[Any]]):
 class PlanCursor(Cursor[list[Any]]):
     """A stream's position among planned lists."""
 
+    key: RestoreKey = ()
+
     def __init__(self, spec: PlannedDataset, stream: Stream) -> None:
         self._spec = spec
         self._stream = stream

@@ -235,6 +235,15 @@ def test_state_is_small_however_much_was_emitted(root: Path) -> None:
     assert max(sizes) < 1500
 
 
+def test_regression_pass_without_a_pack_yields_nothing(tmp_path: Path) -> None:
+    encoder = Encoder(lambda number: 70, overlong="drop")
+    path = text_set(tmp_path / "texts", 9)
+    measure_lengths(path, encoder, name="index", num_workers=0)
+    dataset = packed(path, encoder, batch_size=2)
+    assert lists_of(dataset) == []
+    assert list(get_savable_loader(dataset, max_skip_rate=1)) == []
+
+
 def test_what_fails_leaves_its_place_empty_and_is_counted(root: Path) -> None:
     dataset = packed(root, Failing(plan_window=40))
     expected = packed(root, Encoder(plan_window=40))
