@@ -65,7 +65,7 @@ class CompileAhead:
         return not self._is_over
 
     def begin(self) -> bool:
-        """Starts a process that compiles, unless that is done.
+        """Starts a process that compiles, unless that is done, or one was started for it.
 
         Returns:
             Whether the code is there, or can be kept nowhere.
@@ -75,9 +75,9 @@ class CompileAhead:
         if folder is None or self._is_over:
             self._is_over = True
             return True
-        self._mark = folder / f"energon_lite-{_named_after(names)}.compiled"
+        before, self._mark = self._mark, folder / f"energon_lite-{_named_after(names)}.compiled"
         self._is_over = self._mark.exists()
-        if not self._is_over:
+        if not self._is_over and self._mark != before:
             self._since = monotonic()
             try:
                 paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)

@@ -236,7 +236,10 @@ def test_compiling_that_fails_or_takes_too_long_is_given_up(
     ahead = CompileAhead([])
     assert not ahead.begin()
     assert ahead._child is not None
-    ahead._child.wait(30)
+    child = ahead._child
+    child.wait(30)
+    assert not ahead.begin()  # for another pipeline
+    assert ahead._child is child
     assert not ahead.allows_plain((np.zeros(1 << 20),))
     now[0] += 299
     assert ahead.allows_plain((np.zeros(9),)) == (program == "true")
