@@ -60,6 +60,8 @@ class Encoder(DefaultTaskEncoder):
 
     def sample_length(self, sample: dict[str, Any]) -> dict[str, int]:
         tokens = len(sample["input_ids"])
+        if "tiles" not in self.packing.resources:
+            return {"tokens": tokens}
         return {"tokens": tokens, "tiles": tokens % 3 if self.packing.overlong != "split" else 0}
 
 
@@ -73,10 +75,12 @@ def encoders(draw: Any) -> Encoder:
     if not draw(st.booleans()):
         planned = {}
     balance = draw(st.sampled_from([None, "quantile_sync", *["global_window"] * len(planned)]))
+    # With tokens alone and enough of them buffered, the streaming search sets prices.
+    tiles = draw(st.sampled_from([{}, {"tiles": draw(st.integers(2, 9))}]))
     packing = Packing(
-        capacity={"tokens": draw(st.integers(8, 40)), "tiles": draw(st.integers(2, 9))},
+        capacity={"tokens": draw(st.integers(8, 40)), **tiles},
         algorithm=draw(st.sampled_from(["streaming", "streaming", "best", "sequential"])),
-        buffer_size=draw(st.integers(1, 12)),
+        buffer_size=draw(st.integers(1, 12) | st.sampled_from([32, 40])),
         max_samples=draw(st.none() | st.integers(1, 4)),
         group_by=draw(
             st.sampled_from([None, "source", "modality", None if planned else by_parity])
@@ -85,7 +89,7 @@ def encoders(draw: Any) -> Encoder:
         align=draw(st.sampled_from([1, 2, 4])),
         balance=balance,
         balance_window=draw(st.integers(1, 5)),
-        cost=COST if balance else None,
+        cost=(COST if tiles else CostModel(token=1)) if balance else None,
         loss=draw(st.sampled_from(["token", "sample"])),
         layout=draw(st.sampled_from(["padded", "thd"])),
         **planned,
