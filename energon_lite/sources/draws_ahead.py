@@ -26,8 +26,9 @@ from energon_lite.storage.many_readers import advise_at_once, read_at_once
 from energon_lite.storage.read_ahead import AHEAD_BYTES, MOST_SAMPLES
 from energon_lite.storage.shards import SLOW_BLOCKS, ShardReader
 
-# Draws that are read ahead: few at first, then eight times as many, up to a number for each
-# source and one for all. Samples of a source that are read together should lie close together.
+# Draws that are read ahead: few at first, since they may open many sources, then four times as
+# many, up to a number for each source and one for all. Samples of a source that are read together
+# should lie close together.
 _FEWEST, _MOST_OF_ONE, _MOST, _MOST_BYTES = 32, 512, 16 << 10, 24 << 20
 # Samples, and about how many bytes, that are decoded together.
 _SAMPLES, _BYTES = 1024, 2 << 20
@@ -191,7 +192,7 @@ class DrawsAhead:
         since = perf_counter()
         self.settle()
         self._begin(plan)
-        self.size = min(8 * self.size, self._largest)
+        self.size = min(4 * self.size, self._largest)
         by_source = argsort(plan)
         all_counts = np.bincount(plan)
         sources = np.flatnonzero(all_counts)
