@@ -70,8 +70,8 @@ class SavableDataLoader(DataLoader[T]):
     Args:
         dataset: the pipeline.
         worker_config: rank and workers of this process; by default the dataset's.
-        prefetch_factor: batches that each worker computes ahead; a worker process computes up to 16
-            ahead as long as they are small (256 KiB together) and take less than 1 ms each.
+        prefetch_factor: batches that each worker computes ahead; a worker process computes up to 32
+            ahead as long as they are small (512 KiB together) and take less than 1 ms each.
         cache_pool: what cookers with `@cooker(need_cache=True)` get; None for a `NoCachePool`. Each
             worker process has its own threads and folder of a `FileStoreCachePool`.
         checkpoint_every_sec: accepted for Energon's signature; every batch carries its snapshot.

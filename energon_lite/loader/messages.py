@@ -381,7 +381,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 _COLUMNS = 8
 # How many small deliveries that were quickly made may be unread, and how large they may be
 # together: to wake a process takes about half as long as to compute one.
-_MOST_AHEAD, _BYTES_AHEAD, _QUICK_SEC = 16, 256 << 10, 0.001
+_MOST_AHEAD, _BYTES_AHEAD, _QUICK_SEC = 32, 512 << 10, 0.001
 # What is returned of the arena: start and size.
 _RANGE = struct.Struct("<QQ")
 _NUM_RETURNED = 500
@@ -461,19 +461,18 @@ class Outlet:
         with self._lock:
             self._take_back()
             arena = self._arena
-            places = arena.place(content.buffers)
-            size = sum(map(len, content.body))
-            ranges = [_RANGE.pack(*part) for part in places]
-            start = arena.write([*content.body, *ranges])
+            places = arena.place(content.buffers) if content.buffers else []
+            size, end = sum(map(len, content.body)), len(places) * _RANGE.size
+            start = arena.write([*content.body, *[_RANGE.pack(*p) for p in places]])
             self._set_most_unread(size + sum([part[1] for part in places]))
-            self._bodies.append((arena, (start, size + len(ranges) * _RANGE.size)))
+            self._bodies.append((arena, (start, size + end)))
             row = (
                 number,
                 self._arena_number,
                 arena.length,
                 start,
                 size,
-                len(ranges),
+                len(places),
                 content.is_in_columns,
                 self._most_unread,
             )

@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2826,
     "decoding": 1781,
     "inspect": 1683,
-    "loader": 3820,
+    "loader": 3824,
     "loss": 207,
     "metadataset": 1602,
     "names": 174,

@@ -107,11 +107,11 @@ def test_killed_workers_change_no_pass_over_finite_data(
 )
 def test_replacing_is_logged_and_limited(texts, method, caplog, monkeypatch) -> None:
     make = train(texts, "skipping")
-    expected = Ranks(make, 1, num_streams=2).slots(120)
+    expected = Ranks(make, 1, num_streams=2).slots(230)
     run = Ranks(make, 1, 2, start_method=method, restart_workers=2)
     found = run.slots(4)
     kill(run, {0, 1})
-    found |= run.slots(36)  # more than both had computed ahead
+    found |= run.slots(70)  # more than both had computed ahead
     texts_logged = [record.getMessage() for record in caplog.records]
     assert len(texts_logged) == 2
     assert "(signal 9) of rank 0 died, often for lack of memory" in texts_logged[0]
@@ -120,11 +120,11 @@ def test_replacing_is_logged_and_limited(texts, method, caplog, monkeypatch) -> 
     kill(run, {1})
     text = r"\(signal 9\) of rank 0 died .*Nothing is lost.* 2 were replaced \(restart_workers=2\)"
     with pytest.raises(RuntimeError, match=text):
-        run.slots(36)
+        run.slots(70)
     run.iterators = [iter(run.loaders[0])]
     slot, batch = run.next(0)
     assert_same({slot: batch}, {slot: expected[slot]})
-    assert_same(found, {m: expected[m] for m in range(40)})
+    assert_same(found, {m: expected[m] for m in range(74)})
     # After some time they may die again.
     monkeypatch.setattr(worker_pool, "RESTART_WINDOW_SEC", 0.0)
     for _ in range(4):
@@ -137,7 +137,7 @@ def test_log_records_that_are_kept_keep_no_workers_of_a_dropped_loader(texts, ca
     run = Ranks(train(texts), 1, 2, restart_workers=1)
     run.slots(4)
     kill(run, {0})
-    run.slots(36)
+    run.slots(70)
     workers = workers_of(run)
     del run
     assert len(caplog.records) == 1
