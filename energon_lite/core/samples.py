@@ -88,6 +88,12 @@ class RowWeightsMixin:
             return torch.full(shape, self.__restore_key__[:1] != (PADDING,))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __delattr__(self, name: str) -> None:
+        """Deletes an attribute, also a field that was left for later."""
+        if name in SERVICE_FIELDS:
+            getattr(self, name)
+        object.__delattr__(self, name)
+
 
 def _service_fields(value: Any) -> dict[str, Any]:
     """Returns the service fields of a sample or batch by name."""

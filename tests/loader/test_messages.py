@@ -450,6 +450,17 @@ def test_field_that_was_set_before_the_others_are_made_stays() -> None:
         )  # fmt: skip
 
 
+def test_field_that_was_deleted_before_the_others_are_made_stays_away() -> None:
+    with Line() as line:
+        batch = sent_batch(line)
+        del batch.__sources__
+        assert not hasattr(batch, "__sources__")
+        assert batch.__restore_key__ == KEY
+        assert not hasattr(batch, "__sources__")
+        with pytest.raises(AttributeError, match="__sources__"):
+            del batch.__sources__
+
+
 def test_fields_that_are_left_for_later_are_made_by_several_threads_at_once() -> None:
     with Line() as line:
         for _ in range(50):
