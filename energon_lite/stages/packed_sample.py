@@ -252,7 +252,7 @@ class _Places(NamedTuple):
         taken: shape (S,); its tokens and the padding behind it.
         paddings: (sample, start, stop) of the padding behind a sample, where there is any.
         segments: shape (S,); numbers of the samples in their rows, from 1.
-        bounds: for each row the sums of its samples' sizes; and those with padding.
+        bounds: for each row the sums of its samples' sizes; and those with padding, if any.
         longest: tokens of the longest sample, with its padding if it is aligned.
     """
 
@@ -313,7 +313,8 @@ def _places(
     sums = _sums_in_rows(aligned, in_rows)
     starts = [row * length + end for row, own_sums in enumerate(sums) for end in own_sums[:-1]]
     edges = np.array([*starts, len(in_rows) * length])
-    taken, paddings = edges[1:] - edges[:-1], list[tuple[int, int, int]]()
+    taken = edges[1:] - edges[:-1]
+    paddings: list[tuple[int, int, int]] = []
     if sum(sizes) < len(in_rows) * length:
         padded = np.flatnonzero(taken > sizes)
         stops = edges[padded + 1].tolist()
@@ -325,7 +326,7 @@ def _places(
         starts=edges[:-1],
         taken=taken,
         paddings=paddings,
-        bounds=[sums if align == 1 else _sums_in_rows(sizes, in_rows), sums],
+        bounds=[sums] if align == 1 else [_sums_in_rows(sizes, in_rows), sums],
         segments=np.array([*chain.from_iterable(range(1, count + 1) for count in in_rows)]),
         longest=max(aligned),
     )
@@ -364,7 +365,11 @@ def _joined_fields(
         most = max(map(len, rows))
         # Rows of fewer samples repeat their last sum.
         full = [own + own[-1:] * (most - len(own)) for own in rows] if is_batch else rows[0]
-        tensors.append(torch.from_numpy(np.array(full, np.int32)))
+        sums = np.array(full, np.int32)
+        tensors.append(torch.from_numpy(sums))
+    if len(places.bounds) == 1:  # nothing is aligned
+        tensors.append(torch.from_numpy(sums.copy()))
+    keys = columns["__key__"] or [""] * len(sizes)
     sources = filter(None, columns["__sources__"] or ())
     images = columns.images()
     of_images = np.zeros((0, 2) if is_batch else 0, np.int64)
@@ -375,7 +380,7 @@ def _joined_fields(
             of_images = np.stack([places.starts[owners] // places.shape[1], of_images], axis=1)
     return {
         **dict(zip((*_PER_TOKEN, *_PER_SAMPLE), tensors, strict=True)),
-        "__key__": [str(key or "") for key in columns["__key__"] or repeat("", len(sizes))],
+        "__key__": [key if type(key) is str else str(key or "") for key in keys],
         "__sources__": tuple(chain.from_iterable(sources)) or None,
         "images": list(chain.from_iterable(images)),
         "image_segments": torch.from_numpy(of_images),

@@ -20,6 +20,7 @@ from energon_lite.batching.rules import TOKENS, WHOLE
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import AnyDataset, Cursor
 from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.global_generators import ALL
 from energon_lite.core.keys import REPEATED, whole
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import StreamContext, context_of, current_context
@@ -212,7 +213,7 @@ class PlanReader:
         start, stop = bounds[0], bounds[-1]
         sources, keys = self._sources[start:stop], self._keys[start:stop]
         groups: dict[int, list[int]] = {}
-        if self._are_parts and self._was_read[start:stop].any():
+        if (self._are_parts and self._was_read[start:stop].any()) or self._is_in_turn(sources):
             groups = {row: [row] for row in range(start, stop)}
         elif sources.count(sources[0]) < len(sources):
             for row, source in enumerate(sources, start):
@@ -228,6 +229,12 @@ class PlanReader:
             members, own_keys = unskipped(samples[own], keys[own])
             found.append((own_keys, members))
         return found
+
+    def _is_in_turn(self, sources: list[int]) -> bool:
+        """Whether what hooks draw may depend on the order in which samples are encoded."""
+        generators = current_context().generators
+        is_seeded = generators is None or generators.drawn == ALL  # for each call
+        return not is_seeded and bool(self._spec.drawing) and len({*sources}) > 1
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """Returns the samples of some rows, all of one source; `SKIPPED` for those that failed."""

@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 2313,
-    "stages": 3815,
+    "stages": 3825,
     "storage": 3261,
     "stores": 801,
     "task_encoder": 752,
