@@ -35,7 +35,8 @@ class StreamingPacker:
 
     Where fewer than three samples fill a pack, the best fill is not the fullest: 150 and 184 of 384
     use up what 200 needs. The search then values lengths at prices, which follow from what is
-    buffered and are set again each time `buffer_size` samples have come.
+    buffered and are set again each time `buffer_size` samples have come. Where there are more short
+    samples than `max_samples` allows, each sample has a price.
 
     What it returns depends only on the arguments, the lengths and the order of the calls. There are
     R resources, such as tokens and tiles; one if `capacity` is a number. The search fills the one
@@ -290,7 +291,7 @@ class StreamingPacker:
                 raise ValueError(f"{added} such samples cannot have totals of {totals}")
             if max(added, *totals) > _MAX_TOTAL:
                 raise ValueError(f"totals of {totals} are too large")
-            if price > search.MOST_PRICE:
+            if price > search.OF_NUMBER:
                 raise ValueError(f"its price is {price}")
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise ValueError(

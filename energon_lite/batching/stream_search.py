@@ -39,10 +39,10 @@ _SEARCHED = 8
 # short samples as come: it fills these sixteenths, and not less than four samples need.
 _SEARCHED_IF_TIGHT, _SEARCHED_AT_LEAST = 11, 4
 
-# A price is set where fewer than three samples fill a pack in the mean, if 32 or more are buffered:
-# fewer show nothing. The largest capacity keeps all sums below 2**63.
+# A price is set where fewer than three samples fill a pack in the mean, for buffers of 32 and more:
+# smaller ones show nothing. The largest capacity keeps all sums below 2**63.
 _FEW, _LEAST_PRICED, _MAX_PRICED = 3, 32, 1 << 24
-MOST_PRICE = 31
+OF_NUMBER = 32  # the price that counts samples, where `max_samples` is scarce
 _WEIGHT = 3  # a price counts three times as much as the length itself
 _UNIT = 2520  # a multiple of k * (8 - q) for each price
 
@@ -147,7 +147,7 @@ def _worth(price: int, capacity: int, length: int) -> int:
     Source: [1] C. Alves et al., "Dual-Feasible Functions for Integer Programming and Combinatorial
     Optimization", Springer 2016, section 2.3.
     """
-    if price == 0:
+    if price & 7 == 0:
         return length
     num_whole, eighths = price >> 3, price & 7
     rest, step = price * length, 8 * capacity
@@ -160,25 +160,28 @@ def _worth(price: int, capacity: int, length: int) -> int:
 
 @kernel()
 def _set_price(table: Int64Array) -> None:
-    """Sets the price which proves that the buffered samples need the most packs, if any does.
+    """Sets the price which proves that the buffered samples need the most packs.
 
-    Lengths prove so by their sum, the limit on samples by their number: then no price is set.
+    None is set where the sum of lengths proves the most; where their number does, that of samples.
     """
     header, keys = table[HEADER], table[KEYS]
     num_buffered, capacity = header[NUM_BUFFERED], header[CAPACITY]
     header[PRICE] = 0
-    mean = header[CAPACITY + 2] // header[NUM_ADDED]
-    if _FEW * mean < capacity or num_buffered < _LEAST_PRICED or capacity > _MAX_PRICED:
+    if header[BUFFER_SIZE] < _LEAST_PRICED or capacity > _MAX_PRICED:
         return
-    most = _UNIT * (1 + _WEIGHT) * capacity * num_buffered // header[MAX_SAMPLES]
-    for price in range(8, MOST_PRICE + 1):
-        total = 0
-        for place in range(num_buffered):
-            total += _worth(price, capacity, keys[place])
-        total *= _UNIT // ((price >> 3) * (8 - (price & 7)))
-        if total > most:
-            most = total
-            header[PRICE] = price if price & 7 else 0  # of whole steps, each is the length
+    most = _UNIT * (1 + _WEIGHT) * keys[:num_buffered].sum()
+    by_number = _UNIT * (1 + _WEIGHT) * capacity * num_buffered // header[MAX_SAMPLES]
+    if by_number > most:
+        header[PRICE], most = OF_NUMBER, by_number
+    is_few = _FEW * (header[CAPACITY + 2] // header[NUM_ADDED]) >= capacity
+    for price in range(9, OF_NUMBER if is_few else 0):
+        if price & 7:
+            total = 0
+            for place in range(num_buffered):
+                total += _worth(price, capacity, keys[place])
+            total *= _UNIT // ((price >> 3) * (8 - (price & 7)))
+            if total > most:
+                header[PRICE], most = price, total
 
 
 @kernel()
@@ -229,7 +232,7 @@ def _is_same(table: Int64Array, a: int, b: int) -> bool:
 
 
 @kernel()
-def _search(table: Int64Array, places_left: int) -> int:
+def _search(table: Int64Array, places: int, max_steps: int, price: int | None, each: int) -> int:
     """Looks for what is worth most in the scarcest resource, depth first, longest first.
 
     Returns how many samples those are; their places are in the row `BEST`, descending. The other
@@ -237,28 +240,30 @@ def _search(table: Int64Array, places_left: int) -> int:
     """
     header, keys, slots = table[HEADER], table[KEYS], table[SLOTS]
     path, best = table[PATH], table[BEST]
-    num, num_buffered, max_steps = _num_resources(table), header[NUM_BUFFERED], header[MAX_STEPS]
+    num, num_buffered = _num_resources(table), header[NUM_BUFFERED]
     first = _first_not_below(table, num_buffered, 1)
     if first == num_buffered:
         return 0
     size = best_size = steps = 0
-    price, capacity = header[PRICE], header[CAPACITY]
-    room = table[LENGTHS + 2 * num + header[SORTED_BY], 0]
-    missing = _worth(price, capacity, room)
+    capacity, room = header[CAPACITY], table[LENGTHS + 2 * num + header[SORTED_BY], 0]
+    missing = room if price is None else _worth(price, capacity, room) + each * places
     least = missing + 1
     place, shortest = num_buffered, keys[first]
     while True:
-        is_open = room >= shortest and place > first and size < places_left
-        # Room that is left is filled with at most what it is worth itself.
-        if is_open and (price == 0 or missing - _worth(price, capacity, room) < least):
+        is_open = room >= shortest and place > first and size < places
+        if price is not None:
+            lost = missing - each * (places - size) - _worth(price, capacity, room)
+            is_open = is_open and lost < least  # what is left is worth its room at most
+        if is_open:
             place = _first_not_below(table, place, room + 1) - 1
             while num > 1 and place >= first and not _fits(table, slots[place], size):
                 place -= 1
         else:
             place = first - 1
         while place < first:
-            if missing < least:
-                least, best_size = missing, size
+            left = room if price is None else missing
+            if left < least:
+                least, best_size = left, size
                 for j in range(size):
                     best[j] = path[j]
             if size == 0 or least == 0 or steps >= max_steps:
@@ -267,10 +272,11 @@ def _search(table: Int64Array, places_left: int) -> int:
             place = path[size]
             key, last = keys[place], slots[place]
             room += key
-            missing += _worth(price, capacity, key)
+            if price is not None:
+                missing += _worth(price, capacity, key) + each
             # A shorter sample is worse unless there is room for one more. Another one of the same
             # lengths would lead to the same packs.
-            longest = min(key - (num == 1), room - shortest) if size + 1 < places_left else -1
+            longest = min(key - (num == 1), room - shortest) if size + 1 < places else -1
             while place >= first and keys[place] > longest:
                 place -= 1
             while (num > 1 and place >= first) and (
@@ -282,9 +288,24 @@ def _search(table: Int64Array, places_left: int) -> int:
         size += 1
         steps += 1
         room -= keys[place]
-        missing -= _worth(price, capacity, keys[place])
+        if price is not None:
+            missing -= _worth(price, capacity, keys[place]) + each
         if num > 1:
             _take(table, slots[place], size - 1, size)
+
+
+@kernel()
+def _search_at_price(table: Int64Array, places_left: int) -> int:
+    """Searches at the price that is set; returns how many samples it has found."""
+    header = table[HEADER]
+    price, max_steps = header[PRICE], header[MAX_STEPS]
+    if price == 0:  # numba compiles this case by itself, as it is quicker
+        return _search(table, places_left, max_steps, None, 0)
+    if price < OF_NUMBER:
+        return _search(table, places_left, max_steps, price, 0)
+    # The most samples seldom fill a pack: the search would take all steps.
+    each = _WEIGHT * header[CAPACITY] // header[MAX_SAMPLES]
+    return _search(table, places_left, max_steps >> 4, price, each)
 
 
 @kernel()
@@ -359,7 +380,7 @@ def _choose(table: Int64Array) -> int:
     if num > 1:
         _sort_by(table, _scarcest(table))
     num_chosen = _choose_oldest(table)
-    num_found = _search(table, header[MAX_SAMPLES] - num_chosen)
+    num_found = _search_at_price(table, header[MAX_SAMPLES] - num_chosen)
     for j in range(num_found):
         num_chosen = _choose_place(table, table[BEST, j], num_chosen)
     # What needs none of the scarcest: texts, where images fill the packs.

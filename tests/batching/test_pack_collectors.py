@@ -51,6 +51,7 @@ def steps(index: int = 0, num_streams: int = 1, **settings: Any) -> Make:
 
 MAKES: dict[str, Make] = {
     "stream": lambda: StreamPacks(packing()),
+    "stream at prices": lambda: StreamPacks(packing(capacity=40, buffer_size=32)),
     "stream, dropped": lambda: StreamPacks(packing(end_of_data="drop")),
     "stream, last dropped": lambda: StreamPacks(packing(drop_last=True, max_samples=3)),
     "window": lambda: WindowPacks(packing(algorithm="best"), 70),

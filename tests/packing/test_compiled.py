@@ -292,7 +292,7 @@ def plain_kernels() -> Iterator[None]:
 
 
 def streamed(lengths: list[Any], capacity: Any) -> list[Any]:
-    packer = StreamingPacker(capacity, buffer_size=16)
+    packer = StreamingPacker(capacity, buffer_size=32)
     found: list[Any] = []
     for length in lengths:
         packer.add(length)

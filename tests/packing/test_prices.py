@@ -32,24 +32,25 @@ def price_of(price: int, capacity: int, length: int) -> Fraction:
     return (whole + max(Fraction(0), rest - free) / (1 - free)) / (price // 8)
 
 
-def worth_of(price: int, capacity: int, length: int) -> Fraction:
+def worth_of(price: int, capacity: int, max_samples: int | None, length: int) -> Fraction:
     """What the search values a length at."""
-    if not price:
-        return Fraction(length, capacity)
-    return (3 * price_of(price, capacity, length) + Fraction(length, capacity)) / 4
+    if price in PRICES:
+        return (3 * price_of(price, capacity, length) + Fraction(length, capacity)) / 4
+    of_each = 3 * capacity // max_samples if price and max_samples else 0
+    return Fraction(length + of_each)
 
 
-def best_price(lengths: list[int], capacity: int, max_samples: int | None) -> int:
-    """The price that proves the most packs, or 0."""
-    best, most = 0, Fraction(sum(lengths), capacity)
-    if max_samples and Fraction(len(lengths), max_samples) > most:
-        most = Fraction(len(lengths), max_samples)
-    for price in PRICES:
-        total = sum((price_of(price, capacity, length) for length in lengths), Fraction(0))
-        # A fourth of what the search values is the length.
-        if 3 * total + Fraction(sum(lengths), capacity) > 4 * most:
-            best, most = price, (3 * total + Fraction(sum(lengths), capacity)) / 4
-    return best
+def best_price(lengths: list[int], capacity: int, max_samples: int | None, is_few: bool) -> int:
+    """The price that proves the most packs, 0 for lengths, 32 for numbers of samples."""
+    length, number = (
+        Fraction(sum(lengths), capacity),
+        Fraction(len(lengths), max_samples or 1 << 60),
+    )
+    proved = {0: length, 32: number}
+    for price in PRICES if is_few else ():
+        asked = sum((price_of(price, capacity, own) for own in lengths), Fraction(0))
+        proved[price] = (3 * asked + length) / 4
+    return max(proved, key=lambda price: proved[price])
 
 
 @given(
@@ -69,7 +70,7 @@ def test_samples_that_share_a_pack_are_worth_at_most_one(
 
 
 @given(
-    price=st.sampled_from([0, *PRICES]),
+    price=st.sampled_from([0, *PRICES, 32]),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
     above=st.integers(0, 40),
     max_samples=st.sampled_from([1, 2, 3, 4, None]),
@@ -80,7 +81,7 @@ def test_the_search_finds_what_is_worth_most_with_the_oldest_sample(
     price: int, lengths: list[int], above: int, max_samples: int | None
 ) -> None:
     capacity = max(lengths) + above
-    packer = StreamingPacker(capacity, max_samples=max_samples)
+    packer = StreamingPacker(capacity, max_samples=max_samples, max_steps=10_000)
     num = len(lengths)
     rows = [[length] for length in lengths]
     totals = [sum(lengths)]
@@ -91,12 +92,12 @@ def test_the_search_finds_what_is_worth_most_with_the_oldest_sample(
     assert pack[0] == 0
     assert sum(lengths[i] for i in pack) <= capacity
     most = max(
-        sum(worth_of(price, capacity, lengths[i]) for i in others)
+        sum(worth_of(price, capacity, max_samples, lengths[i]) for i in others)
         for size in range(min(num, max_samples or num))
         for others in combinations(range(1, num), size)
         if lengths[0] + sum(lengths[i] for i in others) <= capacity
     )
-    assert sum(worth_of(price, capacity, lengths[i]) for i in pack[1:]) == most
+    assert sum(worth_of(price, capacity, max_samples, lengths[i]) for i in pack[1:]) == most
 
 
 @st.composite
@@ -124,8 +125,9 @@ def test_the_price_is_the_one_that_proves_the_most_packs_for_what_is_buffered(
         if packer.num_added % settings["buffer_size"] == 0:
             buffered = [lengths[number] for number in packer.buffered()]
             total, added = sum(lengths[: packer.num_added]), packer.num_added
-            few = 3 * (total // added) >= capacity and len(buffered) >= 32
-            price = best_price(buffered, capacity, settings["max_samples"]) if few else 0
+            if settings["buffer_size"] >= 32:
+                is_few = 3 * (total // added) >= capacity
+                price = best_price(buffered, capacity, settings["max_samples"], is_few)
         assert packer.state()["price"] == price
         if packer.is_full:
             packer.next_pack()
@@ -168,22 +170,25 @@ def middling_lengths(num: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "capacity", "above"),
+    ("lengths", "capacity", "max_samples", "above"),
     [
-        pytest.param(question_lengths(384), 384, 0.006, id="questions"),  # 0.0147 by length alone
-        pytest.param(middling_lengths(20_000), 384, 0.0095, id="middling"),  # 0.0184
-        pytest.param(text_lengths(20_000, 1024), 1024, 0.002, id="texts"),  # 0.0029
+        pytest.param(question_lengths(384), 384, None, 0.006, id="questions"),  # 0.0147 by length
+        pytest.param(middling_lengths(20_000), 384, None, 0.0095, id="middling"),  # 0.0184
+        pytest.param(text_lengths(20_000, 1024), 1024, None, 0.002, id="texts"),  # 0.0029
         pytest.param(
-            np.random.Generator(np.random.Philox(4)).choice([34, 31, 55], 20_000), 100, 0,
+            np.random.Generator(np.random.Philox(4)).choice([34, 31, 55], 20_000), 100, None, 0,
             id="three lengths",
         ),
+        pytest.param(question_lengths(512), 512, 3, 0.006, id="at most three"),  # 0.0094
+        pytest.param(text_lengths(20_000, 8192), 8192, 16, 0.003, id="at most 16"),  # 0.0046
     ],
 )  # fmt: skip
-def test_packs_of_few_samples_stay_near_the_bound(
-    lengths: np.ndarray, capacity: int, above: float
+def test_packs_where_few_fit_or_few_are_allowed_stay_near_the_bound(
+    lengths: np.ndarray, capacity: int, max_samples: int | None, above: float
 ) -> None:
-    packs = pack_stream(lengths, capacity)
-    assert len(packs) <= ceil((1 + above) * lower_bound(lengths, capacity))
+    packs = pack_stream(lengths, capacity, max_samples=max_samples)
+    bound = lower_bound(lengths, capacity, max_samples=max_samples)
+    assert len(packs) <= ceil((1 + above) * bound)
 
 
 @pytest.mark.parametrize("capacity", [512, 2048])

@@ -434,7 +434,7 @@ GOOD = {"numbers": [3, 5], "lengths": [[4], [7]], "added": 6, "totals": [21], "p
         {"totals": 21},
         {"totals": []},
         {"price": -1},
-        {"price": 32},
+        {"price": 33},
         {"price": 19.5},
         {"price": "19"},
         {"price": None},

@@ -32,7 +32,15 @@ from energon_lite import (
 from energon_lite.balance import CostModel, imbalance
 from energon_lite.core.keys import leaves
 
-from ..helpers import Ranks, assert_same, ignore, metadataset, number_of, text_set
+from ..helpers import (
+    Ranks,
+    assert_same,
+    ignore,
+    metadataset,
+    number_of,
+    signed,
+    text_set,
+)
 
 NUM_SAMPLES = 60
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=ignore)
@@ -664,3 +672,60 @@ def test_balance_wants_to_know_what_packs_cost() -> None:
         Packing(8, balance="quantile_sync")
     with pytest.raises(ValueError, match="balance_window=0 must be at least 1"):
         Packing(8, balance="quantile_sync", balance_window=0, cost=COST)
+
+
+# --------------------------------------------------------------------------------------- prices
+
+
+def priced(root: Path) -> Any:
+    """A pipeline of samples of which two leave much of a pack free and three seldom fit."""
+    lengths = [100 + (37 * i) % 83 for i in range(NUM_SAMPLES)]
+
+    def make(config: WorkerConfig) -> SavableDataset[Any]:
+        return training(root, Packs(lengths, capacity=384, buffer_size=32), config)
+
+    return make
+
+
+def group_counts(states: list[dict[str, Any]]) -> list[list[int]]:
+    """What the states have of each group of each stream; changes to it change the states."""
+    found: list[list[int]] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            counts = value.get("counts")
+            if isinstance(counts, dict) and "groups" in counts:
+                found.extend(counts["groups"])
+            for inner in value.values():
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(states)
+    return found
+
+
+def test_packs_at_prices_resume_on_any_topology(root) -> None:
+    run = Ranks(priced(root), 2, num_streams=4)
+    run.steps(60)
+    states = run.save()
+    counts = group_counts(states)
+    assert len(counts) == 4
+    assert all(price > 0 for *_, price in counts)
+    wanted = run.slots(120)
+    for world_size, arguments in ((1, {}), (3, {}), (1, {"num_workers": 2})):
+        again = Ranks(priced(root), world_size, worker_type="thread", states=states, **arguments)
+        assert_same(again.slots(120), wanted)
+
+
+def test_states_of_packs_without_prices_go_on(root) -> None:
+    run = Ranks(priced(root), 1, num_streams=2)
+    run.steps(60)
+    states = run.save()
+    for counts in group_counts(states):
+        del counts[-1]
+    again = [Ranks(priced(root), 1, states=list(map(signed, states))) for _ in range(2)]
+    batches = again[0].slots(80)
+    assert_same(again[1].slots(80), batches)
+    assert all(price > 0 for *_, price in group_counts(again[0].save()))
