@@ -1,14 +1,37 @@
-"""Samples as columns: where no hook looks at single samples, a batch is made of them at once."""
+"""Samples as columns: where no hook looks at single samples, a batch is made of them at once.
+
+The garbage collector traverses every container that lives long, again and again. So samples that
+are buffered are rows of columns where this is possible: exact tuples of texts and numbers, which it
+leaves alone.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any
+from operator import attrgetter, is_, itemgetter
+from sys import getrefcount
+from typing import Any, NamedTuple
+from weakref import getweakrefcount
 
-_new = object.__new__
+from energon_lite.core.samples import SourceInfo
+
+# Twice as quick as calling the class, which goes through a Python function.
+_new_source, _new = tuple.__new__, object.__new__
+# The first entry of a row, which no sample of a user has.
+_ROW = object()
+# Entries of the restore keys of sources.
+_name_of, _index_of = itemgetter(0), itemgetter(2)
+
+
+class Origin(NamedTuple):
+    """What all samples of a source have in common: its path, their subflavors and loss weight."""
+
+    path: str
+    subflavors: dict[str, Any]
+    loss_weight: float
 
 
 class Columns(ABC):
@@ -23,28 +46,174 @@ class Columns(ABC):
         """Returns the batch that the library's `batch` makes of the samples."""
 
 
-class SampleColumns(Columns):
-    """Samples of one of the library's types, field by field; none of the values is a tensor.
+class SampleForm(NamedTuple):
+    """What samples of one of the library's types have in common, each of one file for one field.
 
-    Args:
+    Attributes:
         kind: their type, of which the constructor does nothing but set the fields.
-        fields: for each field, also those that have a default, the values in the order of the
-            samples.
+        field: the name of the field; its values are texts or bytes.
+        defaults: names and values of the fields that are equal in all samples.
     """
 
-    def __init__(self, kind: type[Any], fields: dict[str, list[Any]]) -> None:
-        self.kind, self.fields = kind, fields
+    kind: type[Any]
+    field: str
+    defaults: Sequence[tuple[str, Any]]
+
+    def is_like(self, other: SampleForm) -> bool:
+        """Whether samples of both can be put into the same columns."""
+        return self.kind is other.kind and self.field == other.field
+
+
+class SampleColumns(Columns):
+    """Samples of one form.
+
+    Args:
+        form: what they have in common.
+        origins: those of their sources, by the first entry of a restore key.
+        columns: keys, restore keys of sources, values of the one field, names of the shards, and
+            names of the files.
+    """
+
+    def __init__(
+        self, form: SampleForm, origins: Mapping[str, Origin], columns: Sequence[list[Any]]
+    ) -> None:
+        self.form, self.origins, self.columns = form, origins, columns
+
+    def fields(self) -> dict[str, list[Any]]:
+        """Returns the values of each field, service fields first."""
+        form, (keys, restore_keys, values, shards, files) = self.form, self.columns
+        num = len(keys)
+        of_each: Any
+        if len(self.origins) == 1:
+            ((path, subflavors, weight),) = self.origins.values()
+            of_each = repeat(path), repeat(subflavors, num), repeat(weight, num)
+        else:
+            names = map(_name_of, restore_keys)
+            of_each = zip(*map(self.origins.__getitem__, names), strict=True)
+        paths, tags, weights = of_each
+        infos = zip(paths, map(_index_of, restore_keys), shards, zip(files), strict=False)
+        fields = {
+            "__key__": keys,
+            "__restore_key__": restore_keys,
+            "__subflavors__": [*map(dict.copy, tags)],
+            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
+            "__loss_weight__": [*weights],
+            form.field: values,
+        }
+        for name, value in form.defaults:
+            fields[name] = [value] * num
+        return fields
 
     def samples(self) -> list[Any]:
         """Returns the samples one by one."""
-        made = [_new(self.kind) for _ in self.fields["__key__"]]
-        for name, column in self.fields.items():
-            deque(map(setattr, made, repeat(name), column), maxlen=0)
-        return made
+        return samples_from(self.form.kind, self.fields())
 
     def batch(self) -> Any:
         """Returns what `generic_batch` makes of the samples."""
-        return self.kind(**self.fields)
+        return self.form.kind(**self.fields())
+
+    def parts(self, size: int) -> Iterator[SampleColumns]:
+        """Yields the samples in parts of up to `size`."""
+        for start in range(0, len(self.columns[0]), size):
+            part = [column[start : start + size] for column in self.columns]
+            yield SampleColumns(self.form, self.origins, part)
+
+
+def samples_from(kind: type[Any], fields: dict[str, list[Any]]) -> list[Any]:
+    """Returns samples of a type, of what `SampleColumns.fields` returned."""
+    keys, restore_keys, subflavors, sources, weights, *rest = fields.values()
+    made = [_new(kind) for _ in keys]
+    columns = made, keys, restore_keys, subflavors, sources, weights
+    for sample, key, restore_key, flavors, own, weight in zip(*columns, strict=True):
+        sample.__key__ = key
+        sample.__restore_key__ = restore_key
+        sample.__subflavors__ = flavors
+        sample.__sources__ = own
+        sample.__loss_weight__ = weight
+    for name, column in zip([*fields][-len(rest) :], rest, strict=True):
+        deque(map(setattr, made, repeat(name), column), maxlen=0)
+    return made
+
+
+def are_unchanged(samples: list[Any], columns: SampleColumns, fields: dict[str, list[Any]]) -> bool:
+    """Whether samples are as they were made of columns, and only the list refers to them.
+
+    Args:
+        samples: the samples.
+        columns: of which they were made.
+        fields: what `columns.fields()` returned for them.
+    """
+    if max(map(getrefcount, samples)) > _OWN_REFERENCES or any(map(getweakrefcount, samples)):
+        return False
+    if any(map(vars, samples)):  # they have slots for their fields
+        return False
+    for name, values in fields.items():
+        if not all(map(is_, map(attrgetter(name), samples), values)):
+            return False
+    flavors, origins = fields["__subflavors__"], columns.origins
+    if not any(flavors) and not any(origin.subflavors for origin in origins.values()):
+        return True
+    pairs = zip(flavors, columns.columns[1], strict=True)
+    return all(_has_same_entries(tags, origins[key[0]].subflavors) for tags, key in pairs)
+
+
+def _references() -> int:
+    samples = [object()]
+    return max(map(getrefcount, samples))
+
+
+# What `getrefcount` returns for an object that is only in a list.
+_OWN_REFERENCES = _references()
+
+
+def _has_same_entries(tags: dict[str, Any], original: dict[str, Any]) -> bool:
+    pairs = tags.items(), original.items()
+    return len(tags) == len(original) and all(
+        name == other and value is own for (name, value), (other, own) in zip(*pairs, strict=True)
+    )
+
+
+class SampleRows:
+    """Single samples of columns as rows, which can be put into other columns.
+
+    Rows are exact tuples of what is not a container, which the garbage collector does not traverse.
+    """
+
+    def __init__(self) -> None:
+        self._form: SampleForm | None = None
+        self._origins: Mapping[str, Origin] = {}
+        self._last: Mapping[str, Origin] = {}  # what was added to the origins last
+
+    def of(self, columns: SampleColumns) -> list[Any]:
+        """Returns the samples of columns as rows; as they are, if they are unlike those before."""
+        self._form = self._form or columns.form
+        if not columns.form.is_like(self._form):
+            return columns.samples()
+        if columns.origins is not self._last:
+            self._last = columns.origins
+            self._origins = {**self._origins, **columns.origins}
+        return [*zip(repeat(_ROW), *columns.columns, strict=False)]
+
+    def columns(self, items: list[Any]) -> SampleColumns | list[Any]:
+        """Returns samples in columns, if all are rows; else single samples."""
+        if self._form is None or not items:
+            return items
+        are_rows = [*map(_is_sample_row, items)]
+        if all(are_rows):
+            _, *columns = map(list, zip(*items, strict=True))
+            return SampleColumns(self._form, self._origins, columns)
+        if any(are_rows):
+            pairs = zip(items, are_rows, strict=True)
+            return [self.sample(item) if is_row else item for item, is_row in pairs]
+        return items
+
+    def sample(self, row: Any) -> Any:
+        """Returns the sample of a row; anything else as it is."""
+        return samples_of(self.columns([row]))[0]
+
+
+def _is_sample_row(item: Any) -> bool:
+    return type(item) is tuple and bool(item) and item[0] is _ROW
 
 
 def joined_samples(parts: Sequence[Columns | list[Any]]) -> Columns | list[Any]:
@@ -52,14 +221,22 @@ def joined_samples(parts: Sequence[Columns | list[Any]]) -> Columns | list[Any]:
     first = parts[0] if parts else []
     if len(parts) <= 1:
         return first
-    if isinstance(first, SampleColumns) and all(
-        isinstance(part, SampleColumns) and part.kind is first.kind for part in parts
-    ):
-        columns = [part.fields for part in parts if isinstance(part, SampleColumns)]
-        names = first.fields
-        joined = {name: [*chain.from_iterable(own[name] for own in columns)] for name in names}
-        return SampleColumns(first.kind, joined)
-    return [*chain.from_iterable(map(samples_of, parts))]
+    similar = [
+        part
+        for part in parts
+        if isinstance(part, SampleColumns)
+        and isinstance(first, SampleColumns)
+        and part.form.is_like(first.form)
+    ]
+    if len(similar) < len(parts):
+        return [*chain.from_iterable(map(samples_of, parts))]
+    origins = similar[0].origins
+    for part in similar:
+        if part.origins is not similar[0].origins:
+            origins = {**origins, **part.origins}
+    columns = zip(*[part.columns for part in similar], strict=True)
+    joined = [[*chain.from_iterable(column)] for column in columns]
+    return SampleColumns(similar[0].form, origins, joined)
 
 
 def samples_of(part: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from energon_lite.core.arrays import Int64Array, argsort
-from energon_lite.core.sample_columns import SampleColumns
+from energon_lite.core.sample_columns import Origin, SampleColumns
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import context_or
 from energon_lite.core.topology import Stream
@@ -150,8 +150,8 @@ class DrawsAhead:
         self._largest = max(_FEWEST, min(most, int(_MOST_BYTES / mean_bytes)))
         self.size = _FEWEST
         self._most_ordered = max(1, min(_MOST_ORDERED, _ORDERED_OF_ALL // len(sources)))
-        # Of the sources name, path, subflavors and loss weight.
-        self._table = np.empty((4, len(sources)), dtype=object)
+        self._all_names = np.empty(len(sources), dtype=object)
+        self._origins: dict[str, Origin] = {}
         # None for sources that are never read with others.
         self._orders: dict[int, _Order | None] = {}
         # Until which position a source is read alone.
@@ -235,9 +235,7 @@ class DrawsAhead:
             is_for_all = spec.loader.kind == self._kind and type(spec.reader) is ShardReader
             if is_for_all and mean_bytes <= SMALL_BYTES:
                 order = _Order(spec.order.stream(self._stream), self._most_ordered, mean_bytes)
-                loader = spec.loader
-                facts = spec.name, loader.path, loader.subflavors, loader.loss_weight
-                self._table[:, source] = facts
+                self._all_names[source] = spec.name
             self._orders[source] = order
         order = self._orders[source]
         if order is not None and source in self._places:
@@ -287,12 +285,16 @@ class DrawsAhead:
 
     def _sort(self) -> Int64Array:
         """Brings what was read into the order of the draws, and returns which they are."""
-        _, *columns = zip(*chain.from_iterable(self._parts), strict=True)
+        sources, *columns = zip(*chain.from_iterable(self._parts), strict=True)
         draws, epochs, indices = map(np.concatenate, columns)
         order = argsort(draws)
         draws = draws[order]
         self._drawn = self._plan[draws]
-        self._names, *self._facts = self._table[:, self._drawn].tolist()
+        self._names = self._all_names[self._drawn].tolist()
+        loaders = {self._sources[source].name: self._sources[source].loader for source in sources}
+        if not loaders.keys() <= self._origins.keys():  # columns keep those before
+            origins = {name: loader.origin for name, loader in loaders.items()}
+            self._origins = {**self._origins, **origins}
         self._epochs, self._indices = epochs[order].tolist(), indices[order].tolist()
         if len(self._parts) > 1:  # each is in the order of the draws
             parts = [np.concatenate([part.draws for part in parts]) for parts in self._parts]
@@ -332,8 +334,7 @@ class DrawsAhead:
         context.sample_index = stop = first + n * step
         context.count_draws(names, self._sec_per_row)
         keys = [*zip(names, self._epochs[rows], indices, range(first, stop, step), strict=True)]
-        facts = [column[rows] for column in self._facts]
-        return self._maker.made(self._block, rows, keys, indices, facts), keys
+        return self._maker.made(self._block, rows, keys, self._origins), keys
 
     def take_one(self) -> tuple[Any, RestoreKey]:
         """Returns the sample of the next draw, which was read, and its key."""

@@ -216,7 +216,7 @@ class _PlannedCursor(SourceCursor[T]):
         keys = self._planned.keys[position : position + num]
         self._row = rows.stop
         self._context.cost(self._name).draws += num
-        made = self.spec.loader.made(self._decoded, rows, keys, self._own_indices[rows])
+        made = self.spec.loader.made(self._decoded, rows, keys, self._origins)
         return made.samples(), keys
 
     def _count_skip(

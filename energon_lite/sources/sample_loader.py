@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from energon_lite.core.errors import (
     SkipSample,
     add_note,
 )
-from energon_lite.core.sample_columns import SampleColumns
+from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
 from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of
 from energon_lite.core.state import RestoreKey
@@ -282,7 +281,14 @@ class SampleLoader:
         is_ours = self._num_fields == 1 and self._sample_type in SAMPLE_TYPES.values()
         self._one_part, self._one_field = next(iter(direct.items())) if is_ours else ("", "")
         self._defaults = [*self.maker.defaults().items()] if is_ours else []  # type: ignore[attr-defined]
+        kind: Any = self._sample_type
+        self._form = SampleForm(kind, self._one_field, self._defaults)
         self._plans: dict[str, tuple[str | None, Callable[[bytes], Any] | None]] = {}
+
+    @property
+    def origin(self) -> Origin:
+        """What its samples have in common."""
+        return Origin(self.path, self.subflavors, self.loss_weight)
 
     @property
     def may_draw(self) -> bool:
@@ -374,8 +380,7 @@ class SampleLoader:
         block: DecodedBlock,
         rows: slice,
         keys: list[RestoreKey],
-        indices: Sequence[int],
-        of_many: Sequence[list[Any]] = (),
+        origins: Mapping[str, Origin],
     ) -> SampleColumns:
         """Makes samples of rows of a block, which cannot fail.
 
@@ -383,25 +388,10 @@ class SampleLoader:
             block: what `together` returned.
             rows: which of its samples.
             keys: their restore keys.
-            indices: their numbers in the dataset.
-            of_many: if they have a loader of the same kind each, their paths, subflavors and loss
-                weights.
+            origins: of their sources, which have a loader of the same kind each.
         """
-        num = len(keys)
-        of_one = repeat(self.path), repeat(self.subflavors, num), [self.loss_weight] * num
-        paths, subflavors, weights = of_many or of_one
-        infos = zip(paths, indices, block.shards[rows], zip(block.files[rows]), strict=False)
-        fields: dict[str, list[Any]] = {
-            "__key__": block.keys[rows],
-            "__restore_key__": keys,
-            "__subflavors__": [*map(dict.copy, subflavors)],
-            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
-            "__loss_weight__": weights,
-            self._one_field: block.values[rows],
-        }
-        for name, default in self._defaults:
-            fields[name] = [default] * num
-        return SampleColumns(self._sample_type, fields)
+        columns = block.keys[rows], keys, block.values[rows], block.shards[rows], block.files[rows]
+        return SampleColumns(self._form, origins, columns)
 
     def made_one(self, block: DecodedBlock, row: int, key: RestoreKey) -> Any:
         """Makes the sample of a row of a block, as `made` does for several.

@@ -284,7 +284,7 @@ class SourceCursor(Cursor[T]):
         context.sample_index = stop = first + len(indices) * step
         numbers = range(first, stop, step)
         keys = [*zip(repeat(self._name), self._own_epochs[rows], indices, numbers)]
-        return self.spec.loader.made(block, rows, keys, indices), keys
+        return self.spec.loader.made(block, rows, keys, self._origins), keys
 
     def _read_on(self) -> None:
         """Reads the next block, and decodes its samples if this can be done for all at once.
@@ -297,6 +297,7 @@ class SourceCursor(Cursor[T]):
         if self._reading is None:
             spec, self._context = self.spec, context_or(self._stream)
             self._cost = self._context.cost(self._name)
+            self._origins = {self._name: spec.loader.origin}
             mean_bytes = spec.num_bytes / spec.order.num_samples
             self._ahead = ReadAhead(spec.reader, self._make_order, self._stream.share, mean_bytes)
         try:

@@ -14,6 +14,7 @@ from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.key_columns import columns_of, values_of
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
+from energon_lite.core.sample_columns import SampleRows, samples_of
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
@@ -132,6 +133,7 @@ class CollectDataset(ListDataset[T]):
         samples_per_list: samples of a list; 1 where this depends on their lengths.
         num_lengths: R, the resources of a sample.
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
+        takes_columns: whether lists may be `SampleColumns`.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
 
     Raises:
@@ -142,6 +144,7 @@ class CollectDataset(ListDataset[T]):
     samples_per_list: int = 1
     num_lengths: int = 1
     keeps_lengths: bool = False
+    takes_columns: bool = False
     groups_from_start: Sequence[Any] = ()
 
     def __init__(
@@ -174,11 +177,15 @@ class CollectDataset(ListDataset[T]):
             found.add(units_of(inner.key, sample), sample)
         return False
 
+    def rows(self, inner: Cursor[Any]) -> SampleRows:
+        """Returns what makes samples of the rows that `read` may find in place of samples."""
+        return SampleRows()
+
     def group_of(self, key: RestoreKey, sample: Any) -> Any:
         """Returns the group of a sample; asked for after a resume where JSON could not keep it."""
         raise NotImplementedError
 
-    def made(self, keys: list[RestoreKey], samples: list[Any]) -> tuple[RestoreKey, Any]:
+    def made(self, keys: list[RestoreKey], samples: Any) -> tuple[RestoreKey, Any]:
         """Returns the restore key of an item and the item, from those of its samples."""
         return (self.kind, current_context().batch_index, *keys), samples
 
@@ -199,6 +206,7 @@ class CollectCursor(Cursor[Any]):
         self._stream = stream
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
+        self._rows = spec.rows(self._inner)
         self._set_collector(spec.collector(stream, self))
         self._buffer = _Buffer(spec)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
@@ -236,7 +244,9 @@ class CollectCursor(Cursor[Any]):
         if self._may_be_skipped:
             again = self._again
             samples = [again(k) if s is SKIPPED else s for k, s in zip(keys, samples, strict=True)]
-        self.key, item = self._spec.made(keys, samples)
+        columns = self._rows.columns(samples)
+        own = columns if self._spec.takes_columns else samples_of(columns)
+        self.key, item = self._spec.made(keys, own)
         return item
 
     def _read_up_to_list(self, add: Callable[[int, int, Sequence[int]], bool]) -> None:
@@ -298,7 +308,7 @@ class CollectCursor(Cursor[Any]):
         try:
             refused = self._collector.add(rows)
         except ValueError as error:
-            name = name_of(found.keys[-1], found.samples[-1])
+            name = name_of(found.keys[-1], self._rows.sample(found.samples[-1]))
             raise FatalSampleError.from_sample_key(name, str(error)) from None
         if refused:
             self.drop(refused, "more of its group than the share of the group takes")
@@ -324,7 +334,7 @@ class CollectCursor(Cursor[Any]):
         keys = [self._buffer.keys[number] for number in numbers]
         samples = [self._buffer.samples[number] for number in numbers]
         again = self._again
-        pairs = zip(keys, samples, strict=True)
+        pairs = zip(keys, samples_of(self._rows.columns(samples)), strict=True)
         return keys, [again(key) if sample is SKIPPED else sample for key, sample in pairs]
 
     def replace(self, number: int, sample: Any) -> None:
@@ -338,7 +348,7 @@ class CollectCursor(Cursor[Any]):
     def drop(self, numbers: Iterable[int], why: str) -> None:
         """Takes samples out of the buffer and counts them as skipped on purpose."""
         for key, sample in zip(*self._buffer.taken(numbers), strict=True):
-            count_dropped(key, sample, why, self._spec.name)
+            count_dropped(key, self._rows.sample(sample), why, self._spec.name)
 
     def snapshot(self) -> Snapshot:
         """Returns the position."""

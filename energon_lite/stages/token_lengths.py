@@ -22,6 +22,14 @@ from energon_lite.batching.rules import (
 from energon_lite.core.dataset import Cursor, SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.keys import first_leaf
+from energon_lite.core.sample_columns import (
+    Columns,
+    SampleColumns,
+    SampleRows,
+    are_unchanged,
+    samples_from,
+    samples_of,
+)
 from energon_lite.core.samples import images_of
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import JSON, RestoreKey
@@ -32,6 +40,10 @@ from energon_lite.stages.collect import CollectDataset, Found, Unit, UnitsOf, co
 from energon_lite.stages.map import WrappedFunction
 
 T = TypeVar("T")
+
+# Samples that are made together to be measured. Many at a time would make the garbage collector
+# look through the whole process.
+_LENT_TOGETHER = 64
 
 
 class MeasureDataset(PerItemStage[T]):
@@ -71,6 +83,7 @@ class MeasureCursor(StageCursor[T]):
 
     Attributes:
         length: what `length_fn` returned for the sample that `next` returned last.
+        rows: what `take_with_lengths` returned in place of samples.
     """
 
     key: RestoreKey = ()
@@ -78,6 +91,9 @@ class MeasureCursor(StageCursor[T]):
 
     def __init__(self, spec: MeasureDataset[T], inner: Cursor[T]) -> None:
         super().__init__(spec, inner)
+        self.rows = SampleRows()
+        # Whether no call has changed its sample, or kept it.
+        self._only_looks = True
         # Of samples up to here all tokens count.
         self._longest = sys.maxsize if spec.rules is None else spec.rules.longest
         self._run = FunctionRun(spec.function)
@@ -101,18 +117,31 @@ class MeasureCursor(StageCursor[T]):
 
     def take(self, n: int) -> tuple[list[T], list[RestoreKey]]:
         """Returns the next samples and their restore keys."""
-        return self.take_with_lengths(n)[:2]
+        return self._taken(n, self.inner.take)[:2]
 
-    def take_with_lengths(self, n: int) -> tuple[list[T], list[RestoreKey], list[Any]]:
-        """Returns the next `n` samples, or what is left, their restore keys and their lengths."""
+    def take_with_lengths(
+        self, n: int, as_rows: bool = False
+    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
+        """Returns the next `n` samples, or what is left, their restore keys and their lengths.
+
+        Args:
+            n: how many samples.
+            as_rows: whether to return `rows` in place of samples, where this is possible.
+        """
+        takes_columns = as_rows and self._only_looks
+        return self._taken(n, self.inner.take_batch if takes_columns else self.inner.take)
+
+    def _taken(
+        self, n: int, take: Callable[[int], tuple[list[T] | Columns, list[RestoreKey]]]
+    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
         taken: Any = ([], [], [])
         # Whether a sample may be read before the one before it is measured.
         below = self.spec.dataset.traits
         reads_ahead, has_ended = below.replayable and not below.measures, False
         while len(taken[0]) < n and not has_ended:
             num = n - len(taken[0]) if reads_ahead else 1
-            items, keys = self.inner.take(num)
-            has_ended = len(items) < num
+            items, keys = take(num)
+            has_ended = len(keys) < num
             for column, own in zip(taken, self._measured(items, keys), strict=True):
                 column += own
         return taken  # type: ignore[no-any-return]
@@ -126,10 +155,14 @@ class MeasureCursor(StageCursor[T]):
         return self._measured(*self.inner.take_ready(n))
 
     def _measured(
-        self, items: list[T], keys: list[RestoreKey]
-    ) -> tuple[list[T], list[RestoreKey], list[Any]]:
+        self, items: list[T] | Columns, keys: list[RestoreKey]
+    ) -> tuple[list[Any], list[RestoreKey], list[Any]]:
         """Measures samples, and counts their lengths for their sources."""
-        lengths, items, keys = unskipped(self._run.call_each(keys, items), items, keys)
+        if isinstance(items, SampleColumns):
+            lengths, samples, keys = self._looked_at(items)
+        else:
+            samples = samples_of(items)
+            lengths, samples, keys = unskipped(self._run.call_each(keys, samples), samples, keys)
         if keys:
             self.key = keys[-1]
             is_plain = {*map(type, lengths)} == {int} and max(lengths) <= self._longest
@@ -140,7 +173,22 @@ class MeasureCursor(StageCursor[T]):
                 totals[name] += tokens
             for name, tokens in totals.items():
                 current_context().measured(name, tokens)
-        return items, keys, lengths
+        return samples, keys, lengths
+
+    def _looked_at(self, columns: SampleColumns) -> tuple[list[Any], ...]:
+        """Returns lengths, samples and keys; rows for samples that were only looked at."""
+        found: tuple[list[Any], ...] = ([], [], [])
+        for part in columns.parts(_LENT_TOGETHER):
+            fields = part.fields()
+            samples, keys = samples_from(part.form.kind, fields), part.columns[1]
+            results = self._run.call_each(keys, samples)
+            lengths, kept, keys = unskipped(results, samples, keys)
+            if kept is samples:  # none was skipped
+                self._only_looks &= are_unchanged(samples, part, fields)
+                kept = self.rows.of(part) if self._only_looks else samples
+            for column, own in zip(found, (lengths, kept, keys), strict=True):
+                column += own
+        return found
 
     def _counted(self, length: Any) -> int:
         tokens: Any = length.get(TOKENS) if isinstance(length, dict) else length
@@ -213,7 +261,12 @@ class MeasuredLists(CollectDataset[list[Any]]):
     Args:
         dataset: the samples, measured; they must be replayable, as buffered ones are saved as keys.
         rules: for the lengths of samples, and what must be equal in a list.
+
+    Attributes:
+        buffers_rows: whether samples are buffered as `SampleRows`, where this is possible.
     """
+
+    buffers_rows: bool = False
 
     def __init__(self, dataset: MeasureDataset[Any], rules: LengthRules) -> None:
         super().__init__(dataset)
@@ -264,7 +317,7 @@ class MeasuredLists(CollectDataset[list[Any]]):
         rules = self.rules
         if rules.group_by is not None or len(rules.resources) > 1:
             return super().read(inner, units_of, num, found)
-        samples, keys, lengths = inner.take_with_lengths(num)
+        samples, keys, lengths = inner.take_with_lengths(num, as_rows=self.buffers_rows)
         is_plain = {*map(type, lengths)} == {int}
         if is_plain and min(lengths) > 0 and max(lengths) <= rules.limits[0]:
             for column, own in zip(
@@ -275,6 +328,11 @@ class MeasuredLists(CollectDataset[list[Any]]):
             for key, sample, inner.length in zip(keys, samples, lengths, strict=True):
                 found.add(units_of(key, sample), sample)
         return len(samples) < num
+
+    def rows(self, inner: Any) -> SampleRows:
+        """Returns what makes samples of rows that are buffered."""
+        own: SampleRows = inner.rows
+        return own
 
     def _grouping(self) -> Callable[[RestoreKey, Any], Any]:
         """Returns a function of key and sample that returns the group, `SKIPPED` if it failed."""

@@ -31,7 +31,13 @@ from energon_lite import (
 )
 from energon_lite.core.dataset import Cursor
 from energon_lite.core.errors import FatalSampleError
-from energon_lite.core.sample_columns import SampleColumns, joined_samples, samples_of
+from energon_lite.core.sample_columns import (
+    Origin,
+    SampleColumns,
+    SampleForm,
+    joined_samples,
+    samples_of,
+)
 from energon_lite.core.stacking import layout_of
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.sources.sample_loader import SampleLoader
@@ -277,12 +283,17 @@ def test_joined_parts_have_the_samples_of_all(parts) -> None:
     for is_columns, size in parts:
         numbers = list(range(number, number + size))
         number += size
-        fields = {
-            "__key__": [str(n) for n in numbers], "__restore_key__": [("a", n) for n in numbers],
-            "__subflavors__": [{} for _ in numbers], "__sources__": [()] * size,
-            "__loss_weight__": [1.0] * size, "text": [f"text {n}" for n in numbers],
-        }  # fmt: skip
-        columns = SampleColumns(TextSample, fields)
+        columns = SampleColumns(
+            SampleForm(TextSample, "text", []),
+            {"a": Origin("/a", {}, 1.0)},
+            [
+                [str(n) for n in numbers],
+                [("a", 0, n, n) for n in numbers],
+                [f"text {n}" for n in numbers],
+                ["s"] * size,
+                [f"{n}.txt" for n in numbers],
+            ],
+        )
         made.append(columns if is_columns else columns.samples())
     found = joined_samples(made)
     assert [sample.text for sample in samples_of(found)] == [f"text {n}" for n in range(number)]
