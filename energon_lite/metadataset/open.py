@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ from energon_lite.stores.file_stores import FileStore, SystemFileStore, Webdatas
 Stores = Mapping[str, FileStore[Any]]
 Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDataset[Any]]
 
-# Shards that all leaves together keep open.
+# Shards that all leaves together keep open. Where there are more leaves, each keeps one, up to half
+# of the files that the process may have open; the others open theirs again for every block.
 _OPEN_OF_ALL = 256
 
 _SETTINGS = frozenset({"subflavors", "parallel_shard_iters", "trust"})
@@ -204,11 +206,17 @@ class LeafOpener:
             "worker_config": self.worker_config,
             "loss_weight": leaf.loss_weight,
             "subset": partial(range_of, leaf.subset) if leaf.subset else None,
-            "max_open": max(1, min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves)),
+            "max_open": self._max_open(),
             "shuffle_over_epochs": combined_multiplier(
                 self.multiplier, leaf.shuffle_over_epochs_multiplier
             ),
         }
+
+    def _max_open(self) -> int:
+        """Returns how many shards the next leaf keeps open between two reads."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_in_half = limit == resource.RLIM_INFINITY or len(self.factories) < limit // 2
+        return min(MAX_OPEN, _OPEN_OF_ALL // self._num_leaves) or int(is_in_half)
 
     @cached_property
     def _num_leaves(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import tracemalloc
 from itertools import islice
@@ -18,7 +19,7 @@ from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.sources.dataset_config import load_factory
 
-from ..helpers import text_set, through_json
+from ..helpers import metadataset, text_set, through_json, train
 
 MANY = 300
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -121,3 +122,23 @@ def test_source_that_was_not_read_takes_little_memory(folder: Path) -> None:
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert num_bytes / MANY < 2600
+
+
+def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [{"path": str(folder), "weight": 1 + i % 3, "name": f"source{i}"} for i in range(12)]
+    path = tmp_path / "blend.yaml"
+    path.write_text(json.dumps(metadataset({"blend": members})))
+    make = train(path, batch_size=3)
+    expected = keys(run_of(make(CONFIG)), 60)
+    monkeypatch.setattr("energon_lite.metadataset.open._OPEN_OF_ALL", 4)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (16, 16))
+    dataset: Any = make(CONFIG)
+    run = run_of(dataset)
+    assert keys(run, 60) == expected
+    while len(dataset.children) == 1:
+        (dataset,) = dataset.children
+    readers = [source.reader for source in dataset.children]
+    assert [reader.max_open for reader in readers] == 8 * [1] + 4 * [0]
+    assert sum(len(reader._files._open) for reader in readers) <= 8
