@@ -15,7 +15,13 @@ import numpy as np
 from energon_lite.core.arrays import Int64Array
 from energon_lite.core.dataset import Cursor, SavableDataset, SourceFacts, Traits
 from energon_lite.core.errors import StateError
-from energon_lite.core.sample_columns import Columns, SampleColumns, joined_samples, samples_of
+from energon_lite.core.sample_columns import (
+    Columns,
+    Origin,
+    SampleColumns,
+    joined_samples,
+    samples_of,
+)
 from energon_lite.core.samples import SourceInfo
 from energon_lite.core.state import JSON, Names, RestoreKey, Snapshot
 from energon_lite.core.stream_context import context_or, replaying
@@ -193,6 +199,7 @@ class SourceCursor(Cursor[T]):
         self._make_order = make_order or partial(source.order.stream, stream)
         self._order = self._make_order()
         self._run = FunctionRun(source._function)
+        self._origins: dict[str, Origin] = {}
         self._size = _FIRST_BLOCK
         self.go_to(0)
 
@@ -297,12 +304,13 @@ class SourceCursor(Cursor[T]):
         if self._reading is None:
             spec, self._context = self.spec, context_or(self._stream)
             self._cost = self._context.cost(self._name)
-            self._origins = {self._name: spec.loader.origin}
             mean_bytes = spec.num_bytes / spec.order.num_samples
             self._ahead = ReadAhead(spec.reader, self._make_order, self._stream.share, mean_bytes)
         try:
             block = self._next_block()
             decoded = self.spec.loader.together(block)
+            if decoded and not self._origins:
+                self._origins = {self._name: self.spec.loader.origin}
         except StopIteration:
             raise
         except BaseException:
