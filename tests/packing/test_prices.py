@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from energon_lite.batching.best import lower_bound
@@ -80,9 +80,10 @@ def test_samples_that_share_a_pack_are_worth_at_most_one(
 def test_the_search_finds_what_is_worth_most_with_the_oldest_sample(
     price: int, lengths: list[int], above: int, max_samples: int | None
 ) -> None:
-    capacity = max(lengths) + above
+    capacity, num = max(lengths) + above, len(lengths)
+    # The next oldest samples fill what has room for more than these.
+    assume(capacity - lengths[0] <= 4 * sum(lengths) // num)
     packer = StreamingPacker(capacity, max_samples=max_samples, max_steps=10_000)
-    num = len(lengths)
     rows = [[length] for length in lengths]
     totals = [sum(lengths)]
     packer.restore(

@@ -247,8 +247,8 @@ def test_a_value_in_a_cycle_frees_its_copy(make_pool: MakePool, parent: Path) ->
     holder.append(holder)
     eventually(lambda: len(files_of(parent)) == 1)
     del holder
-    gc.collect()
-    assert files_of(parent) == []
+    # The thread that wrote the file may have the value for a moment.
+    eventually(lambda: gc.collect() >= 0 and files_of(parent) == [])
 
 
 def test_what_is_being_copied_is_waited_for_and_not_read_twice(make_pool: MakePool) -> None:
