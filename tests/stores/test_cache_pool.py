@@ -79,7 +79,7 @@ def sample() -> TextSample:
 def files_of(parent: Path) -> list[str]:
     """The copies in all folders below a parent folder."""
     paths = parent.glob("cache_*/[0-9]*")
-    return sorted(path.name for path in paths if path.suffix != ".part")
+    return sorted(path.name for path in paths if path.suffix != ".tmp")
 
 
 def eventually(is_true: Callable[[], bool], within_sec: float = 10) -> None:
