@@ -35,6 +35,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.core.state import checksum, digest
+from energon_lite.length_index import measure_lengths
 from energon_lite.loader.resume import decompressed
 from energon_lite.prepare import prepare_dataset
 from energon_lite.sources.dataset_config import load_factory
@@ -59,6 +60,20 @@ def text_set(folder: Path, num_samples: int, num_shards: int = 3) -> Path:
         members = [(f"{i:05d}.txt", text_of(i).encode()) for i in range(start, stop)]
         write_tar(folder / f"shard-{shard:03d}.tar", members)
     return prepared(folder, "TextSample", {"text": "txt"})
+
+
+def broken_sets(folder: Path, encoder: Any) -> Path:
+    """Writes sets `a` and `b`, measured as `index`; afterwards every eleventh sample breaks."""
+    for name, num in (("a", 90), ("b", 40)):
+        root = text_set(folder / name, num)
+        measure_lengths(root, encoder, name="index", num_workers=0)
+        for shard in root.glob("*.tar"):
+            data = shard.read_bytes()
+            for number in range(0, num, 11):
+                text = b"text %d " % number
+                data = data.replace(text, b"\xff" * len(text))
+            shard.write_bytes(data)
+    return folder
 
 
 def caption_set(folder: Path, num_samples: int, num_shards: int = 2) -> Path:

@@ -9,7 +9,6 @@ had to hold much more than usual goes back to the system.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -21,6 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+
+from energon_lite.storage import files
 
 # Ranges begin at multiples of this: no two of them share a cache line.
 _ALIGNMENT = 64
@@ -195,12 +196,9 @@ class Arena:
 
     def keep_writes(self) -> None:
         """In a fork of the worker process: what the fork writes is seen by no other process."""
-        replace = ctypes.CDLL(None).mmap
-        replace.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        replace.restype = ctypes.c_void_p
         for memory in self._maps:
             mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-            replace(_address(memoryview(memory)), len(memory), *mode, self.file, 0)
+            files.libc.mmap(_address(memoryview(memory)), len(memory), *mode, self.file, 0)
         self._maps.clear()  # a fork of the fork has what that wrote
 
     def leave(self) -> None:

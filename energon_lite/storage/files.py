@@ -68,10 +68,10 @@ MAX_WHOLE_BYTES = 1 << 30
 # cuts a mapped file short.
 MAPPED_BYTES = 1 << 12
 
-_libc = ctypes.CDLL(None)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
-_libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
 _NO_MAP = ctypes.c_void_p(-1).value
 
 _KINDS = {
@@ -421,7 +421,7 @@ def _map_or_read(path: Path) -> bytes | memoryview:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
         if size > MAPPED_BYTES:
-            address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+            address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
             if address != _NO_MAP:
                 return np.asarray(_Map(address, size)).data
         return _whole(file, path, MAX_WHOLE_BYTES)
@@ -451,7 +451,7 @@ class _Map:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # at the end of the program, threads may still read
-            _libc.munmap(self._address, self._size)
+            libc.munmap(self._address, self._size)
 
 
 # -------------------------------------------------------------------------------------- writing

@@ -30,7 +30,6 @@ from energon_lite import (
 from energon_lite.core.dataset import Cursor, StreamRun
 from energon_lite.core.stacking import layout_of
 from energon_lite.core.topology import Stream
-from energon_lite.length_index import measure_lengths
 from energon_lite.sources.planned_source import _PlannedCursor
 from energon_lite.stages.map import MapCursor
 from energon_lite.stages.packed_sample import PackColumns
@@ -39,7 +38,14 @@ from energon_lite.stages.planned import PlanCursor
 from energon_lite.task_encoder.base import AugmentTaskEncoder
 
 from ..conftest import examples
-from ..helpers import assert_same, ignore, metadataset, number_of, text_set, through_json
+from ..helpers import (
+    assert_same,
+    broken_sets,
+    ignore,
+    metadataset,
+    number_of,
+    through_json,
+)
 from .test_packed_sample import encoded
 
 
@@ -187,17 +193,7 @@ ENCODERS: list[Any] = [
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources that were measured before some of the samples broke."""
-    folder = tmp_path_factory.mktemp("pack_columns")
-    for name, num in (("a", 90), ("b", 40)):
-        source = text_set(folder / name, num)
-        measure_lengths(source, Encoder(), name="index", num_workers=0)
-        for shard in source.glob("*.tar"):
-            data = shard.read_bytes()
-            for number in range(0, num, 11):
-                text = b"text %d " % number
-                data = data.replace(text, b"\xff" * len(text))
-            shard.write_bytes(data)
-    return folder
+    return broken_sets(tmp_path_factory.mktemp("pack_columns"), Encoder())
 
 
 @examples(40)

@@ -37,7 +37,7 @@ from energon_lite.sources.planned_source import _PlannedCursor
 from energon_lite.stages.map import MapCursor
 
 from ..conftest import examples
-from ..helpers import ignore, metadataset, number_of, text_set, through_json
+from ..helpers import broken_sets, ignore, metadataset, number_of, text_set, through_json
 
 NUM_SAMPLES = 600
 COST = CostModel(token=1, token_squared=0.1)
@@ -419,17 +419,7 @@ def blend_of(root: Path, weight: float) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources that were measured before some of the samples broke."""
-    folder = tmp_path_factory.mktemp("broken")
-    for name, num in (("a", 90), ("b", 40)):
-        root = text_set(folder / name, num)
-        measure_lengths(root, Encoder(), name="index", num_workers=0)
-        for shard in root.glob("*.tar"):
-            data = shard.read_bytes()
-            for number in range(0, num, 11):
-                text = b"text %d " % number
-                data = data.replace(text, b"\xff" * len(text))
-            shard.write_bytes(data)
-    return folder
+    return broken_sets(tmp_path_factory.mktemp("broken"), Encoder())
 
 
 @examples(25)
