@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -316,6 +315,8 @@ class SavableDataset(IterableDataset[T_co], ABC):
     def __iter__(self) -> Iterator[T_co]:
         """Iterates the whole dataset as one stream, without a loader.
 
+        After an error, the next item is the one that failed.
+
         Raises:
             RuntimeError: Several worker processes of a `torch.utils.data.DataLoader` do so.
         """
@@ -327,7 +328,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
                 "get_savable_loader), with WorkerConfig(num_workers=...), which is a torch "
                 "DataLoader, too."
             )
-        return islice(StreamRun(self, Stream(0, 1)), self.pass_length)
+        return _WholePass(self)
 
 
 AnyDataset = SavableDataset[Any]
@@ -490,3 +491,25 @@ class StreamRun(Iterator[T]):
             next(self)
         self.context.take_records()
         self.context.take_costs()
+
+
+class _WholePass(Iterator[T]):
+    """Iterates a dataset as one stream; an error leaves it where it stood."""
+
+    def __init__(self, dataset: SavableDataset[T]) -> None:
+        self._run = StreamRun(dataset, Stream(0, 1))
+        self._length = dataset.pass_length
+
+    def __next__(self) -> T:
+        """Returns the next item."""
+        run = self._run
+        if self._length is not None and run.num_returned >= self._length:
+            raise StopIteration
+        place = run.snapshot()
+        try:
+            return next(run)
+        except StopIteration:
+            raise
+        except BaseException:
+            run.restore(place)
+            raise

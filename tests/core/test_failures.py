@@ -8,19 +8,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from energon_lite import (
+    Buckets,
     DefaultTaskEncoder,
+    FatalSampleError,
+    Packing,
     TextSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    get_val_dataset,
     stateless,
 )
 from energon_lite.core.errors import place_of
 from energon_lite.core.keys import name_of_key
+from energon_lite.length_index import measure_lengths
 
 from ..conftest import write_tar
-from ..helpers import number_of, prepared
+from ..helpers import number_of, prepared, text_set
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
 
@@ -126,3 +133,60 @@ def test_restore_keys_are_named_by_their_samples() -> None:
     key = ("batch", 0, ("encode_sample", 2, ("a/train", 0, 5, 5)), ("b", 1, 6, 7))
     assert name_of_key(key) == "a/train[5], b[6]"
     assert name_of_key(("odd",)) == "('odd',)"
+
+
+class StoppedOnce(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Two samples stop the run, each once."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        vars(self).update(settings)
+        self.left: set[int] = set()
+
+    @stateless
+    def postencode_sample(self, sample: TextSample) -> TextSample:
+        if (number := number_of(sample)) in self.left:
+            self.left.remove(number)
+            raise FatalSampleError(f"stopped at {number}")
+        return sample
+
+    def sample_length(self, sample: TextSample) -> int:
+        return 1 + number_of(sample) * 7 % 31
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> list[str]:
+        return [sample.__key__ for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"packing": Packing(capacity=32, algorithm="streaming")},
+        {"packing": Packing(capacity=32, lengths="index")},
+        {"batching": Buckets(max_tokens=64)},
+    ],
+    ids=["batches", "streamed packs", "planned packs", "buckets"],
+)
+def test_iterated_dataset_goes_on_with_the_batch_that_a_fatal_error_was_met_in(
+    settings, tmp_path
+) -> None:
+    root = text_set(tmp_path / "texts", 60)
+    encoder = StoppedOnce(**settings)
+    measure_lengths(root, encoder, name="index", num_workers=0)
+    dataset = get_val_dataset(
+        root, split_part="train", worker_config=CONFIG, batch_size=3, task_encoder=encoder
+    )
+    unbroken = list(dataset)
+    encoder.left = {20, 41}
+    found, errors, items = [], [], iter(dataset)
+    while True:
+        try:
+            found.append(next(items))
+        except StopIteration:
+            break
+        except FatalSampleError as error:
+            errors.append(str(error))
+    assert len(errors) == 2
+    assert not encoder.left
+    assert found == unbroken
