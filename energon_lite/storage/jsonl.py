@@ -306,22 +306,17 @@ class _OpenLines(OpenShards):
     def __init__(self, path: Path, size_bytes: int, num_samples: int | None = None) -> None:
         self._path, self._size_bytes = path, size_bytes
         self._lines = line_offsets(path, size_bytes)
-        self._num_samples = len(self._lines) - 1
-        if num_samples not in (None, self._num_samples):
+        self.num_samples = len(self._lines) - 1
+        if num_samples not in (None, self.num_samples):
             raise DatasetFormatError(
-                f"{path} has {self._num_samples:,} samples now, and had {num_samples:,} when the "
+                f"{path} has {self.num_samples:,} samples now, and had {num_samples:,} when the "
                 "run began; begin a run of the new data"
             )
-        super().__init__(path.parent, (path.name,), (self._num_samples,), (0,))
+        super().__init__(path.parent, (path.name,), (self.num_samples,), (0,))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the path only: another process finds the lines itself."""
-        return _OpenLines, (self._path, self._size_bytes, self._num_samples)
-
-    @property
-    def num_samples(self) -> int:
-        """Counts the samples."""
-        return self._num_samples
+        return _OpenLines, (self._path, self._size_bytes, self.num_samples)
 
     def _load_offsets(self, number: int) -> Int64Array:
         del number

@@ -249,8 +249,7 @@ class OpenShards:
     def __init__(
         self, root: Path, shards: Sequence[str], counts: Sequence[int], tar_file_ids: Sequence[int]
     ) -> None:
-        self._arguments = root, shards, counts, tar_file_ids
-        self._root, self._shards, self._counts, _ = self._arguments
+        self._root, self._shards, self._counts = root, shards, counts
         self.keys = KeyCheck(root, shards, tar_file_ids)
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._most_open = MAX_OPEN
@@ -266,10 +265,6 @@ class OpenShards:
         # Made on first use: a blend of many sources needs them of few.
         self._names: Any = None
         self._patience: files.Patience | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the arguments only: another process opens its own files."""
-        return OpenShards, self._arguments
 
     def names_of(self, shards: Int64Array) -> list[str]:
         """Returns the names of `shards`, shape (N,)."""

@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 2311,
     "stages": 3875,
-    "storage": 3261,
+    "storage": 3255,
     "stores": 801,
     "task_encoder": 752,
     "testing": 402,
