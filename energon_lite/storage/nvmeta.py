@@ -174,7 +174,9 @@ def not_prepared(root: Path) -> FileNotFoundError | DatasetFormatError:
     if not is_there(root):
         return FileNotFoundError(f"{text}: it does not exist; check the path")
     if not root.is_dir():
-        return FileNotFoundError(f"{root} is a file; a dataset is a folder of .tar files")
+        return FileNotFoundError(
+            f"{root} is a file; a dataset is a folder of .tar files: give the path of the folder"
+        )
     if is_there(root / META / INDEX_SQLITE):
         return DatasetFormatError(
             f"{root} is a filesystem dataset: files without samples. Let a cooker read them, by "
