@@ -174,9 +174,7 @@ def not_prepared(root: Path) -> FileNotFoundError | DatasetFormatError:
     if not is_there(root):
         return FileNotFoundError(f"{text}: it does not exist; check the path")
     if not root.is_dir():
-        return FileNotFoundError(
-            f"{root} is a file; a dataset is a folder of .tar files: give the path of the folder"
-        )
+        return FileNotFoundError(f"{root} is a file; give the path of a folder of .tar files")
     if is_there(root / META / INDEX_SQLITE):
         return DatasetFormatError(
             f"{root} is a filesystem dataset: files without samples. Let a cooker read them, by "

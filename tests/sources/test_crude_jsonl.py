@@ -484,7 +484,7 @@ def test_lint_lists_broken_lines_and_a_wrong_index(tmp_path, num_workers) -> Non
 
 def test_a_file_is_named_as_one_where_a_folder_is_needed(tmp_path) -> None:
     """The system's text was a remedy that deletes the file."""
-    with pytest.raises(FileNotFoundError, match=r"is a file; .*: give the path of the folder"):
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl is a file; give the path of a folder"):
         read_info(lines(tmp_path / "a.jsonl"))
 
 
