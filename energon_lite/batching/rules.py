@@ -468,9 +468,9 @@ class Buckets(LengthRules):
         return f"its length of {lengths_R[0]}{padded} is above {limit}"
 
 
-def aligned(lengths_N: Int64Array, align: int) -> Int64Array:
-    """Rounds lengths up to a multiple of `align`."""
-    return -(-lengths_N // align) * align
+def aligned(lengths: Int64Array, align: int | Int64Array) -> Int64Array:
+    """Rounds lengths up to a multiple of `align`; lengths (N, R) to those of each resource."""
+    return -(-lengths // align) * align
 
 
 def _sizes_by_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int]) -> Int64Array:

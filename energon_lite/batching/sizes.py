@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_lite.batching.rules import at_least
+from energon_lite.batching.rules import aligned, at_least
 from energon_lite.core.arrays import Int64Array
 
 # Sums over 2**26 samples still fit into 63 bits.
@@ -122,15 +122,15 @@ def _checked(
     lengths_NR = np.require(array, np.int64, ["C", "W"])
     if (align_R == 1).all():
         return lengths_NR
-    aligned_NR = -(-lengths_NR // align_R) * align_R
+    aligned_NR = aligned(lengths_NR, align_R)
     is_long = (aligned_NR > capacity_R).any(axis=1)
     if is_long.any():
         index = int(is_long.argmax())
-        length, aligned = _shown(lengths_NR[index]), _shown(aligned_NR[index])
         raise ValueError(
-            f"Sample {first + index} of length {length} is {aligned} when aligned to "
-            f"{_shown(align_R)}, above the capacity of {_shown(capacity_R)}. Truncate, split or "
-            "drop such samples, or make the capacity a multiple of the alignment."
+            f"Sample {first + index} of length {_shown(lengths_NR[index])} is "
+            f"{_shown(aligned_NR[index])} when aligned to {_shown(align_R)}, above the capacity of "
+            f"{_shown(capacity_R)}. Truncate, split or drop such samples, or make the capacity a "
+            "multiple of the alignment."
         )
     return aligned_NR
 

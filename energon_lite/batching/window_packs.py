@@ -15,7 +15,7 @@ from energon_lite.batching.balance_orders import NO_PACK, balanced_steps
 from energon_lite.batching.best import ALGORITHMS
 from energon_lite.batching.collector import CollectorState, Samples, WindowCollector
 from energon_lite.batching.lists import Lists
-from energon_lite.batching.rules import Packing
+from energon_lite.batching.rules import Packing, aligned
 from energon_lite.core.arrays import BoolArray, Int64Array
 from energon_lite.core.seeds import key_of, random_words
 
@@ -104,8 +104,7 @@ def _waiting(
 ) -> BoolArray:
     """Returns which packs wait; shape (P,)."""
     num = len(packs)
-    aligns = np.array(packing.alignments)
-    sizes = packs.sizes(-(-lengths_NR // aligns) * aligns)
+    sizes = packs.sizes(aligned(lengths_NR, np.array(packing.alignments)))
     fills = (sizes / np.array(packing.capacities)).max(axis=1)
     has_waited = packs.sizes(was_carried_N.astype(np.int64)) > 0
     if is_last and packing.end_of_data == "pack":
@@ -147,9 +146,9 @@ class WindowPacks(WindowCollector):
         """Puts samples into the window, which grows if they are short."""
         super().add(samples)
         if self._grows:
-            aligns = np.array(self._packing.alignments)
+            lengths = aligned(samples.lengths, np.array(self._packing.alignments))
             self._totals[0] += len(samples.numbers)
-            self._totals[1:] += (-(-samples.lengths // aligns) * aligns).sum(axis=0)
+            self._totals[1:] += lengths.sum(axis=0)
             self._grow()
         return ()
 
