@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_lite.metadataset.nodes import Blend, BlendEpochized, Concat, Leaf, Node, walk
 from energon_lite.metadataset.open import LeafOpener
-from energon_lite.order.schedules import Schedule, weight_at
+from energon_lite.order.schedules import Schedule
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 
 
@@ -107,8 +107,8 @@ def _amounts(node: Node, amount: Any) -> Iterator[tuple[Leaf, Any]]:
         for below in node.members:
             yield from _amounts(below, amount)
     elif isinstance(node, Blend):
-        start = np.zeros(1, dtype=np.int64)
-        own = [float(weight_at(member.weight, start)[0]) for member in node.members]
+        weights, start = [member.weight for member in node.members], np.zeros(1, dtype=np.int64)
+        own = [float(w.at(start)[0] if isinstance(w, Schedule) else w) for w in weights]
         for member, part in zip(node.members, own, strict=True):
             yield from _amounts(member.node, outer * part / (sum(own) or 1.0))
     else:

@@ -86,13 +86,6 @@ class Schedule:
 Weight: TypeAlias = float | Schedule
 
 
-def weight_at(weight: Weight, draws: Int64Array | Float64Array) -> Float64Array:
-    """Returns a weight's value at `draws`, shape (N,)."""
-    if isinstance(weight, Schedule):
-        return weight.at(draws)
-    return np.full(len(draws), weight, dtype=np.float64)
-
-
 class Weights:
     """The shares of the leaves of a tree of blends.
 

@@ -201,8 +201,8 @@ def scan_shard(path: Path) -> tuple[ShardRows, int]:
     return ShardRows(samples, parts), end
 
 
-def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
-    """Returns the part names of the first samples of a tar, none where it has no sample.
+def first_parts(path: Path) -> tuple[str, ...]:
+    """Returns the part names of the first hundred samples of a tar, none where it has no sample.
 
     Raises:
         TarError: The tar is unreadable before these samples end.
@@ -214,7 +214,7 @@ def first_parts(path: Path, num_samples: int = 100) -> tuple[str, ...]:
         if found is None:
             continue
         keys.add(found[0])
-        if len(keys) > num_samples:
+        if len(keys) > 100:
             break
         parts[found[1]] = None
     return tuple(parts)

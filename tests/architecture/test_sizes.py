@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # Code lines (no docstrings, comments, blank lines) that each package may have. A new feature pays
 # by simplifying what it touches; a commit that makes a package smaller lowers its budget.
 BUDGET = {
-    "batching": 3203,
+    "batching": 3202,
     "cli": 697,
     "core": 2958,
     "decoding": 1781,
@@ -24,7 +24,7 @@ BUDGET = {
     "loss": 207,
     "metadataset": 1607,
     "names": 174,
-    "order": 698,
+    "order": 694,
     "prepare": 1514,
     "samplers": 1012,
     "sources": 2311,
@@ -33,7 +33,7 @@ BUDGET = {
     "stores": 801,
     "task_encoder": 752,
     "testing": 402,
-    "transforms": 446,
+    "transforms": 438,
     "": 392,
 }
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from energon_lite.order.schedules import Schedule, Weight, Weights, weight_at
+from energon_lite.order.schedules import Schedule, Weight, Weights
 
 values = st.floats(0, 100, allow_nan=False, allow_subnormal=False).map(lambda y: round(y, 3))
 
@@ -73,7 +73,8 @@ def test_rows_of_shares_add_up_to_one_and_do_not_depend_on_their_neighbours(tree
 
 @given(st.lists(st.one_of(values, schedules()), min_size=1, max_size=6), st.integers(0, 40_000))
 def test_shares_of_one_level_are_weights_over_their_sum(level, draw) -> None:
-    own = np.array([weight_at(weight, np.array([draw]))[0] for weight in level])
+    values = [w.at(np.array([draw]))[0] if isinstance(w, Schedule) else w for w in level]
+    own = np.array(values)
     assume(own.sum() > 0)
     found = Weights(level).at(np.array([draw]))[0]
     assert np.allclose(found, own / own.sum())
