@@ -193,6 +193,13 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "numpy", "pillow")}
 
 
+def origin() -> dict[str, str]:
+    """Describes what was measured, and where."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, check=False)
+    return {"commit": done.stdout.strip() or "unknown", **machine(), **versions()}
+
+
 def grouped(entries: list[Entry]) -> list[Entry]:
     """Puts the entries of a group together, in the order in which groups come first."""
     groups = list(dict.fromkeys(entry.group for entry in entries))
@@ -203,7 +210,7 @@ def as_markdown(entries: list[Entry]) -> str:
     """Makes the tables of the README."""
     lines = [
         "",
-        ", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()) + ".",
+        ", ".join(f"{name} {value}" for name, value in origin().items()) + ".",
         "",
     ]
     group = None
@@ -249,7 +256,5 @@ def write_readme(entries: list[Entry]) -> None:
 def write_json(entries: list[Entry], path: Path) -> None:
     """Writes all times of all rounds."""
     values = [{**asdict(entry), "ratio": getattr(entry, "ratio", None)} for entry in entries]
-    text = json.dumps(
-        {"machine": {**machine(), **versions()}, "figures": values}, indent=1, ensure_ascii=False
-    )
+    text = json.dumps({"machine": origin(), "figures": values}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
