@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,12 +23,10 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import STATE_KEY, Snapshot
 from energon_lite.core.topology import Stream
 from energon_lite.loader.loader import get_savable_loader
-from energon_lite.sources.dataset_config import load_factory
-from energon_lite.storage.length_files import write_lengths
 
 from ..conftest import examples
-from ..helpers import Ranks, signed, text_set, through_json, train, validation
-from ..laws.test_laws import CASES, CONFIG, NUM_SAMPLES
+from ..helpers import Ranks, signed, through_json, train, validation
+from ..laws.test_laws import CASES, indexed_texts
 
 # Generous: a hang lasts for ever.
 DEADLINE_SEC = 60
@@ -81,12 +78,7 @@ def drawn_edit(value: Any, draw: Callable[[Any], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = text_set(tmp_path_factory.mktemp("edited") / "texts", NUM_SAMPLES)
-    factory = load_factory(root, worker_config=CONFIG)
-    numbers = np.arange(NUM_SAMPLES)
-    lengths = {"tokens": 1 + numbers % 5, "odd": numbers % 2}
-    write_lengths(root, factory.split_part, "index", lengths, factory.data)
-    return root
+    return indexed_texts(tmp_path_factory.mktemp("edited"))
 
 
 @pytest.fixture(scope="module")

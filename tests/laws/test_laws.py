@@ -652,14 +652,19 @@ CASES: dict[type, list[Case]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = text_set(tmp_path_factory.mktemp("laws") / "texts", NUM_SAMPLES)
+def indexed_texts(folder: Path) -> Path:
+    """Texts with a length index of two resources."""
+    root = text_set(folder / "texts", NUM_SAMPLES)
     factory = load_factory(root, worker_config=CONFIG)
     numbers = np.arange(NUM_SAMPLES)
     lengths = {"tokens": 1 + numbers % 5, "odd": numbers % 2}
     write_lengths(root, factory.split_part, "index", lengths, factory.data)
     return root
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return indexed_texts(tmp_path_factory.mktemp("laws"))
 
 
 @pytest.fixture(autouse=True)
