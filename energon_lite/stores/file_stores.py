@@ -435,7 +435,7 @@ class JsonlFileStore(_LocalFileStore):
         self._offsets = line_offsets(self._file, self._size_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the path only: another process opens the file itself."""
+        """Pickles path and filter: another process opens the file itself."""
         return type(self), (self._path, self._filter)
 
     def __len__(self) -> int:
