@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ class BatchRows(threading.local):
     Example:
         >>> rows = BatchRows()
         >>> for _ in range(2):
-        ...     pictures = [torch.from_numpy(rows.empty((3, 8, 8), np.uint8)) for _ in range(4)]
+        ...     pictures = [rows.tensor((3, 8, 8), np.uint8) for _ in range(4)]
         ...     batch = stack(pictures)
         >>> batch.shape, batch.data_ptr() == pictures[0].data_ptr()
         (torch.Size([4, 3, 8, 8]), True)
@@ -41,6 +42,8 @@ class BatchRows(threading.local):
 
     def __init__(self) -> None:
         self._made: deque[int] = deque(maxlen=_MAX_ROWS)  # addresses since the last stacking
+        self._tensors: deque[ref[torch.Tensor]] = deque(maxlen=_MAX_ROWS)  # the same
+        self._are_kept = False  # by a hook; it will keep others, too
         self._block: Any = None
         self._maker = new_block  # of the block
         self._num_rows = 0  # of the next block; 0 for none
@@ -64,13 +67,35 @@ class BatchRows(threading.local):
         _last.makers[self._made[-1]] = self
         return row
 
+    def tensor(self, shape: tuple[int, ...], dtype: type[np.generic]) -> torch.Tensor:
+        """Returns the next tensor; its values are not set."""
+        made = torch.from_numpy(self.empty(shape, dtype))
+        self._tensors.append(ref(made))
+        return made
+
+    def note_samples(self, are_kept: bool) -> None:
+        """Notes whether more than samples refers to the tensors of a block, or to their memory.
+
+        Args:
+            are_kept: whether more than the list for a batch refers to the samples.
+        """
+        if self._block is None:
+            return
+        tensors = [tensor for found in self._tensors if (tensor := found()) is not None]
+        tensor = None
+        self._are_kept |= are_kept or max(map(getrefcount, tensors), default=0) > _IN_LIST + 1
+        for storage in [tensor.untyped_storage() for tensor in tensors]:
+            self._are_kept |= _num_uses(storage._cdata) > 2  # of the tensor, and here
+
     def stacked(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Returns the block of tensors of one shape, if they are what was made in its rows."""
         block, made = self._block, [*self._made]
-        is_all = made == [tensor.data_ptr() for tensor in tensors]
+        # Who keeps a sample or a picture is not to see what becomes of the batch.
+        is_all = not self._are_kept and made == [tensor.data_ptr() for tensor in tensors]
         self._block, self._num_rows = None, len(made) if is_all else 0
         _last.makers.pop(made[-1], None)
         self._made.clear()
+        self._tensors.clear()
         if block is None or not is_all or self._maker is not new_block:
             return None
         batch = torch.from_numpy(block[: len(made)])
@@ -91,6 +116,21 @@ class _Last(threading.local):
 
 
 _last = _Last()
+# What `getrefcount` returns for an object that is only in a list.
+(_IN_LIST,) = map(getrefcount, [object()])
+_num_uses: Callable[[int], int] = torch._C._storage_Use_Count
+
+
+def note_samples(samples: Sequence[Any]) -> None:
+    """Notes who refers to samples and their tensors, before a function may stack these.
+
+    Args:
+        samples: a list that alone should refer to them.
+    """
+    if _last.makers:
+        are_kept = max(map(getrefcount, samples), default=0) > _IN_LIST
+        for maker in [*_last.makers.values()]:
+            maker.note_samples(are_kept)
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

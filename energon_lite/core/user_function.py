@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
 
+from energon_lite.core.batch_rows import note_samples
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     ErrorHandler,
@@ -253,8 +254,10 @@ class FunctionRun:
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
         try:
-            # A copy of a list: the function may sort it or take entries out of it.
-            own = argument.copy() if type(argument) is list else argument
+            own = argument
+            if type(argument) is list:
+                note_samples(argument)
+                own = argument.copy()  # the function may sort it or take entries out of it
             result = self.spec.call(key, own)
         except Exception as error:
             self.count_skip(error, key, argument)

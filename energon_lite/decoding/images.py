@@ -195,9 +195,9 @@ class _ImageDecoder:
 
     def _tensor(self, pixels: UInt8Array) -> torch.Tensor:
         shape = (*pixels.shape[2:], *pixels.shape[:2])
-        array = self.rows.empty(shape, np.float32 if self.mode.is_float else np.uint8)
-        write_planes(pixels, array)
-        return torch.from_numpy(array)
+        made = self.rows.tensor(shape, np.float32 if self.mode.is_float else np.uint8)
+        write_planes(pixels, made.numpy())
+        return made
 
     def _jpeg_pixels(self, raw: bytes) -> UInt8Array | None:
         """Decodes a JPEG with libjpeg-turbo; None if Pillow has to do it, or to refuse it."""

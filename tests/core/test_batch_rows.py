@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite import (
+    CaptioningSample,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_lite.core import batch_rows
 from energon_lite.core.batch_rows import BatchRows, stack
 from energon_lite.core.stacking import batch_pad_stack, batch_stack, generic_batch
@@ -151,6 +161,60 @@ def test_a_fork_of_a_worker_process_makes_nothing_in_the_block_of_its_parent(
     batch = batch_stack(pictures)
     assert not is_shared(batch, pictures)
     assert batch[:, 0, 0, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["sample", "picture", "view", "storage", "nothing"])
+def test_what_a_hook_keeps_is_not_changed_with_the_batch(what: str) -> None:
+    rows = learned()
+    samples = [{"image": rows.tensor(SHAPE, np.uint8).fill_(i)} for i in range(4)]
+    image = samples[3]["image"]
+    kept = {
+        "sample": samples[3], "picture": image, "view": image[:1], "storage": image.numpy(),
+        "nothing": None,
+    }[what]  # fmt: skip
+    del image
+    batch_rows.note_samples(samples)
+    batch = generic_batch(samples)["image"]
+    assert is_shared(batch, [samples[0]["image"]]) == (kept is None)
+    batch.zero_()
+    if kept is not None:
+        assert int(np.max(kept["image"].numpy() if what == "sample" else np.asarray(kept))) == 3
+
+
+class Recalling(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """The caption is the brightness of the picture of five samples before."""
+
+    decoder = SampleDecoder(image_decode="torchrgb8")
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.kept = whole, list[Any]()
+
+    def encode_sample(self, sample: CaptioningSample) -> CaptioningSample:
+        self.kept.append(sample if self.whole else sample.image[:, :2])
+        if len(self.kept) > 5:
+            last = self.kept.pop(0)
+            sample.caption = str(int((last.image if self.whole else last)[0, 0, 0]))
+        return sample
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_hook_that_keeps_pictures_does_not_see_what_the_loop_writes_into_batches(
+    whole: bool, small_data: Path
+) -> None:
+    def captions(value: int | None) -> list[list[str]]:
+        dataset = get_train_dataset(
+            small_data / "captions", batch_size=4, task_encoder=Recalling(whole),
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        )  # fmt: skip
+        found = []
+        for batch in islice(get_savable_loader(dataset), 6):
+            found.append(batch.caption)
+            if value is not None:
+                batch.image.fill_(value)
+        return found
+
+    assert captions(7) == captions(None)
 
 
 def test_threads_do_not_share_rows() -> None:
