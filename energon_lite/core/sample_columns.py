@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
 from sys import getrefcount
@@ -24,6 +25,8 @@ _new_source, _new = tuple.__new__, object.__new__
 _ROW = object()
 # Entries of the restore keys of sources.
 _name_of, _index_of = itemgetter(0), itemgetter(2)
+# Entries of origins.
+_path_of, _subflavors_of, _weight_of = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class Origin(NamedTuple):
@@ -79,38 +82,34 @@ class SampleColumns(Columns):
     ) -> None:
         self.form, self.origins, self.columns = form, origins, columns
 
+    def own_fields(self) -> dict[str, list[Any]]:
+        """Returns the values of the fields that are not left for later."""
+        form, (keys, restore_keys, values, *_) = self.form, self.columns
+        weights = map(_weight_of, map(self.origins.__getitem__, map(_name_of, restore_keys)))
+        own = {"__key__": keys, "__restore_key__": restore_keys, "__loss_weight__": [*weights]}
+        same = {name: [value] * len(keys) for name, value in form.defaults}
+        return {**own, form.field: values, **same}
+
+    @property
+    def later(self) -> partial[dict[str, list[Any]]]:
+        """What returns the fields that few training loops look at."""
+        return partial(later_fields, self.origins, self.columns[1], *self.columns[3:])
+
     def fields(self) -> dict[str, list[Any]]:
-        """Returns the values of each field, service fields first."""
-        form, (keys, restore_keys, values, shards, files) = self.form, self.columns
-        num = len(keys)
-        of_each: Any
-        if len(self.origins) == 1:
-            ((path, subflavors, weight),) = self.origins.values()
-            of_each = repeat(path), repeat(subflavors, num), repeat(weight, num)
-        else:
-            names = map(_name_of, restore_keys)
-            of_each = zip(*map(self.origins.__getitem__, names), strict=True)
-        paths, tags, weights = of_each
-        infos = zip(paths, map(_index_of, restore_keys), shards, zip(files), strict=False)
-        fields = {
-            "__key__": keys,
-            "__restore_key__": restore_keys,
-            "__subflavors__": [*map(dict.copy, tags)],
-            "__sources__": [*zip(map(_new_source, repeat(SourceInfo), infos))],
-            "__loss_weight__": [*weights],
-            form.field: values,
-        }
-        for name, value in form.defaults:
-            fields[name] = [value] * num
-        return fields
+        """Returns the values of each field."""
+        return self.own_fields() | self.later()
 
     def samples(self) -> list[Any]:
         """Returns the samples one by one."""
         return samples_from(self.form.kind, self.fields())
 
     def batch(self) -> Any:
-        """Returns what `generic_batch` makes of the samples."""
-        return self.form.kind(**self.fields())
+        """Returns what `generic_batch` makes of the samples; some fields are left for later."""
+        made: Any = _new(self.form.kind)
+        for name, values in self.own_fields().items():
+            setattr(made, name, values)
+        made._later = self.later
+        return made
 
     def parts(self, size: int) -> Iterator[SampleColumns]:
         """Yields the samples in parts of up to `size`."""
@@ -119,9 +118,21 @@ class SampleColumns(Columns):
             yield SampleColumns(self.form, self.origins, part)
 
 
+def later_fields(
+    origins: Mapping[str, Origin], restore_keys: Any, shards: list[str], files: list[str]
+) -> dict[str, list[Any]]:
+    """Returns the fields of samples that few training loops look at; see `SampleColumns`."""
+    of_each = [*map(origins.__getitem__, map(_name_of, restore_keys))]
+    places = map(_path_of, of_each), map(_index_of, restore_keys), shards, zip(files)
+    return {
+        "__subflavors__": [*map(dict.copy, map(_subflavors_of, of_each))],
+        "__sources__": [*zip(map(_new_source, repeat(SourceInfo), zip(*places, strict=False)))],
+    }
+
+
 def samples_from(kind: type[Any], fields: dict[str, list[Any]]) -> list[Any]:
     """Returns samples of a type, of what `SampleColumns.fields` returned."""
-    keys, restore_keys, subflavors, sources, weights, *rest = fields.values()
+    keys, restore_keys, weights, *rest, subflavors, sources = fields.values()
     made = [_new(kind) for _ in keys]
     columns = made, keys, restore_keys, subflavors, sources, weights
     for sample, key, restore_key, flavors, own, weight in zip(*columns, strict=True):
@@ -130,7 +141,7 @@ def samples_from(kind: type[Any], fields: dict[str, list[Any]]) -> list[Any]:
         sample.__subflavors__ = flavors
         sample.__sources__ = own
         sample.__loss_weight__ = weight
-    for name, column in zip([*fields][-len(rest) :], rest, strict=True):
+    for name, column in zip([*fields][3:-2], rest, strict=True):
         deque(map(setattr, made, repeat(name), column), maxlen=0)
     return made
 

@@ -69,12 +69,7 @@ class RowWeightsMixin:
     def __getattr__(self, name: str) -> Any:
         """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
         if name in SERVICE_FIELDS:
-            later = getattr(self, "_later", dict)
-            for field, value in later().items():
-                if not has_own(self, field):
-                    object.__setattr__(self, field, value)
-            with suppress(AttributeError):  # there is none, or another thread did the same
-                del self._later
+            _make_rest(self)
             return object.__getattribute__(self, name)
         # No property: a subclass with a field of this name would take it for the field's default.
         if name == "loss_weight":
@@ -91,8 +86,18 @@ class RowWeightsMixin:
     def __delattr__(self, name: str) -> None:
         """Deletes an attribute, also a field that was left for later."""
         if name in SERVICE_FIELDS:
-            getattr(self, name)
+            _make_rest(self)
         object.__delattr__(self, name)
+
+
+def _make_rest(value: Any) -> None:
+    """Makes the service fields that were left for later, but for those that were set since."""
+    later = getattr(value, "_later", dict)
+    for field, found in later().items():
+        if not has_own(value, field):
+            object.__setattr__(value, field, found)
+    with suppress(AttributeError):  # there is none, or another thread did the same
+        del value._later
 
 
 def _service_fields(value: Any) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
-from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -37,6 +36,8 @@ from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
+from energon_lite.core.edataclass import has_own
+from energon_lite.core.sample_columns import later_fields
 from energon_lite.core.samples import Batch, Sample, SourceInfo
 from energon_lite.core.state import Snapshot
 from energon_lite.loader.arena import Arena, LentRange, ReadArena, nameless_file
@@ -135,7 +136,6 @@ _PICKLING = (
 )  # fmt: skip
 # Few training loops look at these fields of a batch: they are made when one of them does.
 _LATER = ("__restore_key__", "__subflavors__", "__sources__")
-_later_of = attrgetter(*_LATER)
 _HEAP_TYPE = 1 << 9  # of a type that a `class` statement made
 
 
@@ -170,22 +170,34 @@ def _in_columns(delivery: Delivery) -> tuple[Any, ...] | None:
     values: Any
     if made is dict:
         own = {name: item[name] for name in _LATER if name in item}
-        made, attributes, values = None, {**item, **dict.fromkeys(own)}, ()
+        made, attributes, values, columns = None, {**item, **dict.fromkeys(own)}, (), None
     elif (slots := _slots_of(made)) is not None:
         try:
             values = [getattr(item, name) for name in slots]
-            own = dict(zip(_LATER, _later_of(item), strict=True))
+            columns = _sample_columns(item)
+            # Of those in the columns, only what was set since.
+            names = [name for name in _LATER if columns is None or has_own(item, name)]
+            own = {name: getattr(item, name) for name in names}
         except AttributeError:  # a field was deleted
             return None
         attributes = vars(item)
     else:
         return None
-    sources = own.get("__sources__")
-    if (columns := _source_columns(sources)) is not None:
+    if columns is None and (columns := _source_columns(own.get("__sources__"))) is not None:
         own["__sources__"] = None
     later = pickle.dumps((own, columns), 5)
     place = None if snapshot is None else pickle.dumps(_plain_snapshot(snapshot), 5)
     return (made, attributes, values, later, place, *delivery[1:3], *delivery[4:])
+
+
+def _sample_columns(item: Any) -> tuple[Any, ...] | None:
+    """Returns what the fields of a batch that were left for later are made of."""
+    later: Any = getattr(item, "_later", None)
+    if getattr(later, "func", None) is not later_fields:
+        return None
+    origins, restore_keys, *columns = later.args
+    own = {name: tuple(origins[name]) for name in {key[0] for key in restore_keys}}
+    return own, restore_keys, *columns
 
 
 def _source_columns(sources: Any) -> tuple[Any, ...] | None:
@@ -203,13 +215,13 @@ def _source_columns(sources: Any) -> tuple[Any, ...] | None:
 def _made_of(content: bytes) -> dict[str, Any]:
     """Returns the service fields of a batch that were left for later."""
     own, columns = pickle.loads(content)
-    if columns is not None:
+    if columns is not None and isinstance(columns[0], dict):
+        own = later_fields(*columns) | own
+    elif columns is not None:
         lengths, *columns = columns
         infos: Any = map(tuple.__new__, repeat(SourceInfo), zip(*columns, strict=True))
         if lengths is None:
             own["__sources__"] = tuple(infos)
-        elif lengths.count(1) == len(lengths):
-            own["__sources__"] = [*zip(infos, strict=True)]
         else:
             own["__sources__"] = [tuple(islice(infos, length)) for length in lengths]
     return own  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ import random
 import select
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import Batch, SourceInfo, edataclass
+from energon_lite import Batch, SourceInfo, TextSample, edataclass
 from energon_lite.core.edataclass import pin_memory as core_pin
+from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
 from energon_lite.core.state import Names, Snapshot
 from energon_lite.loader.arena import FreeSpace, LentRange
 from energon_lite.loader.messages import (
@@ -436,6 +438,47 @@ def test_fields_that_are_left_for_later_are_there_however_they_are_looked_at(
 
 
 MADE_ANEW = ("replace", "derived", "extended", "asdict")
+
+
+LATER = ("__restore_key__", "__subflavors__", "__sources__")
+FIELDS = ("__key__", *LATER, "__loss_weight__", "text")
+
+
+@given(
+    names=st.lists(st.sampled_from("abc"), max_size=5),
+    before=st.lists(st.sampled_from([*LATER, "look", "delete"]), max_size=3),
+    after=st.lists(st.sampled_from(LATER), max_size=2),
+)
+def test_batch_of_columns_arrives_as_the_samples_of_its_columns_say(names, before, after) -> None:
+    numbers = range(len(names))
+    origins = {name: Origin(f"/{name}", {"of": name}, 2.0) for name in "abc"}
+    keys = [(name, 0, 7 * n, n) for n, name in enumerate(names)]
+    texts, files = [f"text {n}" for n in numbers], [f"{n}.txt" for n in numbers]
+    columns = [[*map(str, numbers)], keys, texts, ["s.tar"] * len(names), files]
+    made = SampleColumns(SampleForm(TextSample, "text", []), origins, columns)
+    samples = made.samples()
+    expected = {name: [getattr(sample, name) for sample in samples] for name in FIELDS}
+
+    def change(batch: Any, step: str) -> None:
+        if step == "look":
+            assert batch.__sources__ == expected.get("__sources__")
+        elif step == "delete":
+            expected.pop("__subflavors__", None)
+            with suppress(AttributeError):
+                del batch.__subflavors__
+        else:
+            expected[step] = (step, len(names))
+            setattr(batch, step, expected[step])
+
+    batch = made.batch()
+    for step in before:
+        change(batch, step)
+    with Line() as line:
+        found = line.send(Delivery(batch, 0, 0, None, [], [])).item
+    for step in after:
+        change(found, step)
+    assert type(found) is TextSample
+    assert {name: getattr(found, name) for name in FIELDS if hasattr(found, name)} == expected
 
 
 def test_field_that_was_set_before_the_others_are_made_stays() -> None:
