@@ -124,6 +124,8 @@ class BlendDataset(CombinedDataset[T]):
 
     def _set_datasets(self, datasets: Sequence[SavableDataset[Any]]) -> None:
         super()._set_datasets(datasets)
+        # The stream whose items were counted last, and how many it has: a save asks repeatedly.
+        self._counted: tuple[Stream | None, int] = None, 0
         self.is_flat = all(type(dataset) is WebdatasetSource for dataset in datasets)
         # Here and not in a stream: a worker process would copy pages of all sources.
         self.kind = common_kind(datasets) if self.is_flat else None
@@ -147,10 +149,14 @@ class BlendDataset(CombinedDataset[T]):
 
     def num_items(self, stream: Stream) -> int:
         """Counts the items of a stream's pass."""
-        if self.until not in ("first", "all_once") or self.endless:
-            return sum(dataset.num_items(stream) for dataset in self.datasets)
         limits = [dataset.num_items(stream) for dataset in self.datasets]
-        return _draws_until(self.order(stream), limits, all_of_them=self.until == "all_once")
+        if self.until not in ("first", "all_once") or self.endless:
+            return sum(limits)
+        counted, is_all = self._counted, self.until == "all_once"
+        if counted[0] != stream:
+            number = _draws_until(self.order(stream), limits, all_of_them=is_all)
+            counted = self._counted = stream, number
+        return counted[1]
 
     def expected(self, num_items: float) -> dict[str, float]:
         """Deals the items out by the weights."""

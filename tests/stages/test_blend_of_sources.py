@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite import BlendDataset, WorkerConfig
+from energon_lite import BlendDataset, WorkerConfig, get_savable_loader
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
@@ -142,3 +142,35 @@ def test_sources_keep_half_of_the_open_files_that_a_process_may_have(
     readers = [source.reader for source in dataset.children]
     assert [reader.max_open for reader in readers] == 8 * [1] + 4 * [0]
     assert sum(len(reader._files._open) for reader in readers) <= 8
+
+
+@pytest.mark.parametrize("until", ["first", "all_once"])
+def test_items_up_to_an_end_are_counted_once_for_a_save(folder: Path, tmp_path, until) -> None:
+    other = text_set(tmp_path / "longer", 70)
+
+    def finite(*folders: Path) -> BlendDataset[Any]:
+        parts = [
+            load_factory(root, name=f"source{i}", worker_config=CONFIG).build(repeat=False)
+            for i, root in enumerate(folders)
+        ]
+        return BlendDataset((parts[0], 1), (parts[1], 2), until=until)
+
+    def count(dataset: BlendDataset[Any], stream: Stream) -> int:
+        return sum(1 for _ in StreamRun(dataset, stream))
+
+    dataset, streams = finite(folder, other), [Stream(0, 1), Stream(0, 2), Stream(1, 2)]
+    expected = [count(dataset, stream) for stream in streams]
+    assert [dataset.num_items(stream) for stream in streams * 2] == expected * 2
+    changed = dataset.with_children(finite(other, folder).children)
+    assert changed.num_items(streams[-1]) == count(changed, streams[-1])
+    assert changed.num_items(streams[-1]) != expected[-1]
+
+    orders = []
+    loader = get_savable_loader(dataset, worker_config=CONFIG)
+    next(iter(loader))
+    made = BlendDataset.order
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlendDataset, "order", lambda *own: orders.append(own) or made(*own))
+        loader.save_state_rank()
+        loader.save_state_rank()
+    assert len(orders) <= 1
