@@ -506,3 +506,12 @@ def test_cost_of_like_lengths(benchmark: Any, entries: list[Entry], tmp_path: Pa
                     f"{settings[reference][1]} samples as they come", per_sample[reference],
                 )
             )  # fmt: skip
+    # Both read the same samples in the same order, shuffled by the same buffer; they call
+    # `sample_length` on each and `batch` on as many in the mean: the rest is the choice by length.
+    for name in ("2,000", "10,000"):
+        pairs = zip(
+            per_sample[f"{BUDGET:,} tokens, window {name}"], per_sample["as they come"], strict=True
+        )
+        above = [ours - plain for ours, plain in pairs]
+        title = f"window {name}, above 157 samples as they come (same samples and hooks)"
+        entries.append(Figure(STAGE, title, "µs", above, goal_sec=1e-6))
