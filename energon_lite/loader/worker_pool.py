@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import multiprocessing.process
@@ -27,7 +28,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.worker import WorkerInfo
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import FatalSampleError
+from energon_lite.core.errors import FatalSampleError, add_note
 from energon_lite.core.global_generators import has_turn
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
@@ -339,7 +340,12 @@ class WorkerPool(Iterator[Delivery]):
         settings = WorkerSettings(info, self._settings)
         if config.worker_type == "thread":
             return WorkerThread(settings, self._pass_of(number))
-        return Worker(config.start_method, settings, self._pass_of(number))
+        try:
+            return Worker(config.start_method, settings, self._pass_of(number))
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                add_note(error, "each worker process takes some open files: raise `ulimit -n`")
+            raise
 
     def _is_ready(self) -> bool:
         return self._slot is not None and self._workers[self._worker_of(self._slot)].is_ready()

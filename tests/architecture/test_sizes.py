@@ -20,7 +20,7 @@ BUDGET = {
     "core": 2990,
     "decoding": 1781,
     "inspect": 1683,
-    "loader": 3829,
+    "loader": 3835,
     "loss": 207,
     "metadataset": 1607,
     "names": 174,

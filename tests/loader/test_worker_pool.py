@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
+import multiprocessing.process
 import os
 import random
 import signal
@@ -381,3 +383,17 @@ def test_batch_in_a_fork_stays_right_while_this_process_goes_on(texts) -> None:
             assert os.waitpid(pid, 0)[1] == 0
             for end in (here, there):
                 os.close(end)
+
+
+def test_process_that_cannot_be_started_for_open_files_says_what_to_do(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config)
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        next(iter(get_savable_loader(dataset)))
+    assert any("ulimit -n" in note for note in caught.value.__dict__["__notes__"])
