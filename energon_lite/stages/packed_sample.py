@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from energon_lite.batching.rules import Packing
-from energon_lite.core.arrays import Int64Array
+from energon_lite.core.arrays import Int32Array, Int64Array
 from energon_lite.core.edataclass import edataclass
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import Columns
@@ -252,7 +252,7 @@ class _Places(NamedTuple):
         taken: shape (S,); its tokens and the padding behind it.
         paddings: (sample, start, stop) of the padding behind a sample, where there is any.
         segments: shape (S,); numbers of the samples in their rows, from 1.
-        bounds: for each row the sums of its samples' sizes; and those with padding, if any.
+        bounds: `cu_seqlens` and `cu_seqlens_padded`.
         longest: tokens of the longest sample, with its padding if it is aligned.
     """
 
@@ -262,7 +262,7 @@ class _Places(NamedTuple):
     taken: Int64Array
     paddings: list[tuple[int, int, int]]
     segments: Int64Array
-    bounds: list[list[list[int]]]
+    bounds: list[Int32Array]
     longest: int
 
     def fill(self, tokens: npt.NDArray[Any], value: float) -> npt.NDArray[Any]:
@@ -300,42 +300,48 @@ def _places(
     Raises:
         FatalSampleError: A pack is above the capacity; names a sample.
     """
-    align, first, totals = packing.token_alignment, 0, []
+    align, stops = packing.token_alignment, [*accumulate(counts, initial=0)]
     aligned = sizes if align == 1 else [-(-size // align) * align for size in sizes]
-    for count in counts:
-        own = slice(first, first := first + count)
-        totals.append(sum(aligned[own]))
-        _check_capacity(samples[own], sizes[own], totals[-1], packing)
-    is_padded = is_batch and packing.layout == "padded"
-    in_rows, length = (counts, max(totals)) if is_padded else ([len(sizes)], sum(totals))
+    sums = _sums_in_rows(aligned, stops)
+    totals = [own[-1] for own in sums]
+    if max(totals) > packing.tokens or 0 in sizes:
+        for first, stop, total in zip(stops, stops[1:], totals, strict=False):
+            _check_capacity(samples[first:stop], sizes[first:stop], total, packing)
+    if packing.layout == "thd":  # all in one row
+        stops, totals = [0, len(sizes)], [sum(totals)]
+        sums = _sums_in_rows(aligned, stops)
+    num_rows, length = len(totals), max(totals)
     if is_batch and packing.pads_to_capacity:
-        length = max(length, packing.tokens * len(counts) // len(in_rows))
-    sums = _sums_in_rows(aligned, in_rows)
-    starts = [row * length + end for row, own_sums in enumerate(sums) for end in own_sums[:-1]]
-    edges = np.array([*starts, len(in_rows) * length])
-    taken = edges[1:] - edges[:-1]
+        length = max(length, packing.tokens * len(counts) // num_rows)
+    ends = [row * length + end for row, own in enumerate(sums) for end in own[:-1]]
+    edges = np.array([*ends, num_rows * length])
+    segments = np.array([*chain.from_iterable(range(1, len(own)) for own in sums)])
+    starts, taken = edges[:-1], edges[1:] - edges[:-1]
     paddings: list[tuple[int, int, int]] = []
-    if sum(sizes) < len(in_rows) * length:
-        padded = np.flatnonzero(taken > sizes)
-        stops = edges[padded + 1].tolist()
-        for sample, stop in zip(padded.tolist(), stops, strict=True):
-            paddings.append((sample, starts[sample] + sizes[sample], stop))
+    if num_rows * length > sum(sizes):
+        for sample in [stop - 1 for stop in stops[1:]] if align == 1 else range(len(sizes)):
+            start, stop = int(starts[sample]) + sizes[sample], int(edges[sample + 1])
+            if start < stop:
+                paddings.append((sample, start, stop))
+    bounds = _bounds(sums, is_batch)
+    own_bounds = bounds.copy() if align == 1 else _bounds(_sums_in_rows(sizes, stops), is_batch)
+    shape = (num_rows, length) if is_batch else (length,)
     return _Places(
-        shape=(len(in_rows), length) if is_batch else (length,),
-        sizes=sizes,
-        starts=edges[:-1],
-        taken=taken,
-        paddings=paddings,
-        bounds=[sums] if align == 1 else [_sums_in_rows(sizes, in_rows), sums],
-        segments=np.array([*chain.from_iterable(range(1, count + 1) for count in in_rows)]),
-        longest=max(aligned),
+        shape, sizes, starts, taken, paddings, segments, [own_bounds, bounds], max(aligned)
     )
 
 
-def _sums_in_rows(sizes: list[int], counts: list[int]) -> list[list[int]]:
+def _sums_in_rows(sizes: list[int], stops: list[int]) -> list[list[int]]:
     """Returns the sums of the sizes of each row, from 0."""
-    own = iter(sizes)
-    return [[*accumulate(islice(own, count), initial=0)] for count in counts]
+    return [[*accumulate(sizes[first:stop], initial=0)] for first, stop in pairwise(stops)]
+
+
+def _bounds(sums: list[list[int]], is_batch: bool) -> Int32Array:
+    """Returns sums in rows as an array; short rows repeat their last sum."""
+    if not is_batch:
+        return np.array(sums[0], np.int32)
+    most = max(map(len, sums))
+    return np.array([own + own[-1:] * (most - len(own)) for own in sums], np.int32)
 
 
 def _joined_fields(
@@ -351,26 +357,22 @@ def _joined_fields(
     """
     values, sizes = columns.arrays("input_ids")
     places = _places(columns.samples, sizes, counts, packing, is_batch)
-    positions = places.starts.repeat(places.taken)
-    np.subtract(np.arange(len(positions)), positions, out=positions)
     input_ids = places.joined(values, packing.pad_id)
+    positions = np.arange(len(input_ids))
+    positions -= places.starts.repeat(places.taken)
     labels = _labels(columns, input_ids, places, packing)
-    flat = (
+    arrays = [
         input_ids, labels, places.fill(positions, 0),
         places.fill(places.segments.repeat(places.taken), 0),
         _loss_weights(columns, labels, places, packing),
-    )  # fmt: skip
-    tensors = [torch.from_numpy(array.reshape(places.shape)) for array in flat]
-    for rows in places.bounds:
-        most = max(map(len, rows))
-        # Rows of fewer samples repeat their last sum.
-        full = [own + own[-1:] * (most - len(own)) for own in rows] if is_batch else rows[0]
-        sums = np.array(full, np.int32)
-        tensors.append(torch.from_numpy(sums))
-    if len(places.bounds) == 1:  # nothing is aligned
-        tensors.append(torch.from_numpy(sums.copy()))
-    keys = columns["__key__"] or [""] * len(sizes)
-    sources = filter(None, columns["__sources__"] or ())
+    ]  # fmt: skip
+    if is_batch:
+        arrays = [array.reshape(places.shape) for array in arrays]
+    arrays += places.bounds
+    keys, kinds = columns.lookup("__key__")
+    if kinds != {str}:
+        keys = [str(key or "") for key in keys] or [""] * len(sizes)
+    sources = columns["__sources__"] or ()
     images = columns.images()
     of_images = np.zeros((0, 2) if is_batch else 0, np.int64)
     if images:
@@ -379,9 +381,9 @@ def _joined_fields(
         if is_batch:
             of_images = np.stack([places.starts[owners] // places.shape[1], of_images], axis=1)
     return {
-        **dict(zip((*_PER_TOKEN, *_PER_SAMPLE), tensors, strict=True)),
-        "__key__": [key if type(key) is str else str(key or "") for key in keys],
-        "__sources__": tuple(chain.from_iterable(sources)) or None,
+        **dict(zip((*_PER_TOKEN, *_PER_SAMPLE), map(torch.from_numpy, arrays), strict=True)),
+        "__key__": keys,
+        "__sources__": tuple(chain.from_iterable(filter(None, sources))) or None,
         "images": list(chain.from_iterable(images)),
         "image_segments": torch.from_numpy(of_images),
         "max_seqlen": places.longest,
@@ -397,20 +399,26 @@ class _Columns:
         self._names: set[str] | None = None
         self._kinds = set(map(type, samples))
         self._are_dicts = self._kinds == {dict}
+        self._get: Any = dict.get if self._are_dicts else getattr
         if self._are_dicts:
             self._names = set().union(*samples)
         elif all(getattr(kind, "__getattr__", None) is Sample.__getattr__ for kind in self._kinds):
             self._names = set().union(*map(vars, samples))
+        elif any(issubclass(kind, dict) for kind in self._kinds):
+            self._get = lambda sample, name, _: field_of(sample, name)
 
     def __getitem__(self, name: str) -> list[Any] | None:
         """Returns a field of each sample, None where it has none; None if all lack it."""
+        return self.lookup(name)[0] or None
+
+    def lookup(self, name: str) -> tuple[list[Any], set[type]]:
+        """Returns a field of each sample, and the types of its values; nothing if all lack it."""
         is_known = self._names is None or name in self._names
-        if self._are_dicts:
-            found = list(map(dict.get, self.samples, repeat(name))) if is_known else []
-        else:
-            is_known = is_known or any(hasattr(kind, name) for kind in self._kinds)
-            found = [field_of(sample, name) for sample in self.samples] if is_known else []
-        return None if set(map(type, found)) <= {type(None)} else found
+        if not is_known and (self._are_dicts or not any(hasattr(k, name) for k in self._kinds)):
+            return [], set()
+        found = list(map(self._get, self.samples, repeat(name), repeat(None)))
+        kinds = set(map(type, found))
+        return (found, kinds) if kinds != {type(None)} else ([], set())
 
     def arrays(self, name: str) -> tuple[list[Any], list[int]]:
         """Returns tensors or arrays that have an entry for each token, and how many they have.
@@ -418,17 +426,16 @@ class _Columns:
         Raises:
             FatalSampleError: A sample lacks the field, or the field has other dimensions.
         """
-        values: list[Any] = self[name] or [None] * len(self.samples)
-        kinds = set(map(type, values))
+        values, kinds = self.lookup(name)
         if kinds == {torch.Tensor} and {*map(torch.Tensor.dim, values)} == {1}:
             return values, list(map(_NUM_VALUES, values))
         if kinds != {np.ndarray} or {*map(_NUM_DIMENSIONS, values)} != {1}:
-            values = list(map(_array, self.samples, repeat(name), values))
+            values = list(map(_array, self.samples, repeat(name), values or repeat(None)))
         return values, list(map(len, values))
 
     def images(self) -> list[list[Any]]:
         """Returns the images of each sample; nothing if no sample has any."""
-        has_images = any(self[name] is not None for name in IMAGE_FIELDS)
+        has_images = any(self.lookup(name)[0] for name in IMAGE_FIELDS)
         return list(map(images_of, self.samples)) if has_images else []
 
 
@@ -501,8 +508,8 @@ def _labels(
 ) -> Int64Array:
     """Returns the labels of all samples at their places."""
     sizes, starts = places.sizes, places.starts
-    values = columns["labels"] or ()
-    is_whole = bool(values) and type(None) not in map(type, values)
+    values, kinds = columns.lookup("labels")
+    is_whole = bool(values) and type(None) not in kinds
     own, lengths = columns.arrays("labels") if is_whole else ([], [])
     if lengths == sizes:
         labels = places.joined(own, packing.ignore_index)
@@ -540,9 +547,10 @@ def _loss_weights(
     """What each token's loss counts, as many as there are labels."""
     samples, masks = columns.samples, columns["loss_mask"]
     has_loss = labels != packing.ignore_index
-    own = [1.0]
-    if any(columns[name] is not None for name in _LOSS_WEIGHTS):
-        own = list(map(loss_weight_of, samples))
+    own, kinds = columns.lookup(_LOSS_WEIGHTS[0])
+    if kinds != {float}:
+        has_weights = bool(own) or columns[_LOSS_WEIGHTS[1]] is not None
+        own = list(map(loss_weight_of, samples)) if has_weights else [1.0]
     if packing.loss == "token" and masks is None and set(own) == {1.0}:
         return np.asarray(has_loss, np.float32)
     weights = has_loss.astype(np.float64)
