@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import data
 from benchmarks.measure import Entry, as_text, write_json, write_readme
+from energon_lite.core.compiled import compile_all
 
 ENTRIES = pytest.StashKey[list[Entry]]()
 
@@ -55,6 +56,12 @@ def entries(request: pytest.FixtureRequest) -> list[Entry]:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Compiles what packs and balances: it runs as plain Python until then."""
+    compile_all()
 
 
 @pytest.fixture(scope="session")

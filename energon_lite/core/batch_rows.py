@@ -118,7 +118,8 @@ class _Last(threading.local):
 _last = _Last()
 # What `getrefcount` returns for an object that is only in a list.
 (_IN_LIST,) = map(getrefcount, [object()])
-_num_uses: Callable[[int], int] = torch._C._storage_Use_Count
+# Where torch does not count, every storage counts as used by others, too: batches are then copies.
+_num_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 3)
 
 
 def note_samples(samples: Sequence[Any]) -> None:

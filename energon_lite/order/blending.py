@@ -354,6 +354,7 @@ class BudgetOrder:
         self._tokens = np.array(state.tokens, dtype=np.float64)
         self._counts = np.array(state.counts, dtype=np.float64)
         self._is_out = np.zeros(len(self._debts), dtype=bool)
+        self._are_all_drawn = self._constant is not None and bool(self._constant.all())
         self._update_means()
 
     def state(self) -> BudgetState:
@@ -372,15 +373,18 @@ class BudgetOrder:
 
     def leave_out(self, child: int) -> None:
         """Takes a child that has ended out of the choice."""
-        self._is_out[child] = True
+        self._is_out[child], self._are_all_drawn = True, False
 
     def choose(self) -> int:
         """Returns the child of the next draw."""
         shares = self.shares(self.draw)
+        waits = self._means * self._phases - self._debts
+        if shares is self._constant and self._are_all_drawn:
+            return int((waits / shares).argmin())
         with np.errstate(divide="ignore", invalid="ignore"):
-            waits = (self._means * self._phases - self._debts) / shares
+            waits /= shares
         waits[(shares == 0) | self._is_out] = np.inf
-        return int(np.argmin(waits))
+        return int(waits.argmin())
 
     def count(self, child: int, draw: int, tokens: float) -> None:
         """Counts tokens, also a correction of what was counted, for what `draw` took."""
@@ -395,11 +399,15 @@ class BudgetOrder:
         """Records the length of a draw, for the means."""
         self._tokens[child] += tokens
         self._counts[child] += 1
-        self._update_means()
+        if self._are_all_known:
+            self._means[child] = self._tokens[child] / self._counts[child]
+        else:
+            self._update_means()
 
     def _update_means(self) -> None:
         total, count = float(self._tokens.sum()), float(self._counts.sum())
         overall = total / count if count and total else 1.0
+        self._are_all_known = bool(self._counts.all())
         # Before its first sample is known, a child's mean is that of all.
         self._means = np.where(
             self._counts > 0, self._tokens / np.maximum(self._counts, 1.0), overall

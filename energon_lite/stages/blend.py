@@ -615,7 +615,9 @@ class _BlendCursor(StageCursor[T]):
         parts: list[list[T] | Columns] = []
         with suppress(StopIteration):
             while len(keys) < n:
-                child, left = self._next_child(), n - len(keys)
+                left = n - len(keys)
+                if not chooser.counts:  # else `next` chooses
+                    self._next_child()
                 if ahead is not None and (num := ahead.num_ready(left)):
                     columns, own = ahead.take(num)
                     chooser.at += num
