@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,20 +35,22 @@ class ImageSize(NamedTuple):
         """
         if isinstance(wanted, ImageSize):
             return wanted
-        limits = dict(wanted) if isinstance(wanted, Mapping) else {"shortest_edge": wanted}
+        limits: dict[str, Any] = (
+            dict(wanted) if isinstance(wanted, Mapping) else {"shortest_edge": wanted}
+        )
         for name, limit in limits.items():
             if name not in cls._fields:
                 hint = did_you_mean(name, cls._fields)
                 raise ValueError(
                     f"image_size: {name!r} is not one of {', '.join(cls._fields)}.{hint}"
                 )
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            if isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1:
                 raise ValueError(
                     f"image_size: {name}={limit!r} must be a whole number of pixels above 0"
                 )
         if not limits:
             raise ValueError(f"image_size={wanted!r} must have one of {', '.join(cls._fields)}")
-        return cls(**limits)
+        return cls(**{name: int(limit) for name, limit in limits.items()})
 
     def config(self) -> dict[str, int]:
         """Returns the limits that are set."""

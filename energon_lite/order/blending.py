@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_lite.core.arrays import Float64Array, Int64Array
+from energon_lite.core.arrays import BoolArray, Float64Array, Int64Array
 from energon_lite.core.seeds import UInt64Array, key_of, random_words
 from energon_lite.core.topology import Stream
 from energon_lite.order.halving import Halving
@@ -71,6 +71,7 @@ class BlendOrder:
         if mode not in MODES:
             raise ValueError(f"blend mode {mode!r} is not one of {', '.join(MODES)}")
         key = key_of("blend", mode, key, stream.pass_index)
+        self._weights, self._stream = weights, stream
         self._draws: _Periods | _Lookup
         if mode == "exact" and weights.is_constant:
             self._draws = _Periods(weights, key, stream)
@@ -86,6 +87,15 @@ class BlendOrder:
         if count <= 0:
             return np.empty(0, dtype=np.int64)
         return self._draws.block(draw, count)
+
+    def next_draw(self, draw: int, children: BoolArray) -> int | None:
+        """As `Weights.next_draw`, in draws of this stream."""
+        return _next_draw(self._weights, self._stream, draw, children)
+
+
+def _next_draw(weights: Weights, stream: Stream, draw: int, children: BoolArray) -> int | None:
+    found = weights.next_draw(draw * stream.num_streams + stream.index, children)
+    return None if found is None else -(-(found - stream.index) // stream.num_streams)
 
 
 class _Apportionment:
@@ -376,14 +386,22 @@ class BudgetOrder:
         self._is_out[child], self._are_all_drawn = True, False
 
     def choose(self) -> int:
-        """Returns the child of the next draw."""
+        """Returns the child of the next draw; passes over draws at which none has a share.
+
+        Children that never have a share again are taken in turn when all others have ended.
+        """
         shares = self.shares(self.draw)
         waits = self._means * self._phases - self._debts
         if shares is self._constant and self._are_all_drawn:
             return int((waits / shares).argmin())
+        while (is_out := (shares == 0) | self._is_out).all():
+            later = _next_draw(self._weights, self._stream, self.draw + 1, ~self._is_out)
+            if later is None:
+                return int(self._is_out.argmin())
+            self.draw, shares = later, self.shares(later)
         with np.errstate(divide="ignore", invalid="ignore"):
             waits /= shares
-        waits[(shares == 0) | self._is_out] = np.inf
+        waits[is_out] = np.inf
         return int(waits.argmin())
 
     def count(self, child: int, draw: int, tokens: float) -> None:

@@ -173,6 +173,24 @@ class Weights:
         shares: Float64Array = self.at(np.zeros(1, dtype=np.int64))[0]
         return shares
 
+    def next_draw(self, draw: int, leaves: BoolArray) -> int | None:
+        """Returns a draw of the run, from `draw` on, before which some leaves have no share.
+
+        Args:
+            draw: where to begin.
+            leaves: shape (K,); which leaves.
+
+        Returns:
+            The draw, or one shortly before that at which one of them has a share; None if they
+            never have one again.
+        """
+        edges = np.append(float(draw), self.breaks[self.breaks > draw])
+        # Between two points a share is above 0 at all draws or at none.
+        middles = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
+        is_above = [self._at(places)[0][:, leaves].any(axis=1) for places in (edges, middles)]
+        found = np.flatnonzero(is_above[0] | is_above[1])
+        return math.ceil(edges[found[0]]) if len(found) else None
+
     @cached_property
     def tree(self) -> tuple[Halving, ...]:
         """A Huffman tree over the leaves whose shares are above 0, of weights that never change."""

@@ -154,7 +154,7 @@ class BlendDataset(CombinedDataset[T]):
             return sum(limits)
         counted, is_all = self._counted, self.until == "all_once"
         if counted[0] != stream:
-            number = _draws_until(self.order(stream), limits, all_of_them=is_all)
+            number = _draws_until(self.order(stream), limits, is_all, self.labels)
             counted = self._counted = stream, number
         return counted[1]
 
@@ -311,9 +311,26 @@ class _BySamples:
                 plan, self._draws = plan[is_left], np.array(self._draws)[is_left].tolist()
                 # Where little is left of the weights, long intervals are passed over at once.
                 self._block = min(_LONGEST_BLOCK, 2 * size) if len(plan) < 16 else 0
+                if not len(plan) and (alone := self._pass_over()) is not None:
+                    return alone
             self.planned, self.plan, self.at = plan, plan.tolist(), 0
             self.stop = len(self.plan)
         return self.plan[self.at]
+
+    def _pass_over(self) -> int | None:
+        """Passes over draws at which no dataset that is left has a share.
+
+        Returns:
+            If none ever has one again, the first of them: they are taken whole, one by one.
+        """
+        is_left = ~np.isin(np.arange(self._num_datasets), list(self._ended))
+        later = self._order.next_draw(self._next_plan, is_left)
+        if later is None:
+            self._go_to(self._next_plan)
+            self._only_one_left = int(is_left.argmax())
+        else:
+            self._next_plan = max(self._next_plan, later)
+        return self._only_one_left
 
     def drew(self, child: int, key: RestoreKey) -> None:
         """Counts a draw; the cursor does so itself, since `counts` is not set."""
@@ -336,6 +353,7 @@ class _BySamples:
         """Takes the datasets that have ended out of the plan, from the next draw on."""
         self._ended = ended
         self._go_to(self._next_draw)
+        self._only_one_left = None
         if len(ended) == self._num_datasets - 1:
             # Whatever the plan has, it is always the turn of this one.
             (self._only_one_left,) = set(range(self._num_datasets)) - ended
@@ -815,13 +833,19 @@ def _checked_pairs(datasets: Sequence[Any]) -> list[tuple[SavableDataset[Any], W
     return kept
 
 
-def _draws_until(order: BlendOrder, limits: list[int], *, all_of_them: bool) -> int:
+def _draws_until(
+    order: BlendOrder, limits: list[int], all_of_them: bool, names: Sequence[str]
+) -> int:
     """Counts the draws before the first one (or the last one) that finds its dataset at its end.
 
     Args:
         order: the draws.
         limits: items of each dataset.
         all_of_them: whether each dataset has to end, not only one.
+        names: of the datasets.
+
+    Raises:
+        ValueError: a dataset that has to end is not drawn again.
     """
     left = np.array(limits, dtype=np.int64)
     has_ended = np.zeros(len(limits), dtype=bool)
@@ -836,3 +860,9 @@ def _draws_until(order: BlendOrder, limits: list[int], *, all_of_them: bool) -> 
             return draw + (max(places) if all_of_them else min(places))
         left = np.where(has_ended, left, left - counts)
         draw, size = draw + size, min(2 * size, _LONGEST_BLOCK)
+        for child in np.flatnonzero(~has_ended & (counts == 0)).tolist() if all_of_them else ():
+            if order.next_draw(draw, np.arange(len(limits)) == child) is None:
+                raise ValueError(
+                    f"until='all_once': the weight of {names[child]} stays 0 before it has ended "
+                    "once, so the blend never ends; end with a weight above 0, or use until='first'"
+                )

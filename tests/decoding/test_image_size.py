@@ -208,6 +208,8 @@ def test_a_decoder_with_a_size_is_comparable_picklable_and_made_of_its_settings(
     assert hash(copy) == hash(decoder)
     assert decoder != SampleDecoder(image_size={"shortest_edge": 9})
     assert SampleDecoder(image_size=9) == SampleDecoder(image_size={"shortest_edge": 9})
+    of_numpy = SampleDecoder(image_size={"longest_edge": np.int64(9)})
+    assert json.dumps(of_numpy.config()) == json.dumps(decoder.config())
     config = json.loads(json.dumps(decoder.config()))
     assert config["image_size"] == {"longest_edge": 9}
     assert SampleDecoder(**config) == decoder

@@ -180,3 +180,26 @@ def test_weights_refuse_what_has_no_shares(entries, text) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         Weights(entries)
     assert text in str(caught.value)
+
+
+@given(st.data(), st.integers(0, 120))
+def test_nothing_is_drawn_before_the_next_draw_of_some_leaves(data, draw) -> None:
+    points = st.dictionaries(st.integers(0, 99), st.sampled_from([0, 0, 1, 3]), min_size=1)
+    kinds = st.sampled_from(["linear", "step", "cosine"])
+    entries = [
+        Schedule(data.draw(kinds), tuple(sorted(data.draw(points).items()))) for _ in range(3)
+    ]
+    own = Weights([1.0, *entries])
+    leaves = np.array([False, *data.draw(st.lists(st.booleans(), min_size=3, max_size=3))])
+    # After the last point nothing changes.
+    draws = np.arange(draw, 130)
+    has_share = own.at(draws)[:, leaves].any(axis=1)
+    found = own.next_draw(draw, leaves)
+    if found is None:
+        assert not has_share.any()
+    else:
+        assert not has_share[: found - draw].any()
+        # All draws up to the next point have a share, or none lies between the two.
+        later = own.breaks[own.breaks > found]
+        is_at_once = has_share[found - draw :][:2].any()
+        assert is_at_once or (len(later) > 0 and later[0] - found <= 1)

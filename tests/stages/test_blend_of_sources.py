@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 
-from energon_lite import BlendDataset, WorkerConfig, get_savable_loader
+from energon_lite import BlendDataset, Schedule, WorkerConfig, get_savable_loader
 from energon_lite.core.dataset import StreamRun
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import Snapshot
 from energon_lite.core.topology import Stream
+from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.stages.blend import TokenBlendDataset
+from energon_lite.stages.token_lengths import MeasureDataset
+from energon_lite.testing import check_dataset
 
 from ..helpers import metadataset, text_set, through_json, train
 
@@ -36,6 +40,10 @@ def blend(folder: Path, number: int = MANY) -> BlendDataset[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_set(tmp_path_factory.mktemp("texts"), 40)
+
+
+def three_tokens(sample: Any) -> int:
+    return 3
 
 
 def run_of(dataset: Any, snapshot: Snapshot | None = None) -> StreamRun[Any]:
@@ -174,3 +182,34 @@ def test_items_up_to_an_end_are_counted_once_for_a_save(folder: Path, tmp_path, 
         loader.save_state_rank()
         loader.save_state_rank()
     assert len(orders) <= 1
+
+
+@pytest.mark.parametrize("kind", [BlendDataset, TokenBlendDataset])
+@pytest.mark.parametrize(
+    "points", [((0, 1), (5, 0)), ((0, 1), (5, 0), (90, 0), (99, 1)), ((0, 0),)]
+)
+@pytest.mark.parametrize("num_scheduled", [1, 2])
+def test_what_is_left_without_a_share_is_read_to_its_end(
+    tmp_path: Path, kind: Any, points: Any, num_scheduled: int
+) -> None:
+    folder = text_set(tmp_path, 8)
+    sources = [load_factory(folder, name=f"s{i}", worker_config=CONFIG).build() for i in range(3)]
+    weights = [1.0] * (3 - num_scheduled) + [Schedule("linear", points)] * num_scheduled
+    dataset: Any = kind(*zip(sources, weights, strict=True))
+    if kind is TokenBlendDataset:
+        length = UserFunction(three_tokens, name="sample_length", config=CONFIG, is_stateless=True)
+        dataset = MeasureDataset(dataset, length)
+    check_dataset(dataset, num_streams=(1, 2))
+    found = [sample.__restore_key__[::2] for sample in StreamRun(dataset, Stream(0, 1))]
+    assert len(set(found)) == len(found) == 3 * 8
+
+
+def test_a_blend_that_never_ends_says_so_where_its_length_is_asked(folder: Path) -> None:
+    sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "ab"]
+    schedule = Schedule("linear", ((0, 1), (5, 0)))
+    blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until="all_once")
+    with pytest.raises(ValueError, match="weight of b stays 0 before it has ended once"):
+        len(blend)
+    schedule = Schedule("linear", ((0, 1), (5, 0), (2_000, 0), (2_001, 1)))
+    blend = BlendDataset((sources[0], 1.0), (sources[1], schedule), until="all_once")
+    assert len(blend) == sum(1 for _ in StreamRun(blend, Stream(0, 1)))
