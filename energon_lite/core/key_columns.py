@@ -124,12 +124,18 @@ def from_columns(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def _text_of(column: Int64Array, first: Int64Array) -> list[Any]:
-    """Returns the shortest of: a column, its steps, and what it is above the first column."""
+    """Returns the shortest of: a column, its steps, what it is above the first one, its ranks."""
+    size = len(column)
     forms = {"values": column, "steps": np.diff(column, prepend=0)}
-    if len(column) == len(first) and column is not first:
+    if size == len(first) and column is not first:
         forms["above"] = column - first
-    found = [[form, len(column), *_planes(numbers)] for form, numbers in forms.items()]
-    return min(found, key=lambda entry: sum(map(len, entry[2:])))
+    found: list[list[Any]] = [[form, size, *_planes(own)] for form, own in forms.items()]
+    if min(map(len, found)) > 4:
+        # Indexes of a buffer lie close together in a large set, though in any order.
+        order = np.argsort(column, kind="stable")
+        steps = np.diff(column[order], prepend=0)
+        found.append(["ranks", size, _planes(steps), _planes(np.argsort(order))])
+    return min(found, key=lambda entry: len(str(entry)))
 
 
 def _planes(numbers: Int64Array) -> list[str]:
@@ -148,6 +154,9 @@ def _compressed(raw: bytes) -> bytes:
 
 def _column_of(entry: list[Any], first: Int64Array | None) -> Int64Array:
     form, size, *planes = entry
+    if form == "ranks":
+        rising = _column_of(["steps", size, *planes[0]], None)
+        return rising[_column_of(["values", size, *planes[1]], None)]
     words = np.zeros((size, 8), np.uint8)
     for place, text in enumerate(planes):
         raw = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)

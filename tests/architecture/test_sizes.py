@@ -17,7 +17,7 @@ MAX_FUNCTION_LINES = 60
 BUDGET = {
     "batching": 3202,
     "cli": 697,
-    "core": 2990,
+    "core": 2998,
     "decoding": 1784,
     "inspect": 1683,
     "loader": 3835,

@@ -66,6 +66,40 @@ def test_a_snapshot_with_many_keys_is_small_and_restores_all_fields(num: int) ->
     assert len(text) < 6 * num + 2000
 
 
+def buffered(num_samples: int) -> Snapshot:
+    """Returns the state of a window of 4,000 samples of a set, read in slices of 100."""
+    rng = np.random.default_rng(0)
+    starts = rng.choice(num_samples // 100, 40, replace=False) * 100
+    indexes = rng.permutation((starts[:, None] + np.arange(100)).reshape(-1)).tolist()
+    keys = tuple(("a", 0, index, i) for i, index in enumerate(indexes))
+    return Snapshot("stage", {"keys": keys, "rows": tuple((i, i % 7) for i in range(4000))})
+
+
+def test_keys_of_a_large_set_are_about_as_small_as_those_of_a_small_one() -> None:
+    states = [json.dumps(buffered(num).to_json()) for num in (1 << 34, 1 << 14)]
+    assert len(states[0]) < 1.15 * len(states[1])
+    assert Snapshot.from_json(json.loads(states[0])).fields == buffered(1 << 34).fields
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda planes: planes.pop(),
+        lambda planes: planes[1].append(planes[1][0]),
+        lambda planes: planes.__setitem__(1, None),
+        lambda planes: planes.__setitem__(0, [3]),
+    ],
+)
+def test_corrupt_ranks_are_refused(edit: Any) -> None:
+    value: Any = json.loads(json.dumps(buffered(1 << 34).to_json()))
+    (ranks,) = (own for own in value["columns of samples"]["columns"] if own[0] == "ranks")
+    planes = ranks[2:]
+    edit(planes)
+    ranks[2:] = planes
+    with pytest.raises(StateError, match="'columns of samples' of stage 'stage' are corrupt"):
+        Snapshot.from_json(value)
+
+
 def test_keys_with_values_that_are_no_integers_or_texts_stay_as_they_are() -> None:
     own = snapshot(100, key=("a", 0.5, None))
     value = json.loads(json.dumps(own.to_json()))
