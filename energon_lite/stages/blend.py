@@ -135,6 +135,10 @@ class BlendDataset(CombinedDataset[T]):
             num_samples = sum(fact.num_samples for fact in facts)
             self.mean_bytes = max(1.0, sum(fact.num_bytes for fact in facts) / num_samples)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the count of items behind: another process counts its own stream's."""
+        return {**super().__getstate__(), "_counted": (None, 0)}
+
     def order(self, stream: Stream) -> BlendOrder:
         """Returns which dataset each draw of a stream takes."""
         return BlendOrder(self.weights, self.blend_mode, self.key, stream)

@@ -28,7 +28,7 @@ BUDGET = {
     "prepare": 1514,
     "samplers": 1012,
     "sources": 2311,
-    "stages": 3906,
+    "stages": 3908,
     "storage": 3255,
     "stores": 801,
     "task_encoder": 752,

@@ -20,6 +20,7 @@ from energon_lite.core.topology import Stream
 from energon_lite.core.user_function import UserFunction
 from energon_lite.sources.dataset_config import load_factory
 from energon_lite.stages.blend import TokenBlendDataset
+from energon_lite.stages.concat import RepeatDataset
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.testing import check_dataset
 
@@ -202,6 +203,14 @@ def test_what_is_left_without_a_share_is_read_to_its_end(
     check_dataset(dataset, num_streams=(1, 2))
     found = [sample.__restore_key__[::2] for sample in StreamRun(dataset, Stream(0, 1))]
     assert len(set(found)) == len(found) == 3 * 8
+
+
+@pytest.mark.parametrize("until", ["first", "all_once"])
+def test_a_repeated_blend_with_an_end_keeps_all_laws(tmp_path: Path, until: str) -> None:
+    folder = text_set(tmp_path, 8)
+    sources = [load_factory(folder, name=name, worker_config=CONFIG).build() for name in "ab"]
+    blend = BlendDataset((sources[0], 2.0), (sources[1], 1.0), until=until)
+    check_dataset(RepeatDataset(blend, repeats=2), num_streams=(1, 3))
 
 
 def test_a_blend_that_never_ends_says_so_where_its_length_is_asked(folder: Path) -> None:
