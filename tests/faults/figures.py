@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Figures:
-    """Results of many runs_of_all of one kind; a failure does not end them.
+    """Results of many trials of one kind; a failure does not end them.
 
     Args:
         name: what is measured, with its unit.
@@ -34,18 +34,18 @@ class Figures:
         self.notes.append(text)
 
     @contextmanager
-    def reference(self, what: Any, count: int = 1) -> Iterator[None]:
-        """Runs one reference, which counts as several, and notes its failure."""
+    def trial(self, what: Any, count: int = 1) -> Iterator[None]:
+        """Runs one trial, which counts as several, and notes its failure."""
         self.num_trials += count
         try:
             yield
         except Exception as error:
             self.num_failed += count
-            self.failures.append(f"reference {self.num_trials}, {what}: {error!s:.2000}")
+            self.failures.append(f"trial {self.num_trials}, {what}: {error!s:.2000}")
             print(self.failures[-1], flush=True)
 
     def check(self) -> None:
-        """Writes the figures as a row of a table; fails if a reference has failed."""
+        """Writes the figures as a row of a table; fails if a trial has failed."""
         cells = [self.name, f"{self.num_trials - self.num_failed} of {self.num_trials}"]
         if self.values:
             mean, most = statistics.median(self.values), max(self.values)

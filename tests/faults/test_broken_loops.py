@@ -117,6 +117,6 @@ def test_loops_broken_at_two_hundred_random_moments(texts) -> None:
             "start_method": rng.choice(("fork", "fork", "spawn", "forkserver")),
             "num_workers": rng.choice((1, 2, 3)),
         }
-        with figures.reference(args, count=10):
+        with figures.trial(args, count=10):
             figures.add(break_often(texts, rng, rounds=10, **args))
     figures.check()

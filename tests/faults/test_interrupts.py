@@ -111,8 +111,8 @@ def test_a_hundred_interrupts_at_random(server, texts) -> None:
             num_workers=rng.choice((1, 2, 4)),
             payload=int(10 ** rng.uniform(3, 7.5)),
         )
-        reference = (moment, how, args)
-        with server.job("train_and_leave", **args) as job, figures.reference(reference):
+        trial = (moment, how, args)
+        with server.job("train_and_leave", **args) as job, figures.trial(trial):
             wait_for(job, moment)
             time.sleep(rng.uniform(0, {"start": 3, "body": 0.2}.get(moment, 0.02)))
             since = time.monotonic()
@@ -129,15 +129,15 @@ def test_a_hundred_interrupts_at_random(server, texts) -> None:
 def test_every_end_of_the_loop_with_any_start_method(server, texts) -> None:
     rng, figures = random.Random(13), Figures("sys.exit, exception, dropped loader: s to the end")
     ways = {"sys.exit": 5, "raise": 1, "drop": 0, "circle": 0, "with": 0, "fall off": 0}
-    for reference in range(60):
-        way = list(ways)[reference % 6]
+    for trial in range(60):
+        way = list(ways)[trial % 6]
         args = {
             "texts": str(texts),
             "start_method": rng.choice(("fork", "spawn", "forkserver")),
             "num_workers": rng.choice((1, 2, 4)),
             "payload": int(10 ** rng.uniform(3, 7.5)),
         }
-        with server.job("train_and_leave", way=way, **args) as job, figures.reference((way, args)):
+        with server.job("train_and_leave", way=way, **args) as job, figures.trial((way, args)):
             job.wait_for_reports(2)
             figures.add(seconds_to_end(job, {ways[way]}))
     figures.check()

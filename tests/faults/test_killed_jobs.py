@@ -72,7 +72,7 @@ def test_killed_job_resumes_on_another_topology(server, many_texts, tmp_path, fi
 def test_jobs_killed_fifty_times_at_random(server, many_texts, tmp_path) -> None:
     rng, figures = random.Random(12), Figures("whole job killed, resumed on a random topology")
     for number in range(10):
-        with figures.reference(number, count=5):
+        with figures.trial(number, count=5):
             assert_unbroken_by_kills(
                 server, many_texts, tmp_path, rng, kills=5, finite=bool(number % 2)
             )

@@ -68,9 +68,9 @@ def test_a_hundred_parents_killed_at_random(server, texts) -> None:
     running = Figures("parent killed, s until its workers are gone")
     # Python imports the user's program, and torch, before a spawned worker does anything of ours.
     starting = Figures("parent killed while workers start, s until they are gone")
-    for reference in range(100):
-        start_method = ("fork", "spawn", "forkserver")[reference % 3]
-        figures = starting if reference % 4 == 0 else running
+    for trial in range(100):
+        start_method = ("fork", "spawn", "forkserver")[trial % 3]
+        figures = starting if trial % 4 == 0 else running
         args = {
             "texts": str(texts),
             "start_method": start_method,
@@ -78,7 +78,7 @@ def test_a_hundred_parents_killed_at_random(server, texts) -> None:
             "payload": int(10 ** rng.uniform(3, 7.7)),
             "state": rng.choice(("busy", "blocked", "sleeping", "computing")),
         }
-        with server.job("train_until_killed", **args) as job, figures.reference(args):
+        with server.job("train_until_killed", **args) as job, figures.trial(args):
             job.wait_for_reports(1)
             if figures is running:
                 wait_for(job, args["state"])

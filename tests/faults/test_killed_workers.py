@@ -145,7 +145,7 @@ def test_two_hundred_workers_killed_at_random(texts) -> None:
         for place in rng.sample(range(1, 60), number):
             kills[place] = after(rng.choice((0, 0.001, 0.01, 0.1)), at_once(KILL))
         figures = all_figures[method]
-        with figures.reference((args, payload, sorted(kills)), count=number):
+        with figures.trial((args, payload, sorted(kills)), count=number):
             figures.add(assert_undisturbed(texts, kills, payload=payload, num_batches=60, **args))
     for figures in all_figures.values():
         figures.check()

@@ -43,7 +43,7 @@ def check(name: str, job: Job, found: list[Usage]) -> None:
     tenth = len(found) // 10
     assert tenth >= 2, f"{job!r} was too short to measure: {job.stderr()}"
     num_batches = job.reports()[-1]
-    with figures.reference(name):
+    with figures.trial(name):
         early, late = found[tenth : 2 * tenth], found[-tenth - 1 : -1]
         before, after = (
             Usage(*map(statistics.median, zip(*part, strict=True))) for part in (early, late)
