@@ -305,6 +305,10 @@ def is_there(path: Path) -> bool:
             path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
     return True
 
 

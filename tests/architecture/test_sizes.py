@@ -29,7 +29,7 @@ BUDGET = {
     "samplers": 1012,
     "sources": 2311,
     "stages": 3908,
-    "storage": 3255,
+    "storage": 3259,
     "stores": 801,
     "task_encoder": 752,
     "testing": 402,

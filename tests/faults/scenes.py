@@ -206,6 +206,9 @@ def train_long(report: Report, path: str, is_packed: bool) -> None:
     )
     loader = get_savable_loader(dataset, max_skip_rate=1)
     for number, _ in enumerate(loader, 1):
+        if number == 100:
+            # It writes to all objects, so that their pages are no longer shared with the workers.
+            gc.collect()
         if number % 100 == 0:
             json.dumps(loader.save_state_rank())
             loader.stats()

@@ -412,6 +412,10 @@ def test_only_the_indexes_are_made_again_and_counts_corrected(root):
     (root / "parts/data-01.tar").unlink()
     with pytest.raises(FileNotFoundError, match=r"data-01\.tar is listed in"):
         prepare_dataset(root, tar_index_only=True)
+    info = root / ".nv-meta/.info.json"
+    info.write_text(info.read_text().replace("data-01", "a name that no file can have" * 10))
+    with pytest.raises(FileNotFoundError, match=r"can have\.tar is listed in"):
+        prepare_dataset(root, tar_index_only=True)
 
 
 # Killed runs
