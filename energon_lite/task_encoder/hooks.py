@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_lite import stages  # those that few pipelines have are imported on first use
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.samples import CrudeSample, Sample
+from energon_lite.core.samples import CrudeSample, SourceInfo, add_source_info, field_of
 from energon_lite.core.state import JSON
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.core.user_function import UserFunction
@@ -342,8 +343,28 @@ class CookFunction(WrappedFunction):
         called = (cooker.cook, encoder.cook_crude_sample)
         self.__may_draw__ = not all(getattr(f, "__stateless__", False) for f in called)
         self.__stateless__ = True
+        self._is_generator = inspect.isgeneratorfunction(inspect.unwrap(cooker.cook))
 
-    def __call__(self, sample: CrudeSample) -> Sample:
-        """Cooks one sample."""
-        cooked: Sample = self.encoder.cook_crude_sample(sample, self.cooker, self.stores)
+    def __call__(self, sample: CrudeSample) -> Any:
+        """Cooks one sample; a generator of several has the same sources as one sample would."""
+        before = sample.get("__sources__") or ()
+        cooked = self.encoder.cook_crude_sample(sample, self.cooker, self.stores)
+        if self._is_generator:
+            return map(partial(_with_late_sources, sample, before), cooked)
+        return _with_late_sources(sample, before, cooked)
+
+
+def _with_late_sources(crude: CrudeSample, before: tuple[SourceInfo, ...], cooked: Any) -> Any:
+    """Appends what `store.get(key, crude)` added after the cooker had copied the sources.
+
+    So `Sample(**basic_sample_keys(crude), image=store.get(key, crude))` has the source of its
+    image, too. A cooked sample without sources stays so.
+    """
+    after, found = crude.get("__sources__") or (), field_of(cooked, "__sources__")
+    if after is before or after is found or found is None:
         return cooked
+    late = list(after[len(before) :])
+    for source in found:
+        if source in late:
+            late.remove(source)
+    return add_source_info(cooked, *late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,58 @@ def test_cookers_get_decoded_files_and_append_their_sources(root: Path) -> None:
             ("texts", i), ("images", f"pics/{i}.jpg"), ("notes", f"{i}.txt"),
             ("texts", f"{i:04d}.cap.txt"),
         ]  # fmt: skip
+
+
+def keys_first(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
+    return ImageSample(
+        **basic_sample_keys(sample), image=pair(sample, images, notes)
+    )  # the service fields are copied before the files are read
+
+
+def keys_between(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
+    image = images.get(sample["json"]["image"], sample)
+    fields = basic_sample_keys(sample)
+    notes.get(sample["json"]["note"], sample)
+    return ImageSample(**fields, image=image)
+
+
+def own_source(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
+    image, source = images[sample["json"]["image"]]
+    fields = basic_sample_keys(sample, [source])
+    notes.get(sample["json"]["note"], sample)
+    return ImageSample(**fields, image=image)
+
+
+def several(sample: CrudeSample, images: Any, notes: Any) -> Iterator[ImageSample]:
+    yield keys_first(sample, images, notes)
+
+
+def pair(sample: CrudeSample, images: Any, notes: Any) -> Any:
+    image = images.get(sample["json"]["image"], sample)
+    notes.get(sample["json"]["note"], sample)
+    return image
+
+
+@pytest.mark.parametrize("function", [keys_first, keys_between, own_source, several])
+def test_sources_do_not_depend_on_the_order_in_which_a_cooker_reads_and_copies_them(
+    root: Path, function: Any
+) -> None:
+    dataset = train(write(root, **AUX), encoder_of(function), batch_size=None)
+    for sample in samples(dataset):
+        for found in (sample, dataset.restore_sample(sample.__restore_key__)):
+            names = [(Path(s.dataset_path).name, s.index) for s in found.__sources__]
+            number = int(sample.__key__)
+            assert names == [("texts", number), ("images", f"pics/{number}.jpg"),
+                             ("notes", f"{number}.txt")]  # fmt: skip
+
+
+def test_sources_that_a_cooker_leaves_out_stay_out(root: Path) -> None:
+    def without(sample: CrudeSample, images: Any, notes: Any) -> ImageSample:
+        fields = {**basic_sample_keys(sample), "__sources__": None}
+        return ImageSample(**fields, image=pair(sample, images, notes))
+
+    dataset = train(write(root, **AUX), encoder_of(without), batch_size=None)
+    assert {sample.__sources__ for sample in samples(dataset)} == {None}
 
 
 @pytest.mark.parametrize(
