@@ -33,7 +33,7 @@ class PackedSample(Sample):
 
     Attributes:
         input_ids: (T,) int64.
-        labels: (T,) int64; `ignore_index` where there is no loss.
+        labels: (T,) int64; `ignore_index` where `loss_weights` is 0, as where `loss_mask` is.
         position_ids: (T,) int64; 0, 1, 2, ... in each sample.
         segment_ids: (T,) int64; 1 for the tokens of the first sample, 2 for those of the second;
             0 for padding. Attention must not reach from one to another.
@@ -72,7 +72,7 @@ class PackedBatch(Batch):
 
     Attributes:
         input_ids: (B, L) int64.
-        labels: (B, L) int64.
+        labels: (B, L) int64; `ignore_index` where `loss_weights` is 0.
         position_ids: (B, L) int64.
         segment_ids: (B, L) int64; counted from 1 in each row, 0 for padding.
         loss_weights: (B, L) float32; what `weighted_sum` and `weight_total` want.
@@ -194,7 +194,8 @@ def pack_samples(samples: Sequence[Any], packing: Packing) -> PackedSample:
     Args:
         samples: dataclasses, dicts or NamedTuples with `input_ids` (t,), and if they like `labels`
             (t,), `loss_mask` (t,) and images: `images` (a list, or (n, C, H, W)), `image` or
-            `pixel_values`. Without labels all tokens but the first are predicted.
+            `pixel_values`. Without labels all tokens but the first are predicted. A `loss_mask`
+            multiplies the loss weight of each label; a label of weight 0 becomes `ignore_index`.
         packing: alignment, loss mode, labels, and the capacity that must not be exceeded.
 
     Returns:
@@ -544,7 +545,7 @@ def _check_capacity(samples: Sequence[Any], sizes: list[int], total: int, packin
 def _loss_weights(
     columns: _Columns, labels: Int64Array, places: _Places, packing: Packing
 ) -> npt.NDArray[np.float32]:
-    """What each token's loss counts, as many as there are labels."""
+    """What each token's loss counts; labels of tokens that count nothing become `ignore_index`."""
     samples, masks = columns.samples, columns["loss_mask"]
     has_loss = labels != packing.ignore_index
     own, kinds = columns.lookup(_LOSS_WEIGHTS[0])
@@ -562,7 +563,9 @@ def _loss_weights(
     targets = np.add.reduceat((weights != 0).astype(np.int64), starts)
     modes = [token_weight(packing.loss, number) for number in targets.tolist()]
     weights *= np.repeat(np.multiply(own, modes), places.taken)
-    return np.asarray(places.fill(weights, 0), np.float32)
+    found = np.asarray(places.fill(weights, 0), np.float32)
+    labels[found == 0] = packing.ignore_index
+    return found
 
 
 def loss_weight_of(sample: Any) -> float:

@@ -125,6 +125,7 @@ def test_loss_mask_takes_tokens_out_of_loss_and_count() -> None:
     packing = Packing(capacity=8, loss="sample")
     pack = pack_samples([sample("a", [1, 2, 3, 4], loss_mask=[1, 0, 1, 1])], packing)
     assert pack.loss_weights.tolist() == [0, 0, 0.5, 0.5]
+    assert pack.labels.tolist() == [-100, -100, 3, 4]
     pack = pack_samples([sample("a", [1, 2, 3], labels=[-100, -100, -100])], packing)
     assert pack.loss_weights.tolist() == [0, 0, 0]
 
@@ -273,9 +274,13 @@ def alone(sample: Any, packing: Packing) -> tuple[list[int], list[int], list[flo
     weights = [
         w * (1 if mask is None else float(m)) for w, m in zip(weights, mask or labels, strict=True)
     ]
-    own = float(fields["__loss_weight__"] or 1)
+    own = 1.0 if fields["__loss_weight__"] is None else float(fields["__loss_weight__"])
     per_token = own * token_weight(packing.loss, sum(w != 0 for w in weights))
-    return ids, labels, [w * per_token for w in weights]
+    weights = [w * per_token for w in weights]
+    counted = [
+        label if w else packing.ignore_index for label, w in zip(labels, weights, strict=True)
+    ]
+    return ids, counted, weights
 
 
 @st.composite
@@ -289,7 +294,7 @@ def encoded(draw: Any) -> Any:
     if draw(st.integers(0, 3)) == 0:
         fields["loss_mask"] = draw(st.lists(st.booleans(), min_size=num, max_size=num))
     if draw(st.integers(0, 3)) == 0:
-        fields["__loss_weight__"] = draw(st.sampled_from([0.5, 2.0]))
+        fields["__loss_weight__"] = draw(st.sampled_from([0.0, 0.5, 2.0]))
     return fields if draw(st.booleans()) else Encoded(__restore_key__=(), **fields)
 
 
