@@ -142,7 +142,9 @@ class SavableDataLoader(DataLoader[T]):
             restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
             max_pass_rate=1.0 if is_own_limit else max_skip_rate,
-            skip_log=Path(str(skip_log).replace("{rank}", str(config.rank))) if skip_log else None,
+            skip_log=Path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
+            if skip_log
+            else None,
             cache_pool=cache_pool,
         )
         self.cache_pool = cache_pool

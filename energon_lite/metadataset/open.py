@@ -84,7 +84,7 @@ def open_node(
     assert not isinstance(path, Mapping)
     subset = own.pop("subset", None)
     return Leaf(
-        path=path,
+        path=path.absolute(),
         written=str(path),
         source_id=own.get("name") or f"{path.resolve().name}/{split_part}",
         split_part=split_part,

@@ -83,7 +83,7 @@ def load_factory(
         FileNotFoundError: The folder is missing or not prepared.
         DatasetFormatError: The file is wrong; names file, line and key.
     """
-    root = local_path(path)
+    root = local_path(path).absolute()
     trust = is_trusted(trust)
     if is_jsonl(root):
         return _line_factory(root, dataset_config, subflavors, **kwargs)

@@ -469,7 +469,7 @@ class JoinedWebdatasetFactory(SourceFactory[T_sample]):
             open_side(one.path, one.split_part, one.split_config, one.subset, mode, max_open)
             for one, mode in zip(inner, modes, strict=False)
         ]
-        path = _own_folder() if join_index is None else local_path(join_index)
+        path = _own_folder() if join_index is None else local_path(join_index).absolute()
         if path.suffix != ".bin":
             path, report = prepared_index(path, sides)
             if report is not None:

@@ -116,7 +116,7 @@ class SourceFactory(BaseCoreDatasetFactory[T_sample]):
         loss_weight: float = 1.0,
         max_open: int = MAX_OPEN,
     ) -> None:
-        self.path = local_paths.local_path(path)
+        self.path = local_paths.local_path(path).absolute()
         self.paths = [self.path]
         self.split_part = split_part
         self.training = training
