@@ -66,11 +66,13 @@ class LentRange(np.ndarray[Any, Any]):
 
     Attributes:
         returned: where its start and size go when nothing refers to it any more.
+        arena: kept as long as the range is, for forks of the training loop; None in a worker.
     """
 
     # Views of this type have none: only the array that was made of the memory stands for the range.
     returned: deque[tuple[int, int]] | None = None
     start: int
+    arena: ReadArena | None = None
 
     def __del__(self) -> None:
         if self.returned is not None:
@@ -196,10 +198,7 @@ class Arena:
 
     def keep_writes(self) -> None:
         """In a fork of the worker process: what the fork writes is seen by no other process."""
-        for memory in self._maps:
-            mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-            files.libc.mmap(_address(memoryview(memory)), len(memory), *mode, self.file, 0)
-        self._maps.clear()  # a fork of the fork has what that wrote
+        _keep_writes(self._maps, self.file)
 
     def leave(self) -> None:
         """Ends the arena: nothing more is put into it, and what lies in it may be read for long."""
@@ -222,6 +221,8 @@ class ReadArena:
         self.is_left = False
         self.file = nameless_file()
         self._memory: Any = b""
+        self._maps = weakref.WeakSet[mmap.mmap]()  # with those of batches that are kept
+        _read_arenas.add(self)
         self._num_lent = 0  # that were not taken from `returned`
         self.returned: deque[tuple[int, int]] = deque()
 
@@ -229,11 +230,14 @@ class ReadArena:
         """Maps so much of the memory; what was read before keeps its own map."""
         if length > len(self._memory):
             self._memory = mmap.mmap(self.file, length)
+            self._maps.add(self._memory)
 
     def read(self, start: int, size: int) -> LentRange:
         """Returns the bytes of a range, which is returned when nothing refers to them any more."""
         self._num_lent += 1
-        return _lent(self._memory, start, size, self.returned)
+        lent = _lent(self._memory, start, size, self.returned)
+        lent.arena = self
+        return lent
 
     def bytes(self, start: int, end: int) -> memoryview:
         """Returns the bytes of a range, which must not be used for long."""
@@ -254,6 +258,25 @@ class ReadArena:
     def __del__(self) -> None:
         if self.file >= 0:
             os.close(self.file)
+
+
+_read_arenas: weakref.WeakSet[ReadArena] = weakref.WeakSet()
+
+
+def _keep_writes_of_loop() -> None:
+    """In a fork of the training loop: what it writes into batches changes only its own."""
+    for arena in list(_read_arenas):
+        _keep_writes(arena._maps, arena.file)
+
+
+os.register_at_fork(after_in_child=_keep_writes_of_loop)
+
+
+def _keep_writes(maps: weakref.WeakSet[mmap.mmap], file: int) -> None:
+    for memory in maps:
+        mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+        files.libc.mmap(_address(memoryview(memory)), len(memory), *mode, file, 0)
+    maps.clear()  # a fork of the fork has what that wrote
 
 
 def _address(part: memoryview) -> int:

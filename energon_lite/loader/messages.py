@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
+from operator import methodcaller
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -96,17 +97,23 @@ def _sent_array(content: Any, shape: Any, dtype: Any, order: Any) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not is_dense or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+    is_here = tensor.device.type == "cpu"
+    if is_here and tensor.is_leaf and (tensor.requires_grad or tensor.__dict__):
+        return _sent_with, (tensor.detach(), tensor.requires_grad, tensor.__dict__)
+    if not is_here or tensor.requires_grad or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    is_view = tensor.is_conj() or tensor.is_neg() or tensor.is_nested
+    if is_view or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     storage, start = tensor.untyped_storage(), tensor.storage_offset()
     shape, strides = tuple(tensor.shape), tensor.stride()
     # Tensors of a batch that share memory do so on arrival. Of a few rows of a table, only these
-    # are sent.
-    if storage.nbytes() > _TABLE_BYTES and not storage.is_shared():
+    # are sent; of any part of one that processes share, too.
+    if storage.nbytes() > _TABLE_BYTES:
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         span *= 0 not in shape
-        if span * tensor.element_size() * 256 < storage.nbytes():
+        least = 1 if storage.is_shared() else 256
+        if span * tensor.element_size() * least < storage.nbytes():
             storage, start = tensor.as_strided((span,), (1,)).clone().untyped_storage(), 0
     return _sent_tensor, (storage, tensor.dtype, (start, shape, strides))
 
@@ -115,10 +122,16 @@ def _sent_tensor(storage: Any, dtype: torch.dtype, place: Any) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, *place)
 
 
+def _sent_with(tensor: torch.Tensor, requires_grad: bool, attributes: Any) -> torch.Tensor:
+    tensor.__dict__.update(attributes)
+    return tensor.requires_grad_(requires_grad)
+
+
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     size = storage.nbytes()
-    if storage.device.type != "cpu" or size == 0 or storage.is_shared():
+    if storage.device.type != "cpu" or size == 0:
         return reduce_storage(storage)  # type: ignore[no-untyped-call]
+    # Also of memory that torch shares: it would fetch it from the process, which may have died.
     content: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     if size < _SMALL_BYTES:
         return _sent_storage, (bytearray(content.data),)
@@ -293,6 +306,7 @@ def _reduce_snapshot(snapshot: Snapshot) -> Any:
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
     torch.Tensor: _reduce_tensor,
+    torch.nn.Parameter: methodcaller("__reduce_ex__", 5),
     torch.UntypedStorage: _reduce_storage,
     Snapshot: _reduce_snapshot,
 }

@@ -89,13 +89,14 @@ KILL, TERM, QUIT = signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT
     [
         (2, 200_000, {2: at_once(KILL, KILL), 9: at_once(TERM)}),
         (3, 1_000, {1: at_once(QUIT), 7: at_once(KILL, TERM, QUIT)}),
+        (2, 1_000, {place: at_once(KILL) for place in range(2, 47, 3)}),
     ],
 )
 def test_stream_and_counts_are_the_same_whatever_workers_are_killed(
     texts, num_workers, payload, kills
 ) -> None:
     args = {"num_workers": num_workers, "start_method": "fork"}
-    assert_undisturbed(texts, kills, payload=payload, num_batches=20, **args)
+    assert_undisturbed(texts, kills, payload=payload, num_batches=max(kills) + 11, **args)
 
 
 @pytest.mark.parametrize("act", [("exit", 3), ("kill", signal.SIGSEGV)])

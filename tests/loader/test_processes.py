@@ -197,6 +197,8 @@ class OddEncoder(DefaultTaskEncoder):
                 "file": Path(os.devnull).open,
                 "local": lambda: [1, {"deep": Local()}],
                 "lock": threading.Lock,
+                "graph": lambda: torch.ones(2, requires_grad=True) * 2,
+                "opaque": lambda: [torch.ones(2, 2).to_mkldnn()],
             }
             meta["odd"] = odd[self.kind]()
         return Parts(batch.__key__, meta)
@@ -209,6 +211,8 @@ class OddEncoder(DefaultTaskEncoder):
         ("file", r"batch\.meta\['odd'\] is a TextIOWrapper"),
         ("local", r"batch\.meta\['odd'\]\[1\]\['deep'\] is a .*Local"),
         ("lock", r"batch\.meta\['odd'\] is a lock"),
+        ("graph", r"batch\.meta\['odd'\] is a Tensor.*call detach\(\)"),
+        ("opaque", r"batch\.meta\['odd'\]\[0\] is a Tensor"),
     ],
 )
 def test_batch_that_cannot_be_sent_is_an_error_that_names_the_part(texts, kind, message) -> None:
@@ -231,6 +235,77 @@ def test_batch_that_cannot_be_sent_is_an_error_that_names_the_part(texts, kind, 
     alone = make(0)
     alone.load_state_dict(loader.state_dict())
     assert [batch.__key__ for batch in islice(iter(alone), 2)] == keys[2:]
+
+
+def kinds_of_tensors() -> dict[str, torch.Tensor]:
+    """Tensors that are more than their memory, dtype, shape and strides."""
+    rows = torch.arange(12.0).reshape(3, 4)
+    numbers = torch.complex(rows, rows + 1)
+    large = torch.complex(torch.ones(20_000), torch.ones(20_000))
+    named = rows.clone()
+    named.origin = "a"  # type: ignore[attr-defined]
+    scales, zeros = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 2, 3])
+    made = {
+        "conj": numbers.conj(),
+        "large conj": large.conj(),
+        "neg": numbers.conj().imag,
+        "attribute": named,
+        "quantized": torch.quantize_per_tensor(rows, 0.1, 3, torch.quint8),
+        "by channel": torch.quantize_per_channel(rows, scales, zeros, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([rows, rows[:2]]),
+        "jagged": torch.nested.nested_tensor([rows, rows[:2]], layout=torch.jagged),
+        "coo": rows.to_sparse(),
+        "not coalesced": torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2)),
+        "csr": rows.to_sparse_csr(),
+        "csc": rows.to_sparse_csc(),
+        "bsr": torch.ones(4, 4).to_sparse_bsr((2, 2)),
+        "bsc": torch.ones(4, 4).to_sparse_bsc((2, 2)),
+        "meta": torch.empty(3, device="meta"),
+        "float8": rows.to(torch.float8_e4m3fn),
+        "shared": rows.clone().share_memory_(),
+        "parameter": torch.nn.Parameter(rows.clone()),
+        "shared parameter": torch.nn.Parameter(rows.clone()).share_memory_(),
+        "conj parameter": torch.nn.Parameter(numbers.conj()),
+    }
+    for name in ("conj", "coo", "csr", "nested", "shared"):
+        made[f"{name} with a gradient"] = made[name].clone().requires_grad_()
+    return made
+
+
+class Kinds(DefaultTaskEncoder):
+    """Makes batches of tensors of all kinds."""
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        return {"__key__": batch.__key__, **kinds_of_tensors()}
+
+
+def described(tensor: torch.Tensor) -> Any:
+    """What there is to know of a tensor, but for where its memory is."""
+    whole = tensor.detach()
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    content = whole.resolve_conj().resolve_neg().tolist() if is_dense and not tensor.is_meta else ""
+    flags = tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg()
+    text = re.sub(r"size=\(\d+, j\d+", "", repr(whole))  # numbers that count what was made
+    attributes = vars(tensor) if tensor.layout is not torch.jagged else ""
+    return type(tensor), tensor.dtype, tensor.layout, flags, attributes, content, text
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, on sparse and quantized tensors
+def test_tensors_of_all_kinds_arrive_as_without_workers(texts) -> None:
+    found = []
+    for num_workers in (0, 1):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=1)
+        dataset = get_train_dataset(texts, batch_size=4, worker_config=config, task_encoder=Kinds())
+        with get_savable_loader(dataset) as loader:
+            found.append(next(iter(loader)))
+    expected, batch = found
+    assert expected.pop("__key__") == batch.pop("__key__")
+    assert expected.keys() == batch.keys()
+    for name, tensor in expected.items():
+        assert described(batch[name]) == described(tensor), name
+        shared = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+        assert not (shared and batch[name].is_shared()), name
 
 
 def test_error_of_a_type_that_cannot_be_sent_arrives(texts) -> None:

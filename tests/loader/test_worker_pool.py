@@ -385,6 +385,35 @@ def test_batch_in_a_fork_stays_right_while_this_process_goes_on(texts) -> None:
                 os.close(end)
 
 
+def zeroes(kept: list[Any]) -> bool:
+    """Whether batches can be set to zero in a fork of a fork, each with memory of its own."""
+    for batch in kept:
+        batch["tensor"].zero_()
+        batch["array"][:] = 0
+
+    def are_zero() -> bool:
+        return not any(batch["tensor"].any() or batch["array"].any() for batch in kept)
+
+    return are_zero() and is_true_in_fork(are_zero)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_fork_of_the_loop_writes_into_no_batch_of_its_parent(texts, has_ended) -> None:
+    with pictures(texts) as loader:
+        batches = iter(loader)
+        kept: list[Any] = []
+        for _ in range(25):  # over several maps of growing arenas
+            kept.append(next(batches))
+            if not has_ended and len(kept) % 5 == 0:
+                assert is_true_in_fork(lambda: zeroes(kept[1:]))
+                assert all(map(are_right, kept))
+    if has_ended:
+        del loader, batches
+        gc.collect()
+        assert is_true_in_fork(lambda: zeroes(kept[1:]))
+        assert all(map(are_right, kept))
+
+
 def test_process_that_cannot_be_started_for_open_files_says_what_to_do(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
