@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -255,9 +255,10 @@ class ReadArena:
         """Prepares for a fork, which may still read what is in use now."""
         self.is_left = self.is_left or self._num_lent > len(self.returned)
 
-    def __del__(self) -> None:
+    # The default is there at the end of a program, `os` may not be.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.file >= 0:
-            os.close(self.file)
+            close(self.file)
 
 
 _read_arenas: weakref.WeakSet[ReadArena] = weakref.WeakSet()

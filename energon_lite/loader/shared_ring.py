@@ -22,7 +22,7 @@ import os
 import platform
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 _WORD = 8
@@ -56,13 +56,13 @@ class Bell:
         """Waits until the bell was rung since the last wait."""
         os.read(self.files[0], _WORD)
 
-    def close(self) -> None:
+    # The default is there at the end of a program, `os` may not be.
+    def close(self, close: Callable[[int], None] = os.close) -> None:
         """Closes the descriptors."""
         while self.files:
-            os.close(self.files.pop())
+            close(self.files.pop())
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = close
 
 
 class SharedRing:

@@ -453,9 +453,36 @@ class _Map:
             "data": (self._address, True),
         }
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():  # at the end of the program, threads may still read
-            libc.munmap(self._address, self._size)
+    # At the end of a program the module is emptied before the last object is gone.
+    def __del__(
+        self,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        munmap: Callable[[int, int], object] = libc.munmap,
+    ) -> None:
+        if not is_finalizing():  # then threads may still read
+            munmap(self._address, self._size)
+
+
+class OpenDescriptor:
+    """A file that stays open as long as this object is used.
+
+    Attributes:
+        descriptor: of the file; -1 if it is closed.
+    """
+
+    descriptor = -1
+
+    # As above: the default is there at the end of a program, `os` may not be.
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Closes the file, if it is open."""
+        descriptor, self.descriptor = self.descriptor, -1
+        try:
+            if descriptor >= 0:
+                close(descriptor)
+        except OSError:  # `suppress` may not be there, either
+            pass
+
+    __del__ = close
 
 
 # -------------------------------------------------------------------------------------- writing

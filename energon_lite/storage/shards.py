@@ -78,7 +78,7 @@ class Rows(NamedTuple):
     stops: Int64Array
 
 
-class OpenShard:
+class OpenShard(files.OpenDescriptor):
     """A shard that stays open as long as some thread uses this object.
 
     Args:
@@ -88,20 +88,10 @@ class OpenShard:
     """
 
     def __init__(self, path: Path, offsets: Int64Array, name: str) -> None:
-        self.descriptor = -1
         self.descriptor = files.open_regular(path)
         self.offsets, self.name = offsets, name
         status = os.fstat(self.descriptor)
         self.size_bytes, self.inode = status.st_size, status.st_ino
-
-    def close(self) -> None:
-        """Closes it, if it is open."""
-        if self.descriptor >= 0:
-            with suppress(OSError):
-                os.close(self.descriptor)
-        self.descriptor = -1
-
-    __del__ = close
 
 
 class KeyCheck:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage import files
@@ -35,7 +35,7 @@ _HEADER_BYTES = 64 << 10
 _inherited: list[IndexDatabase | None] = []
 
 
-class OpenFile:
+class OpenFile(files.OpenDescriptor):
     """A file that is open as long as this object is used.
 
     Args:
@@ -52,18 +52,11 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = -1
         self.descriptor = files.open_file(path)
         status = os.fstat(self.descriptor)
         self.size_bytes = status.st_size
         # A new file may get the inode of the one that it replaces.
         self.version = (status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def __del__(self) -> None:
-        """Closes the file."""
-        if self.descriptor >= 0:
-            with suppress(OSError):
-                os.close(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads a range.
@@ -105,10 +98,10 @@ class OpenTars:
         self._tars: OrderedDict[int, OpenFile] = OrderedDict()
         self._index: IndexDatabase | None = None
 
-    def __del__(self) -> None:
+    def __del__(self, getpid: Callable[[], int] = os.getpid, keep: Any = _inherited.append) -> None:
         """Closes the index, in the process that opened it."""
-        if self._process != os.getpid():
-            _inherited.append(self._index)
+        if self._process != getpid():
+            keep(self._index)
         elif self._index is not None:
             self._index.__exit__()
 
