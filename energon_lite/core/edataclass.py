@@ -1,12 +1,14 @@
-"""`edataclass`, and what every sample and batch class gets with it: pinning and extending."""
+"""`edataclass`, and what every sample and batch class gets with it: moving and extending."""
 
 from __future__ import annotations
 
 import copy
 import copyreg
 import dataclasses
+import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
@@ -76,33 +78,76 @@ def _functions_of(members: Iterable[Any]) -> Iterator[types.FunctionType]:
             yield from _functions_of((member.__func__,))
 
 
-def pin_memory(value: Any) -> Any:
-    """Copies a value with all its tensors in page-locked memory.
+def converted(value: Any, method: str, call: Callable[[Any], Any]) -> Any:
+    """Copies a value with the results of `call` in place of all its tensors.
 
-    Goes through dicts, dataclasses, NamedTuples, lists and tuples; anything else is passed on, as
-    are service fields, which hold no tensors.
+    Goes through mappings, dataclasses, NamedTuples, lists and tuples. A part that has a method of
+    this name of its own is converted by `call`, too; anything else is passed on, as are service
+    fields, which hold no tensors.
+
+    Args:
+        value: the value.
+        method: name of the method that `call` calls on a tensor: "to" or "pin_memory".
+        call: converts a tensor, or a part with such a method.
     """
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if isinstance(value, dict):
-        pinned = copy.copy(value)  # keeps the class, and e.g. a default factory
-        pinned.update((key, pin_memory(entry)) for key, entry in value.items())
-        return pinned
+    own = getattr(type(value), method, None)
+    if callable(own) and own is not getattr(PinMemoryMixin, method):
+        return call(value)
+    return _converted_parts(value, method, call)
+
+
+def _converted_parts(value: Any, method: str, call: Callable[[Any], Any]) -> Any:
+    """Copies a value with its parts converted, also where the value has such a method."""
+
+    def convert(part: Any) -> Any:
+        return converted(part, method, call)
+
+    clone: Any
+    if isinstance(value, Mapping):
+        entries = {key: convert(entry) for key, entry in value.items()}
+        if not isinstance(value, (dict, UserDict)):
+            return type(value)(entries)  # type: ignore[call-arg]
+        clone = copy.copy(value)  # keeps the class, and e.g. a default factory
+        clone.update(entries)
+        return clone
     if isinstance(value, tuple):
-        entries = [pin_memory(entry) for entry in value]
         if hasattr(value, "_make"):
-            return value._make(entries)
-        return tuple(entries) if type(value) is tuple else value
+            return value._make(map(convert, value))
+        return tuple(map(convert, value)) if type(value) is tuple else value
     if isinstance(value, list):
-        return [pin_memory(entry) for entry in value]
+        clone = copy.copy(value)
+        clone[:] = map(convert, value)
+        return clone
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         clone = _shallow_copy(value)
-        for field in dataclasses.fields(value):
-            if field.name not in SERVICE_FIELDS:
+        names = {field.name for field in dataclasses.fields(value)}
+        for name in names.union(getattr(clone, "__dict__", ())) - SERVICE_FIELDS:
+            if has_own(value, name):
                 # Not setattr: a frozen dataclass refuses it.
-                object.__setattr__(clone, field.name, pin_memory(getattr(value, field.name)))
+                part = object.__getattribute__(value, name)
+                object.__setattr__(clone, name, convert(part))
         return clone
     return value
+
+
+def moving(device: Any, dtype: torch.dtype | None, non_blocking: bool) -> Callable[[Any], Any]:
+    """Returns what moves a tensor, or a part of a batch that has a method `to` of its own."""
+    if isinstance(device, torch.dtype):
+        device, dtype = None, device
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(
+            f"dtype={dtype} converts floating point tensors only, as a module's `to`; give a "
+            "floating point type, and convert token ids and masks one by one"
+        )
+
+    def move(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            own_dtype = dtype if part.is_floating_point() else None
+            return part.to(device=device, dtype=own_dtype, non_blocking=non_blocking)
+        place = () if device is None else (device,)
+        return part.to(*place, **({} if dtype is None else {"dtype": dtype}))
+
+    return move
 
 
 def _shallow_copy(value: Any) -> Any:
@@ -128,15 +173,56 @@ def has_own(value: Any, name: str) -> bool:
 
 
 class PinMemoryMixin:
-    """Returns a dataclass `pin_memory()`, which torch's DataLoader calls on what it returns.
+    """Returns a dataclass `pin_memory()`, which torch's DataLoader calls, and `to`, `cuda`, `cpu`.
+
+    All of them return a copy, with the tensors that lie in fields and further attributes, also
+    inside lists, tuples, mappings and dataclasses. A part with a method of that name of its own is
+    converted by that method. A field or method of a subclass with one of these names replaces ours.
 
     It has no `__slots__`: as in Energon, code may set further attributes on samples and batches.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Lets a field have the name of a method: `dataclass` would take it for its default."""
+        super().__init_subclass__(**options)
+        for name in inspect.get_annotations(cls):
+            if callable(vars(PinMemoryMixin).get(name)) and name not in vars(cls):
+                setattr(cls, name, dataclasses.field())
+
     def pin_memory(self) -> Self:
         """Copies the instance with all its tensors in page-locked memory."""
-        pinned: Self = pin_memory(self)
+        pinned: Self = _converted_parts(self, "pin_memory", lambda part: part.pin_memory())
         return pinned
+
+    def to(
+        self,
+        device: torch.device | torch.dtype | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Copies the instance with all its tensors on a device.
+
+        Args:
+            device: where to; None for where they are. A dtype is taken for `dtype`.
+            dtype: of all floating point tensors; None to keep theirs.
+            non_blocking: whether copies from page-locked memory may be under way on return.
+
+        Raises:
+            TypeError: `dtype` is of integers, bools or complex numbers.
+        """
+        moved: Self = _converted_parts(self, "to", moving(device, dtype, non_blocking))
+        return moved
+
+    def cuda(self, device: torch.device | int | None = None, non_blocking: bool = False) -> Self:
+        """Copies the instance with all its tensors on a GPU, by default the current one."""
+        place = "cuda" if device is None else device
+        moved: Self = converted(self, "to", moving(place, None, non_blocking))
+        return moved
+
+    def cpu(self) -> Self:
+        """Copies the instance with all its tensors on the CPU."""
+        moved: Self = converted(self, "to", moving("cpu", None, False))
+        return moved
 
 
 class ExtendableDataclassMixin:

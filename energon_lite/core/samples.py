@@ -67,7 +67,10 @@ class RowWeightsMixin:
     _later: Callable[[], Mapping[str, Any]]
 
     def __getattr__(self, name: str) -> Any:
-        """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample."""
+        """Returns `loss_weight`, float32, or `valid`, bool: (n,) for a batch, () for a sample.
+
+        It is on the device of the first tensor among the fields.
+        """
         if name in SERVICE_FIELDS:
             _make_rest(self)
             return object.__getattribute__(self, name)
@@ -77,10 +80,11 @@ class RowWeightsMixin:
             if weights is None:
                 keys = self.__key__
                 weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
-            return torch.tensor(_flat(weights), dtype=torch.float32)
+            return torch.tensor(_flat(weights), dtype=torch.float32, device=_device_of(self))
         if name == "valid":
             shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
-            return torch.full(shape, self.__restore_key__[:1] != (PADDING,))
+            is_valid = self.__restore_key__[:1] != (PADDING,)
+            return torch.full(shape, is_valid, device=_device_of(self))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -88,6 +92,13 @@ class RowWeightsMixin:
         if name in SERVICE_FIELDS:
             _make_rest(self)
         object.__delattr__(self, name)
+
+
+def _device_of(value: Any) -> torch.device | None:
+    """Returns the device of the first tensor among the fields; None without any."""
+    names = [name for name in type(value).__dataclass_fields__ if name not in SERVICE_FIELDS]
+    parts = (object.__getattribute__(value, name) for name in names if has_own(value, name))
+    return next((part.device for part in parts if isinstance(part, torch.Tensor)), None)
 
 
 def _make_rest(value: Any) -> None:

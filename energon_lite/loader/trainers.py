@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from energon_lite.core.edataclass import converted, moving
+
 logger = logging.getLogger(__name__)
 
 
@@ -147,16 +149,15 @@ def teach_skipping() -> None:
 def on_accelerator(loader: Any, run: Any) -> Iterator[Any]:
     """Yields batches on the accelerator's device, while Accelerate knows of the loader."""
     from accelerate.state import GradientState, PartialState
-    from accelerate.utils import send_to_device
 
     state = GradientState()
-    device = PartialState().device
+    move = moving(PartialState().device, None, non_blocking=True)
     state._add_dataloader(loader)
     try:
         for batch in run.iterate():
             loader.end_of_dataloader = run.is_last
             # What is not pinned is copied before this returns.
-            yield send_to_device(batch, device, non_blocking=True)
+            yield converted(batch, "to", move)
     finally:
         loader.end_of_dataloader = False
         state._remove_dataloader(loader)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from energon_lite.core.edataclass import edataclass, pin_memory
+from energon_lite.core.edataclass import edataclass
 from energon_lite.core.samples import (
     SAMPLE_TYPES,
     Batch,
@@ -241,10 +241,99 @@ def test_pin_memory_reaches_every_tensor_and_changes_no_original(
     assert sample.mapping["x"][0] == 3
 
 
-def test_pin_memory_passes_on_what_holds_no_tensor(pinned: list[torch.Tensor]) -> None:
-    assert pin_memory("text") == "text"
-    assert pin_memory(TextSample) is TextSample
-    assert pinned == []
+class OwnTo:
+    """As the outputs of processors: moves itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def to(self, *args: Any, **settings: Any) -> OwnTo:
+        moved = OwnTo()
+        moved.calls = [*self.calls, (args, settings)]
+        return moved
+
+
+@edataclass
+class Everything(Batch):
+    ids: torch.Tensor
+    nested: dict[str, Any]
+    own: Any = None
+
+
+def everything() -> Everything:
+    inner = CaptioningSample.derive_from(text_sample(), image=torch.ones(2), caption="c")
+    batch = Everything(
+        __key__=["a", "b"], __restore_key__=("k",), ids=torch.arange(3), own=OwnTo(),
+        nested={"rows": [(torch.ones(1), inner)], "user": collections.UserDict(x=torch.ones(1))},
+    )  # fmt: skip
+    batch.extra = [torch.ones(1)]  # type: ignore[attr-defined]
+    return batch
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    plain, inner = batch.nested["rows"][0]
+    found = [batch.ids, plain, inner.image, batch.nested["user"]["x"], batch.extra[0]]
+    return [*found, batch.loss_weight, batch.valid, inner.loss_weight]
+
+
+def test_a_batch_moves_with_all_that_is_in_it_and_the_original_stays() -> None:
+    batch = everything()
+    moved = batch.to("meta", non_blocking=True)
+    assert {tensor.device.type for tensor in tensors_in(moved)} == {"meta"}
+    assert {tensor.device.type for tensor in tensors_in(batch)} == {"cpu"}
+    assert (moved.own.calls, batch.own.calls) == ([(("meta",), {})], [])
+    assert (moved.__key__, type(moved)) == (batch.__key__, Everything)
+    assert batch.cpu().own.calls == [(("cpu",), {})]
+    if not torch.cuda.is_available():
+        with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+            batch.cuda()
+
+
+@pytest.mark.parametrize("where", [(torch.bfloat16,), ("cpu", torch.bfloat16)])
+def test_dtype_converts_floating_point_only(where: tuple[Any, ...]) -> None:
+    moved = everything().to(*where)
+    assert (moved.ids.dtype, moved.extra[0].dtype) == (torch.int64, torch.bfloat16)
+    assert moved.own.calls == [(where[:-1], {"dtype": torch.bfloat16})]
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(TypeError, match="floating point"):
+            everything().to(dtype=dtype)
+
+
+def test_own_fields_and_methods_with_these_names_win() -> None:
+    @dataclasses.dataclass
+    class Plain(Sample):
+        cpu: float
+
+    @edataclass
+    class Translation(Sample):
+        to: str
+        cuda: int = 3
+
+    @edataclass
+    class Later(Translation):
+        text: torch.Tensor
+
+    @edataclass
+    class Moves(Batch):
+        ids: torch.Tensor
+
+        def to(self, device: Any, **settings: Any) -> Any:
+            moved = super().to(device, **settings)
+            moved.note = "mine"  # type: ignore[attr-defined]
+            return moved
+
+    service: dict[str, Any] = {"__key__": "k", "__restore_key__": ()}
+    for kind in (Plain, Translation):
+        with pytest.raises(TypeError, match="missing 1 required"):
+            kind(**service)
+    assert Plain(**service, cpu=1.5).to("cpu").cpu == 1.5
+    sample = Later(**service, to="fr", text=torch.ones(1))
+    assert (sample.to, sample.cuda, sample.cpu().to) == ("fr", 3, "fr")
+    moves = Moves(**{**service, "__key__": ["k"]}, ids=torch.ones(1))
+    assert moves.to("meta").note == moves.cpu().note == "mine"
+    outer = Everything(__key__=["k"], __restore_key__=(), ids=torch.ones(1), nested={"m": moves})
+    moved = outer.to("meta").nested["m"]
+    assert (moved.note, moved.ids.device.type) == ("mine", "meta")
 
 
 @edataclass

@@ -1,0 +1,182 @@
+"""Every way to the model moves all tensors of all types; the device `meta` stands in for a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from energon_lite import (
+    Batch,
+    DefaultTaskEncoder,
+    Packing,
+    TextSample,
+    WorkerConfig,
+    edataclass,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+from ..helpers import text_set
+
+META = torch.device("meta")
+
+
+@edataclass
+class Rows(Batch):
+    ids: torch.Tensor
+    parts: list[Any]
+
+
+class Pair(NamedTuple):
+    ids: torch.Tensor
+    rows: Rows
+
+
+@dataclasses.dataclass
+class Plain:
+    ids: torch.Tensor
+    rows: Rows
+
+
+class Encoder(DefaultTaskEncoder):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.packing = Packing(capacity=64) if "pack" in kind else None  # type: ignore[assignment]
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> Any:
+        ids = torch.tensor(list(sample.text.encode())[:8])
+        if self.kind == "sample":
+            sample.more = {"ids": ids}  # type: ignore[attr-defined]
+            return sample
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": sample.__restore_key__,
+            "input_ids": ids,
+        }
+
+    def sample_length(self, sample: Any) -> int:
+        return 8 if self.kind == "sample" else len(sample["input_ids"])
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if "pack" in self.kind:
+            return {"packs": batch, "list": [batch]} if self.kind == "dict of packs" else batch
+        rows = Rows(
+            __key__=batch["__key__"], __restore_key__=(), ids=batch["input_ids"],
+            parts=[{"a": (batch["input_ids"], [batch["input_ids"]])}],
+        )  # fmt: skip
+        made = {"rows": rows, "dict": {"x": rows.ids, "rows": [rows]}, "pair": Pair(rows.ids, rows)}
+        return Plain(rows.ids, rows) if self.kind == "plain" else made[self.kind]
+
+
+KINDS = {
+    "sample": None, "pack": None, "packs": 2, "dict of packs": 2, "rows": 3, "dict": 3, "pair": 3,
+    "plain": 3,
+}  # fmt: skip
+
+
+def loader_of(path: Path, kind: str) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+    return get_savable_loader(
+        get_train_dataset(
+            path, batch_size=KINDS[kind], task_encoder=Encoder(kind), worker_config=config
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_set(tmp_path_factory.mktemp("moving") / "texts", 24)
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    """Accelerate, whose state does not outlive the test."""
+    module = pytest.importorskip("accelerate")
+    yield module
+    module.state.AcceleratorState._reset_state(reset_partial_state=True)
+    module.state.GradientState._reset_state()
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields all tensors in a value, written without the library."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from tensors(entry)
+    elif dataclasses.is_dataclass(value):
+        yield from tensors([getattr(value, f.name) for f in dataclasses.fields(value)])
+        yield from tensors(getattr(value, "__dict__", {}))
+
+
+def assert_on_meta(batch: Any) -> None:
+    found = list(tensors(batch))
+    assert found
+    assert {tensor.device for tensor in found} == {META}
+
+
+@pytest.mark.parametrize("kind", ["sample", "pack", "packs", "rows"])
+def test_plain_loop(texts: Path, kind: str) -> None:
+    for batch in islice(loader_of(texts, kind), 2):
+        assert_on_meta(batch.to("meta"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accelerate(
+    texts: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    monkeypatch.setitem(accelerate.state.PartialState._shared_state, "device", META)
+    for batch in islice(accelerator.prepare(loader_of(texts, kind)), 2):
+        assert_on_meta(batch)
+    if kind not in ("pair", "plain"):
+        assert_on_meta(accelerate.utils.send_to_device(next(iter(loader_of(texts, kind))), META))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])  # fields only
+def test_lightning(texts: Path, kind: str) -> None:
+    lightning = pytest.importorskip("lightning")
+    module = lightning.LightningModule()
+    for batch in islice(loader_of(texts, kind), 2):
+        assert_on_meta(module.transfer_batch_to_device(batch, META, 0))
+
+
+@pytest.mark.parametrize("kind", ["dict", "dict of packs"])  # a Trainer calls model(**batch)
+def test_trainer_of_transformers(
+    texts: Path, tmp_path: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class SeenError(Exception):
+        pass
+
+    class Moved(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(loader_of(texts, kind))
+
+        def training_step(self, model: Any, inputs: Any, *_: Any) -> torch.Tensor:
+            assert_on_meta(self._prepare_inputs(inputs))
+            raise SeenError  # no model computes there
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, report_to=[], save_strategy="no",
+        disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Moved(torch.nn.Linear(1, 1), arguments)
+    monkeypatch.setitem(accelerate.state.PartialState._shared_state, "device", META)
+    monkeypatch.setattr(type(arguments), "device", META)
+    with pytest.raises(SeenError):
+        trainer.train()
