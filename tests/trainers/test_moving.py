@@ -102,9 +102,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def accelerate() -> Iterator[Any]:
     """Accelerate, whose state does not outlive the test."""
     module = pytest.importorskip("accelerate")
+    names = ("PartialState", "AcceleratorState", "GradientState")
+    states = [getattr(module.state, name)._shared_state for name in names]
+    before = [dict(state) for state in states]
     yield module
-    module.state.AcceleratorState._reset_state(reset_partial_state=True)
-    module.state.GradientState._reset_state()
+    for state, was in zip(states, before, strict=True):
+        state.clear()
+        state.update(was)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -139,7 +143,7 @@ def test_accelerate(
     texts: Path, kind: str, accelerate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
-    monkeypatch.setitem(accelerate.state.PartialState._shared_state, "device", META)
+    accelerate.state.PartialState._shared_state["device"] = META
     for batch in islice(accelerator.prepare(loader_of(texts, kind)), 2):
         assert_on_meta(batch)
     if kind not in ("pair", "plain"):
@@ -176,7 +180,7 @@ def test_trainer_of_transformers(
         disable_tqdm=True,
     )  # fmt: skip
     trainer = Moved(torch.nn.Linear(1, 1), arguments)
-    monkeypatch.setitem(accelerate.state.PartialState._shared_state, "device", META)
+    accelerate.state.PartialState._shared_state["device"] = META
     monkeypatch.setattr(type(arguments), "device", META)
     with pytest.raises(SeenError):
         trainer.train()
