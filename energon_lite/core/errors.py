@@ -1,12 +1,14 @@
 """Exceptions of the library, and the handlers that decide what an error in user code does.
 
-Of failures, the first at each place of the user's code or in each shard is logged in full; of what
-follows at the same place, the tenth, the hundredth and so on, with their number.
+Of failures, the first at each line of the user's code is logged in full, and of those outside of
+it the first in each shard; of what follows there, the tenth, the hundredth and so on, with their
+number.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import linecache
 import logging
 import os
@@ -162,8 +164,8 @@ def is_worth_a_line(place: Hashable) -> int:
 def place_of(error: BaseException) -> Place | None:
     """Returns where an error was raised in the user's code: at the innermost line that is theirs.
 
-    Where all of it is installed, their function that was called; None if there is none of theirs,
-    as where a file cannot be read.
+    Where all of it is installed, their function that was called. Where none of their lines raised
+    it, what `note_place` noted; else None, as where a file cannot be read.
     """
     places = []
     traceback = error.__traceback__
@@ -174,7 +176,20 @@ def place_of(error: BaseException) -> Place | None:
         traceback = traceback.tb_next
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own = [place for place in places if not place.file.startswith(installed)]
-    return own[-1] if own else places[0] if places else None
+    noted: Place | None = error.__dict__.get("__place__")
+    return own[-1] if own else places[0] if places else noted
+
+
+def note_place(error: BaseException, function: Callable[..., Any]) -> None:
+    """Notes the function of the user's that failed, which may have raised nothing.
+
+    It has returned None, say, or takes another number of arguments. The library's own functions
+    are no place.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None and not code.co_filename.startswith(_OURS):
+        place = Place(type(error).__name__, code.co_filename, code.co_firstlineno)
+        error.__dict__["__place__"] = place
 
 
 def log_failure(text: str, error: Exception, shard: str = "") -> None:
@@ -183,7 +198,7 @@ def log_failure(text: str, error: Exception, shard: str = "") -> None:
     Args:
         text: what is said of the error, with the sample.
         error: what was raised. Its place is a line of the user's code, where there is one.
-        shard: path of the sample's shard: the place of other errors, by their type. Where this is
+        shard: path of the sample's shard: the place of other errors, by their type. Where it is
             not known either, an error is always logged.
     """
     is_debugging = logger.isEnabledFor(logging.DEBUG)
@@ -194,7 +209,7 @@ def log_failure(text: str, error: Exception, shard: str = "") -> None:
     kind = f"{type(error).__name__} {getattr(error, 'errno', None) or ''}"
     number = is_worth_a_line(place or Place(kind, shard, 0))
     where = f"at {place.file}:{place.line}" if place else f"in {shard}"
-    if number == 1 and place:
+    if number == 1 and place and place is not error.__dict__.get("__place__"):
         line = linecache.getline(place.file, place.line).strip()
         logger.warning(
             "Skipped: %s. It was raised %s: `%s`; what else fails there is counted.",
@@ -202,8 +217,9 @@ def log_failure(text: str, error: Exception, shard: str = "") -> None:
         )  # fmt: skip
     elif number == 1:
         logger.warning(
-            "Skipped: %s. What else fails so in this shard is counted.", text, exc_info=is_debugging
-        )
+            "Skipped: %s. What else fails so %s is counted.",
+            text, where if place else "in this shard", exc_info=is_debugging,
+        )  # fmt: skip
     elif number:
         logger.warning("Skipped %d times so far %s, the last time: %s", number, where, text)
     elif is_debugging:

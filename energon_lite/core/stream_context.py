@@ -112,6 +112,11 @@ class StreamContext:
         self.num_quiet = 0  # samples skipped on purpose since the last item
 
     @property
+    def is_new(self) -> bool:
+        """Whether the pass has had no item of this stream, and not more than usual may fail."""
+        return self.batch_index == self.stream.index and self.max_skip_rate <= DEFAULT_MAX_SKIP_RATE
+
+    @property
     def num_draws(self) -> int:
         """How many samples the stream has drawn; `sample_index` of the next one contains it."""
         return (self.sample_index - self.stream.index) // self.stream.num_streams

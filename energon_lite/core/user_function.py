@@ -20,12 +20,16 @@ from numpy.random import Generator
 from energon_lite.core.batch_rows import note_samples
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
+    DecodingError,
     ErrorHandler,
     FatalSampleError,
+    Place,
     SkipSample,
     add_note,
     describe,
     log_exception,
+    note_place,
+    place_of,
     reraise_exception,
 )
 from energon_lite.core.global_generators import seeded
@@ -39,6 +43,8 @@ from energon_lite.core.topology import WorkerConfig
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_FAILURE_TOLERANCE = 100
+# A function that fails at one line on each of its first ten inputs is wrong.
+_FIRST_INPUTS = 10
 
 
 def _own_references() -> int:
@@ -246,10 +252,17 @@ class UserFunction:
 
 @dataclass(eq=False)
 class FunctionRun:
-    """One stream's use of a `UserFunction`: skips inputs that fail, within the limits."""
+    """One stream's use of a `UserFunction`: skips inputs that fail, within the limits.
+
+    Attributes:
+        failures: how many there were in a row. It counts up from -10 while no call has returned:
+            0 is reached from below if the first ten calls failed at one line.
+        first: the line where the first call failed.
+    """
 
     spec: UserFunction
-    failures: int = 0
+    failures: int = -_FIRST_INPUTS
+    first: Place | None = None
 
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function; returns `SKIPPED` if it skipped or failed."""
@@ -362,12 +375,38 @@ class FunctionRun:
         )
         if on_purpose:
             return
+        note_place(error, spec.function)
         spec.on_error(error, argument, sources)
         self.failures += 1
+        if self.failures <= 0:
+            self._check_first(error)
         if spec.failure_tolerance and self.failures >= spec.failure_tolerance:
             raise FatalSampleError(
                 f"{spec.where} failed {self.failures} times in a row (failure_tolerance="
                 f"{spec.failure_tolerance}), the last time with {describe(error)}"
+            ) from error
+
+    def _check_first(self, error: Exception) -> None:
+        """Stops a run whose first inputs all fail at one line of the user's code.
+
+        The usual limits hold where files are broken, and where the user sets limits or handles
+        errors.
+
+        Raises:
+            FatalSampleError: They have failed there.
+        """
+        spec, place = self.spec, place_of(error)
+        self.first = self.first or place
+        is_code = place == self.first and not isinstance(error, (OSError, DecodingError))
+        limits = spec.failure_tolerance, spec.on_error
+        is_usual = limits == (DEFAULT_FAILURE_TOLERANCE, log_exception)
+        if not (place and is_code and is_usual and current_context().is_new):
+            self.failures += _FIRST_INPUTS
+        elif self.failures == 0:
+            raise FatalSampleError(
+                f"{spec.where} failed on each of its first {_FIRST_INPUTS} inputs at {place.file}:"
+                f"{place.line}, the last time with {describe(error)}. Correct it, raise SkipSample "
+                "for what is not wanted, or allow it by @stateless(failure_tolerance=n)"
             ) from error
 
 

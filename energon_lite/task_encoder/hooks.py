@@ -363,8 +363,4 @@ def _with_late_sources(crude: CrudeSample, before: tuple[SourceInfo, ...], cooke
     after, found = crude.get("__sources__") or (), field_of(cooked, "__sources__")
     if after is before or after is found or found is None:
         return cooked
-    late = list(after[len(before) :])
-    for source in found:
-        if source in late:
-            late.remove(source)
-    return add_source_info(cooked, *late)
+    return add_source_info(cooked, *[s for s in after[len(before) :] if s not in found])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from energon_lite import (
     DefaultTaskEncoder,
     FatalSampleError,
     Packing,
+    SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
@@ -22,7 +24,7 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.core.errors import place_of
+from energon_lite.core.errors import DecodingError, log_exception, place_of
 from energon_lite.core.keys import name_of_key
 from energon_lite.length_index import measure_lengths
 
@@ -190,3 +192,155 @@ def test_iterated_dataset_goes_on_with_the_batch_that_a_fatal_error_was_met_in(
     assert len(errors) == 2
     assert not encoder.left
     assert found == unbroken
+
+
+# ------------------------------------------------------ code that fails on each of its first inputs
+
+
+def with_hooks(**hooks: Any) -> Any:
+    return type("Own", (DefaultTaskEncoder,), hooks)()
+
+
+def misspelt(self: Any, sample: Any) -> Any:
+    return sample.captionn
+
+
+def without_self(sample: Any) -> Any:
+    return sample
+
+
+def forgets(self: Any, sample: Any) -> None:
+    """Returns nothing."""
+
+
+def misspelt_generator(self: Any, sample: Any) -> Any:
+    yield sample.captionn
+
+
+def misspelt_batch(self: Any, samples: Any) -> Any:
+    return samples[0].captionn
+
+
+def first_of(path: Path, encoder: Any, *, num_workers: int = 0, handler: Any = log_exception,
+             streams: int = 1, **settings: Any) -> Any:  # fmt: skip
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=num_workers, num_streams=streams,
+        global_error_handler=handler,
+    )  # fmt: skip
+    dataset = get_train_dataset(path, worker_config=config, batch_size=2, task_encoder=encoder,
+                                shuffle_buffer_size=None,
+                                shuffle_over_epochs_multiplier=None)  # fmt: skip
+    return get_savable_loader(dataset, **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "hook", "function", "text"),
+    [
+        (0, "encode_sample", misspelt, "no attribute 'captionn'"),
+        (2, "encode_sample", misspelt, "no attribute 'captionn'"),
+        (2, "encode_sample", without_self, "takes 1 positional argument"),
+        (0, "encode_sample", forgets, "returned None"),
+        (0, "preencode_sample", misspelt_generator, "no attribute 'captionn'"),
+        (0, "batch", misspelt_batch, "no attribute 'captionn'"),
+        (0, "encode_batch", forgets, "returned None"),
+    ],
+)
+def test_run_whose_first_samples_all_fail_at_one_line_stops_after_ten(
+    tmp_path, num_workers, hook, function, text
+) -> None:
+    root = text_set(tmp_path / "texts", 60, 5)
+    loader = first_of(root, with_hooks(**{hook: function}), num_workers=num_workers, streams=2)
+    with loader, pytest.raises(FatalSampleError) as caught:
+        next(iter(loader))
+    message = str(caught.value)
+    code = function.__code__
+    body = code.co_firstlineno + (text == "no attribute 'captionn'")
+    for part in (
+        f"{function.__name__} (test_failures.py:{code.co_firstlineno}) failed on each of its first "
+        f"10 inputs at {code.co_filename}:{body}",
+        text,
+        "raise SkipSample",
+        "failure_tolerance",
+    ):
+        assert part in message
+
+
+class FirstFail(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Its first 15 calls raise something."""
+
+    def __init__(self, *raised: Any) -> None:
+        super().__init__()
+        self.raised = raised or (ValueError("bad"),)
+        self.calls = 0
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        self.calls += 1
+        if self.calls <= 15:
+            raise self.raised[self.calls % len(self.raised)]
+        return sample
+
+
+class Tolerant(FirstFail):
+    __default_failure_tolerance__ = 101
+
+
+def keep_quiet(error: Exception, sample: Any, sources: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("encoder", "settings"),
+    [
+        (FirstFail(SkipSample("not wanted")), {}),
+        (FirstFail(OSError("a file")), {}),
+        (FirstFail(DecodingError("a part")), {}),
+        (FirstFail(ValueError("one"), TypeError("other")), {}),
+        (Tolerant(), {}),
+        (FirstFail(), {"handler": keep_quiet}),
+        (FirstFail(), {"max_skip_rate": 0.5}),
+    ],
+    ids=["skips", "files", "parts", "several errors", "tolerance", "handler", "rate"],
+)
+def test_first_samples_that_may_fail_stop_no_run(tmp_path, encoder, settings) -> None:
+    root = text_set(tmp_path / "texts", 60)
+    assert len(next(iter(first_of(root, encoder, **settings))).__key__) == 2
+    assert encoder.calls == 17
+    with pytest.raises(FatalSampleError, match="on each of its first 10 inputs"):
+        next(iter(first_of(root, FirstFail())))
+
+
+@pytest.mark.parametrize("has_worked", ["in the pass", "before a resume"])
+def test_run_that_has_worked_does_not_stop_at_ten_failures(tmp_path, has_worked) -> None:
+    root = text_set(tmp_path / "texts", 60)
+    encoder = FirstFail()
+    encoder.calls = 15
+    loader = first_of(root, encoder)
+    next(iter(loader))
+    if has_worked == "before a resume":
+        state, loader = loader.save_state_rank(), first_of(root, encoder)
+        loader.restore_state_rank(state)
+    encoder.calls = 0
+    assert len(next(iter(loader)).__key__) == 2
+    assert encoder.calls == 17
+
+
+def test_broken_files_at_the_start_stop_no_run(tmp_path) -> None:
+    members = [(f"{i:03d}.json", b"no json" if i < 20 else b'{"a": "b"}') for i in range(40)]
+    write_tar(tmp_path / "data/a.tar", members)
+    prepared(tmp_path / "data", "TextSample", {"text": "json[a]"})
+    loader = first_of(tmp_path / "data", DefaultTaskEncoder())
+    assert next(iter(loader)).__key__ == ["020", "021"]
+
+
+@pytest.mark.parametrize("function", [forgets, without_self], ids=["no result", "no self"])
+def test_failing_function_is_logged_once_and_not_for_each_shard(
+    tmp_path, caplog, monkeypatch, function
+) -> None:
+    monkeypatch.setattr("energon_lite.core.errors._counts", Counter())
+    root = text_set(tmp_path / "texts", 15, 5)
+    loader = first_of(root, with_hooks(encode_sample=function), max_skip_rate=1)
+    with pytest.raises(FatalSampleError, match="failed 100 times in a row"):
+        next(iter(loader))
+    lines = [r.getMessage() for r in caplog.records if r.name.endswith("core.errors")]
+    code = function.__code__
+    assert f"What else fails so at {code.co_filename}:{code.co_firstlineno} is counted" in lines[0]
+    assert [line.split(" times")[0] for line in lines[1:]] == ["Skipped 10", "Skipped 100"]
