@@ -148,19 +148,16 @@ class DemoTaskEncoder(DefaultTaskEncoder):
 
 def make_loader(num_workers: int, start_method: str) -> SavableDataLoader[PackedBatch]:
     """A resumable loader. `num_streams` fixes the order of samples, whatever `num_workers` is."""
+    config = WorkerConfig.default_worker_config(
+        num_workers, num_streams=4, start_method=start_method
+    )
     dataset = get_train_dataset(
         METADATASET,
         batch_size=BATCH_SIZE,
         shuffle_buffer_size=200,
         max_samples_per_sequence=50,
         task_encoder=DemoTaskEncoder(),
-        worker_config=WorkerConfig(
-            rank=0,
-            world_size=1,
-            num_workers=num_workers,
-            num_streams=4,
-            start_method=start_method,
-        ),
+        worker_config=config,
     )
     return get_savable_loader(dataset)
 
@@ -314,7 +311,7 @@ def validate(trainer: Trainer) -> float:
         METADATASET,
         batch_size=BATCH_SIZE,
         task_encoder=DemoTaskEncoder(),
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        worker_config=WorkerConfig.default_worker_config(num_workers=0),
     )
     mean = DeferredMean()
     for batch in get_loader(dataset):

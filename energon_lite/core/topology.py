@@ -25,6 +25,24 @@ from energon_lite.core.errors import ErrorHandler, append, log_exception, rerais
 
 logger = logging.getLogger(__name__)
 
+_warn_once = functools.cache(logger.warning)
+_ASSUMED_PLACE = (
+    "torch.distributed is not initialised: this process reads as rank %d of %d, by RANK and "
+    "WORLD_SIZE of the environment. Give WorkerConfig(rank=0, world_size=1, ...) to read all."
+)
+_OTHER_PLACE = (
+    "By its WorkerConfig the loader is rank %d of %d, but this process is rank %d of %d. Processes "
+    "of one rank read the same samples: use WorkerConfig.default_worker_config(num_workers), or, "
+    "where they are to do so, as in tensor parallelism, give data_parallel_group as well."
+)
+
+
+class _DefaultWorkers(int):
+    """A number of workers that the user did not choose."""
+
+
+_DEFAULT_WORKERS = _DefaultWorkers(4)
+
 START_METHODS = ("fork", "forkserver", "spawn")
 WORKER_TYPES = ("process", "thread")
 
@@ -199,13 +217,19 @@ class WorkerConfig:
     __hash__ = None  # type: ignore[assignment]
 
     @property
+    def most_workers(self) -> int:
+        """How many workers are started at most: where none was chosen, one for each core."""
+        is_default = isinstance(self.num_workers, _DefaultWorkers)
+        return min(self.num_workers, num_cores()) if is_default else self.num_workers
+
+    @property
     def default_num_streams(self) -> int:
-        """How many streams a new run has."""
+        """How many streams a new run has; the number of cores has no part in it."""
         return self.num_streams or self.world_size * max(1, self.num_workers)
 
     @staticmethod
     def default_worker_config(
-        num_workers: int = 4, data_parallel_group: Any = None
+        num_workers: int = _DEFAULT_WORKERS, data_parallel_group: Any = None, **settings: Any
     ) -> WorkerConfig:
         """Makes the config of this process from `torch.distributed`.
 
@@ -213,39 +237,47 @@ class WorkerConfig:
         torchrun sets them; without these it is rank 0 of 1. A process group that is initialised
         later and differs is an error when the loader is iterated.
 
+        Args:
+            num_workers: workers of this rank; by default 4, of which not more are started than the
+                process has cores. The order is that of 4 on any machine.
+            data_parallel_group: the `torch.distributed` group of the data-parallel ranks.
+            settings: the other arguments of a `WorkerConfig`, as `num_streams`.
+
         Raises:
-            ValueError: `RANK` and `WORLD_SIZE` of the environment are no place in a run.
+            ValueError: `RANK` and `WORLD_SIZE` of the environment are no place in a run, or a
+                setting is out of range.
+            TypeError: There is no such setting.
         """
-        is_known = dist.is_available() and dist.is_initialized()
-        if is_known:
-            rank = dist.get_rank(data_parallel_group)
-            world_size = dist.get_world_size(data_parallel_group)
-        else:
-            rank, world_size = _place_in_environment()
+        is_known, rank, world_size = _place_of_process(data_parallel_group)
         config = WorkerConfig(
-            rank=rank,
-            world_size=world_size,
-            num_workers=num_workers,
-            data_parallel_group=data_parallel_group,
-        )
+            rank=rank, world_size=world_size, num_workers=num_workers,
+            data_parallel_group=data_parallel_group, **settings,
+        )  # fmt: skip
         config.is_assumed = not is_known
         return config
 
     def check_place(self) -> None:
-        """Refuses a place that was taken before there was a process group, and differs from it.
+        """Compares this place with that of the process, by `torch.distributed` or its launcher.
+
+        A place that was passed with its group is right. One that was passed without, and differs,
+        is worth a warning: all processes may have the same.
 
         Raises:
-            RuntimeError: The process group has another rank or world size.
+            RuntimeError: The place was taken before there was a process group, which differs.
         """
+        if self.data_parallel_group is not None and not self.is_assumed:
+            return
+        try:
+            is_known, rank, world_size = _place_of_process(self.data_parallel_group)
+        except ValueError:  # the environment has no place
+            return
+        is_here = (rank, world_size) == (self.rank, self.world_size)
         if not self.is_assumed:
-            return
-        if not (dist.is_available() and dist.is_initialized()):
-            if self.world_size > 1:
-                _warn_of_place(self.rank, self.world_size)
-            return
-        group = self.data_parallel_group
-        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        if (rank, world_size) != (self.rank, self.world_size):
+            if not is_here and self.world_size in (1, world_size):
+                _warn_once(_OTHER_PLACE, self.rank, self.world_size, rank, world_size)
+        elif not is_known and self.world_size > 1:
+            _warn_once(_ASSUMED_PLACE, self.rank, self.world_size)
+        elif is_known and not is_here:
             raise RuntimeError(
                 f"The loader is rank {self.rank} of {self.world_size}, which it took before "
                 "torch.distributed was initialised; the process group now has rank "
@@ -383,6 +415,19 @@ class WorkerConfig:
         }
 
 
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def _place_of_process(group: Any) -> tuple[bool, int, int]:
+    """Returns whether `torch.distributed` knows this process; its rank, and the world size."""
+    if dist.is_available() and dist.is_initialized():
+        return True, dist.get_rank(group), dist.get_world_size(group)
+    return False, *_place_in_environment()
+
+
 def _place_in_environment() -> tuple[int, int]:
     """Returns rank and world size as a launcher set them; 0 of 1 without one."""
     names = ("RANK", "WORLD_SIZE")
@@ -401,16 +446,6 @@ def _place_in_environment() -> tuple[int, int]:
             "give WorkerConfig(rank=..., world_size=...)."
         )
     return rank, world_size
-
-
-@functools.cache
-def _warn_of_place(rank: int, world_size: int) -> None:
-    logger.warning(
-        "torch.distributed is not initialised: this process reads as rank %d of %d, by RANK and "
-        "WORLD_SIZE of the environment. Give WorkerConfig(rank=0, world_size=1, ...) to read all.",
-        rank,
-        world_size,
-    )
 
 
 def count_rank_items(dataset: Any, config: WorkerConfig | None, pass_index: int = 0) -> int:

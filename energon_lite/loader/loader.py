@@ -413,7 +413,7 @@ def _torch_settings(config: WorkerConfig, settings: RunSettings) -> dict[str, An
     if config.num_workers == 0:
         return {"num_workers": 0}
     return {
-        "num_workers": config.num_workers,
+        "num_workers": config.most_workers,
         "prefetch_factor": settings.prefetch_factor,
         "persistent_workers": True,
         "pin_memory": torch.cuda.is_available(),

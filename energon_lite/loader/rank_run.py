@@ -350,7 +350,7 @@ class RankRun(Generic[T]):
             resumed.peers = position.peers
         start = self.position.start
         # A worker without a stream would have nothing to compute.
-        num_workers = min(config.num_workers, start.slots.num_turns)
+        num_workers = min(config.most_workers, start.slots.num_turns)
         warn_of_shared_streams(start.slots)
         if num_workers == 0:
             pool = settings.cache_pool

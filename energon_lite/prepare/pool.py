@@ -13,6 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TypeVar
 
+from energon_lite.core.topology import num_cores
+
 _MAX_WORKERS = 16
 _PARENT_POLL_SEC = 0.2
 _NOTE_SEC = 60
@@ -50,8 +52,7 @@ def ordered_results(
         RuntimeError: A worker process died, or none finished a task for an hour.
     """
     if num_workers is None:
-        usable = getattr(os, "sched_getaffinity", None)
-        num_workers = min(_MAX_WORKERS, len(usable(0)) if usable else os.cpu_count() or 1)
+        num_workers = min(_MAX_WORKERS, num_cores())
     if num_workers <= 1 or len(tasks) <= 1:
         yield from (_outcome(partial(function, task)) for task in tasks)
         return

@@ -65,8 +65,8 @@ def make_train_loader(
     texts: Path, *, group: Any = None, num_workers: int = 2, **settings: Any
 ) -> SavableDataLoader[dict[str, Any]]:
     """The batches of this process, which finds its place in the run by itself."""
-    config = WorkerConfig.default_worker_config(num_workers, group)
-    config.num_streams = 12  # a multiple of all numbers of ranks that the run may have
+    # The number of streams: a multiple of all numbers of ranks that the run may have.
+    config = WorkerConfig.default_worker_config(num_workers, group, num_streams=12)
     settings = {"shuffle_buffer_size": 100, "task_encoder": Encoder(), **settings}
     dataset = get_train_dataset(texts, batch_size=4, worker_config=config, **settings)
     return get_savable_loader(dataset)

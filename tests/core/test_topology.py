@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch.distributed as dist
 
 from energon_lite import WorkerConfig
+from energon_lite.core import topology
 from energon_lite.core.errors import log_exception, reraise_exception
+
+
+@pytest.fixture(autouse=True)
+def first_warnings() -> None:
+    topology._warn_once.cache_clear()
 
 
 def config_of(**more: object) -> WorkerConfig:
@@ -102,3 +111,56 @@ def test_process_group_that_contradicts_later_is_an_error(tmp_path) -> None:
             assumed.check_place()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("environment", "passed", "is_worth_a_word"),
+    [
+        ((0, 2), {}, True),
+        ((1, 2), {}, True),
+        ((1, 2), {"world_size": 2}, True),
+        ((1, 2), {"world_size": 2, "rank": 1}, False),
+        ((0, 1), {}, False),
+        ((3, 4), {"world_size": 2}, False),  # pairs of processes share a rank
+        ((1, 2), {"data_parallel_group": object()}, False),
+        ((1, None), {}, False),
+        ((None, None), {}, False),
+    ],
+)
+def test_own_place_that_differs_from_the_launcher_is_logged_once(
+    monkeypatch, caplog, environment, passed, is_worth_a_word
+) -> None:
+    for name, value in zip(("RANK", "WORLD_SIZE"), environment, strict=True):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    for _ in range(3):
+        config_of(**{"world_size": 1, **passed}).check_place()
+    assert len(caplog.records) == is_worth_a_word
+    for part in ("rank 0 of", f"this process is rank {environment[0]} of 2",
+                 "default_worker_config(num_workers)", "data_parallel_group"):  # fmt: skip
+        assert not is_worth_a_word or part in caplog.text
+
+
+def test_default_config_takes_the_other_settings_by_keyword() -> None:
+    config = WorkerConfig.default_worker_config(2, num_streams=24, worker_type="thread")
+    assert (config.default_num_streams, config.worker_type) == (24, "thread")
+    with pytest.raises(ValueError, match="num_streams=0"):
+        WorkerConfig.default_worker_config(2, num_streams=0)
+    with pytest.raises(TypeError, match="num_stream'"):
+        WorkerConfig.default_worker_config(2, num_stream=1)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_default_workers_are_at_most_the_cores_and_the_streams_those_of_four(
+    monkeypatch, cores
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    default = WorkerConfig.default_worker_config()
+    copies = (default, copy.deepcopy(default), pickle.loads(pickle.dumps(default)))
+    for config in copies:
+        assert (config.num_workers, config.most_workers) == (4, min(4, cores))
+        assert config.default_num_streams == 4
+    chosen = WorkerConfig.default_worker_config(4)
+    assert (chosen.most_workers, chosen.default_num_streams) == (4, 4)
+    assert default == chosen

@@ -5,14 +5,21 @@ Runs that are resumed at random are in tests/properties.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.core.topology import RankSlots, WorkerConfig
 
 from ..helpers import ENCODERS, Ranks, assert_same, keys_of, text_set, train, validation
+from ..rank_processes import in_ranks
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +70,58 @@ def test_default_number_of_streams_is_ranks_times_workers(texts) -> None:
         Ranks(make, 2, num_workers=workers).loaders[0].save_state_rank() for workers in (0, 1, 3)
     ]
     assert [state["num_streams"] for state in states] == [2, 2, 6]
+
+
+@pytest.mark.processes
+def test_order_of_a_default_run_is_the_same_on_any_number_of_cores(texts, monkeypatch) -> None:
+    def run(cores: int, steps: int, state: Any = None) -> tuple[list[Any], Any, int]:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        with warnings.catch_warnings(), get_savable_loader(get_train_dataset(
+            texts[65], batch_size=3, worker_config=WorkerConfig.default_worker_config()
+        )) as loader:  # fmt: skip
+            warnings.simplefilter("error")  # torch's, of more workers than cores
+            if state is not None:
+                loader.restore_state_rank(state)
+            found = [keys_of(batch) for batch in islice(loader, steps)]
+            num_processes = len(multiprocessing.active_children())
+            return found, loader.save_state_rank(), num_processes
+
+    before = len(multiprocessing.active_children())
+    runs = {cores: run(cores, 12) for cores in (1, 2, 8)}
+    assert [found[2] - before for found in runs.values()] == [1, 2, 4]
+    assert runs[1][0] == runs[2][0] == runs[8][0]
+    assert {found[1]["num_streams"] for found in runs.values()} == {4}
+    head, state, _ = run(8, 5)
+    assert head + run(1, 7, state)[0] == runs[2][0]
+
+
+def run_rank(rank: int, folder: Path) -> list[tuple[list[str], int]]:
+    """The first keys, and how many warnings there were: by default, as copied, with a group."""
+    alone = [dist.new_group([other]) for other in range(2)][rank]
+    found, records = [], list[Any]()
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("energon_lite").addHandler(handler)
+    for config in (
+        WorkerConfig.default_worker_config(0),
+        WorkerConfig(rank=0, world_size=1, num_workers=0),
+        WorkerConfig(rank=0, world_size=1, num_workers=0),
+        WorkerConfig(rank=0, world_size=1, num_workers=0, data_parallel_group=alone),
+    ):
+        config.num_streams = 2
+        loader = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
+        found.append((keys_of(next(iter(loader))), len(records)))
+        records.clear()
+    return found
+
+
+@pytest.mark.processes
+def test_ranks_that_all_have_rank_0_are_warned_once(texts, tmp_path) -> None:
+    ranks = in_ranks(run_rank, 2, tmp_path / "ranks", texts[65])
+    assert [[number for _, number in rank] for rank in ranks] == [[0, 1, 0, 0]] * 2
+    defaults, *copied = zip(*[[keys for keys, _ in rank] for rank in ranks], strict=True)
+    assert defaults[0] != defaults[1]
+    assert all(keys == (defaults[0], defaults[0]) for keys in copied)
 
 
 def test_default_number_of_streams_yields_to_that_of_the_checkpoint(texts) -> None:
