@@ -573,7 +573,7 @@ def test_ranks_agree_on_the_device_from_the_group_alone(
         mock.patch.object(loss_module.dist, "get_backend_config", return_value=config),
         mock.patch("torch.cuda.is_available", return_value=accelerator),
     ):
-        assert loss_module._device_of(None).type == wanted
+        assert loss_module._device_of_group(None).type == wanted
 
 
 # Errors.

@@ -81,8 +81,8 @@ def _functions_of(members: Iterable[Any]) -> Iterator[types.FunctionType]:
 def converted(value: Any, method: str, call: Callable[[Any], Any]) -> Any:
     """Copies a value with the results of `call` in place of all its tensors.
 
-    Goes through mappings, dataclasses, NamedTuples, lists and tuples. A part that has a method of
-    this name of its own is converted by `call`, too; anything else is passed on, as are service
+    Goes through mappings, dataclasses, NamedTuples, lists and tuples. A part of another type with a
+    method of this name is converted by `call`, too; anything else is passed on, as are service
     fields, which hold no tensors.
 
     Args:
@@ -131,7 +131,7 @@ def _converted_parts(value: Any, method: str, call: Callable[[Any], Any]) -> Any
 
 
 def moving(device: Any, dtype: torch.dtype | None, non_blocking: bool) -> Callable[[Any], Any]:
-    """Returns what moves a tensor, or a part of a batch that has a method `to` of its own."""
+    """Returns what moves a tensor, or a part of a batch that has a method `to`."""
     if isinstance(device, torch.dtype):
         device, dtype = None, device
     if dtype is not None and not dtype.is_floating_point:
@@ -176,8 +176,8 @@ class PinMemoryMixin:
     """Returns a dataclass `pin_memory()`, which torch's DataLoader calls, and `to`, `cuda`, `cpu`.
 
     All of them return a copy, with the tensors that lie in fields and further attributes, also
-    inside lists, tuples, mappings and dataclasses. A part with a method of that name of its own is
-    converted by that method. A field or method of a subclass with one of these names replaces ours.
+    inside lists, tuples, mappings and dataclasses. A part of another type with a method of this
+    name is converted by it. A field or method of a subclass with one of these names replaces ours.
 
     It has no `__slots__`: as in Energon, code may set further attributes on samples and batches.
     """

@@ -408,7 +408,7 @@ def _over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor
         raise ValueError("This rank is not in `group`; only its members may call this.")
     if num_ranks == 1:
         return values, 1
-    device = _device_of(group)
+    device = _device_of_group(group)
     if values.device.type == device.type:
         device = values.device
     reduced = values.to(device, _sum_dtype(device))  # the same device type and dtype on all ranks
@@ -416,7 +416,7 @@ def _over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor
     return reduced.to(values.device, values.dtype), num_ranks
 
 
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+def _device_of_group(group: dist.ProcessGroup | None) -> torch.device:
     """Where the ranks reduce. From the group alone: a rank without totals must choose the same.
 
     The accelerator, if it has its own back end ("cpu:gloo,cuda:nccl" or "cuda:nccl") and is
