@@ -56,8 +56,10 @@ def get_train_dataset(
         task_encoder: by default `DefaultTaskEncoder()`.
         repeat: whether training is endless; otherwise a pass is one epoch. A `blend` that ends by
             its `until` has passes in any case.
-        kwargs: `subflavors`, `parallel_shard_iters`, `trust` (run code that a dataset names); for
-            a folder also `dataset_config`, `split_config`, `name`, `loss_weight`, `subset` (first
+        kwargs: `subflavors`, `parallel_shard_iters`, `trust` (run code that a dataset names),
+            `sample_type` (a class that the class of all samples must be, or come from),
+            `field_map`, `sample_loader` and `part_filter` where `dataset.yaml` has none; for a
+            folder also `dataset_config`, `split_config`, `name`, `loss_weight`, `subset` (first
             sample and the one after the last).
 
     Raises:

@@ -12,7 +12,8 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from torch.utils.data import get_worker_info
 
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import Kind
-from energon_lite.core.topology import Stream, current
+from energon_lite.core.topology import Stream, WorkerConfig, current
+
+T = TypeVar("T")
 
 TORCH, NUMPY, PYTHON = 1, 2, 4
 ALL = TORCH | NUMPY | PYTHON
@@ -269,6 +272,53 @@ class StreamGenerators:
                 before.put()
         finally:
             _turn.release()
+
+
+class WorkerRng:
+    """Energon's generator of a worker: a torch generator with the seed of `worker_config`.
+
+    `sample_rng()` is for hooks: what it draws is the same after a resume.
+    """
+
+    def __init__(self, worker_config: WorkerConfig) -> None:
+        self.worker_config = worker_config
+
+    @cached_property
+    def rng(self) -> torch.Generator:
+        """The generator; it is seeded on first use."""
+        return torch.Generator().manual_seed(self.worker_config.worker_seed())
+
+    def randbelow(self, n: int) -> int:
+        """Draws an integer in 0..n-1."""
+        return int(torch.randint(0, n, (), generator=self.rng))
+
+    def choice_idx(self, probs: torch.Tensor) -> int:
+        """Draws a position by weights, shape (N,)."""
+        if len(probs) == 1:
+            return 0
+        sums = torch.cumsum(torch.as_tensor(probs, dtype=torch.float32), dim=0)
+        drawn = torch.rand(1, generator=self.rng) * sums[-1]
+        return min(int(torch.searchsorted(sums, drawn, right=True)), len(probs) - 1)
+
+    def choice(self, l: Sequence[T], probs: torch.Tensor | None = None) -> T:  # noqa: E741
+        """Draws an entry, by weights if there are any."""
+        return l[self.randbelow(len(l)) if probs is None else self.choice_idx(probs)]
+
+    def rand_pop(self, l: list[T]) -> T:  # noqa: E741
+        """Takes a random entry out of a list."""
+        return l.pop(self.randbelow(len(l)))
+
+    def shuffle(self, l: Sequence[T]) -> list[T]:  # noqa: E741
+        """Returns the entries in a random order."""
+        return [l[place] for place in torch.randperm(len(l), generator=self.rng)]
+
+    def save_state(self) -> dict[str, bytes]:
+        """Returns where the generator is."""
+        return {"rng": bytes(self.rng.get_state().tolist())}
+
+    def restore_state(self, state: dict[str, bytes]) -> None:
+        """Puts the generator where it was."""
+        self.rng.set_state(torch.tensor(list(state["rng"]), dtype=torch.uint8))
 
 
 class SystemRngState(NamedTuple):

@@ -42,6 +42,11 @@ class Stage(SavableDataset[T]):
     def __init__(
         self, dataset: SavableDataset[Any], worker_config: WorkerConfig | None = None
     ) -> None:
+        if type(self).__iter__ is not SavableDataset.__iter__:
+            raise TypeError(
+                f"{type(self).__name__} defines __iter__, which no loader calls here; define "
+                "open(inner, stream), which returns a cursor (docs/writing_stages.md)"
+            )
         self.dataset = dataset
         self.worker_config = worker_config or dataset.worker_config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.seeds import key_of
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.stream_context import SkipRecord, StreamContext, current_context, replaying
-from energon_lite.core.topology import WorkerConfig
+from energon_lite.core.topology import WorkerConfig, current
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,17 +82,35 @@ def stateless(
     Args:
         fn: the function, if used without arguments.
         restore_seeds: seed torch, numpy and random from the sample around each call, and put them
-            back after it (about 0.02 ms). `sample_rng()` does without that.
+            back after it (about 0.02 ms). `sample_rng()` does without that. A call outside of a
+            pipeline is seeded by the active worker config, if there is one.
         failure_tolerance: failures in a row that end the run; 0 for any number; None for 100.
     """
 
     def mark(function: F) -> F:
+        if restore_seeds and inspect.isfunction(function):
+            function = function if inspect.isgeneratorfunction(function) else _seeded(function)
         function.__stateless__ = True  # type: ignore[attr-defined]
         function.__restore_seeds__ = restore_seeds  # type: ignore[attr-defined]
         function.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]
         return function
 
     return mark if fn is None else mark(fn)
+
+
+def _seeded(function: F) -> F:
+    """Returns a function that seeds its calls, but for those of a pipeline, which seeds itself."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        config = WorkerConfig.active_worker_config if current.context is None else None
+        if config is None:
+            return function(*args, **kwargs)
+        place = config.worker_seed(), config.active_worker_sample_index
+        with seeded(key_of("restore_seeds", *place)):
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass(eq=False)

@@ -47,6 +47,21 @@ class AVData:
     audio_timestamps: list[tuple[float, float]] | None
 
 
+@edataclass
+class VideoData:
+    """A whole video, as Energon decoded it before it had `AVData`; for types of samples.
+
+    Attributes:
+        frames: uint8, (frames, 3, H, W).
+        aframes: (channels, samples).
+        info: frame rates.
+    """
+
+    frames: torch.Tensor
+    aframes: torch.Tensor
+    info: dict[str, Any]
+
+
 class AVDecoder:
     """Audio or video that is decoded on demand, by PyAV.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
 from energon_lite.metadataset.nodes import (
     Aux,
@@ -24,8 +26,12 @@ from energon_lite.metadataset.open import LeafOpener, open_node, opened_store, p
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place
 from energon_lite.prepare.join_keys import JoinReport
+from energon_lite.sources.dataset_config import load_factory
 from energon_lite.sources.source_factory import BaseCoreDatasetFactory
-from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.jsonl import is_jsonl
+from energon_lite.storage.local_paths import EPath, local_path
+from energon_lite.storage.nvmeta import META, is_prepared, read_info
+from energon_lite.storage.sqlite import INDEX_SQLITE
 from energon_lite.stores.file_stores import FileStore
 
 AnyPath = str | PathLike[str] | Mapping[str, Any]
@@ -34,9 +40,9 @@ AnyPath = str | PathLike[str] | Mapping[str, Any]
 class TraversedDatasetReference(NamedTuple):
     """One leaf; its folder is not opened."""
 
-    path: Path
+    path: EPath
     split_part: str
-    aux: dict[str, Path]
+    aux: dict[str, EPath]
     subflavors: dict[str, Any]
 
 
@@ -97,13 +103,20 @@ class DatasetLoaderInterface(ABC):
         node = self.node(split_part)
         opener = LeafOpener(
             node=node,
-            decoder=kwargs.pop("decoder", None),
+            decoder=kwargs.pop("decoder", SampleDecoder()),
             settings={**kwargs, "subflavors": dict(subflavors or {})},
             training=training,
             worker_config=worker_config,
             multiplier=shuffle_over_epochs_multiplier,
         )
         return loaded_datasets(node, opener)
+
+    def get_dataset(
+        self, *, training: bool = True, split_part: str | None = None, **kwargs: Any
+    ) -> BaseCoreDatasetFactory[Any]:
+        """Opens a folder or a join; as `get_datasets`, of which it is the first."""
+        found = self.get_datasets(training=training, split_part=split_part or "train", **kwargs)
+        return found.datasets[0].dataset
 
     def traverse(
         self, mds_path: str | PathLike[str] | None = None, *, split_part: str
@@ -117,9 +130,9 @@ class DatasetLoaderInterface(ABC):
         self.post_initialize(mds_path)
         return [
             TraversedDatasetReference(
-                folder.path,
+                EPath(folder.path),
                 folder.split_part,
-                {name: aux.path for name, aux in folder.aux.items()},
+                {name: EPath(aux.path) for name, aux in folder.aux.items()},
                 folder.subflavors,
             )
             for leaf in leaves(self.node(split_part))
@@ -192,7 +205,8 @@ class DatasetLoader(DatasetLoaderInterface):
     def node(self, split_part: str) -> Node:
         """Returns the one leaf."""
         leaf = open_node(self.path, self.split_part or split_part, {})
-        assert isinstance(leaf, Leaf)
+        if not isinstance(leaf, Leaf) or is_metadataset(self.path):
+            raise DatasetFormatError(f"{self.path} is a metadataset; open it with load_dataset")
         return replace(
             leaf,
             subflavors=dict(self.subflavors or {}),
@@ -275,13 +289,6 @@ class JoinDatasetLoader(DatasetLoaderInterface):
             shuffle_over_epochs_multiplier=self.shuffle_over_epochs_multiplier,
         )
 
-    def get_dataset(
-        self, *, training: bool, split_part: str | None = None, **kwargs: Any
-    ) -> BaseCoreDatasetFactory[Any]:
-        """Opens the join; as `get_datasets`, of which it is the only one."""
-        found = self.get_datasets(training=training, split_part=split_part or "train", **kwargs)
-        return found.datasets[0].dataset
-
 
 @dataclass
 class Metadataset(DatasetLoaderInterface):
@@ -319,6 +326,85 @@ def load_dataset(path: AnyPath, **kwargs: Any) -> DatasetLoaderInterface:
     for name in split_names(path):
         open_node(path, name, dict(kwargs))
     return MetadatasetV2(path)
+
+
+def get_dataset_from_config(
+    path: AnyPath, *, dataset_config: str | None = None, split_config: str | None = None,
+    **kwargs: Any,
+) -> BaseCoreDatasetFactory[Any]:  # fmt: skip
+    """Opens a prepared folder or a JSONL file, without a task encoder.
+
+    Args:
+        path: the folder or file.
+        dataset_config: name of the dataset file in `.nv-meta`.
+        split_config: name of the split file in `.nv-meta`.
+        kwargs: as in `DatasetLoader.get_dataset`.
+
+    Returns:
+        The factory; its `build()` makes the dataset.
+
+    Raises:
+        FileNotFoundError: The folder does not exist, or is not prepared.
+        DatasetFormatError: A file of it is invalid.
+    """
+    loader = DatasetLoader(path=path, dataset_config=dataset_config, split_config=split_config)
+    return loader.get_dataset(**kwargs)
+
+
+def load_config(
+    path: str | PathLike[str], *, default_type: Any, default_kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Opens a dataset by its `dataset.yaml`, or reads a metadataset.
+
+    Args:
+        path: the file; with `path` in `default_kwargs`, its name counts only.
+        default_type: accepted for Energon's signature; the content of the file decides.
+        default_kwargs: arguments of the dataset class; what the file sets wins.
+
+    Returns:
+        The factory of a dataset, or what `load_dataset` returns.
+    """
+    del default_type
+    file, arguments = Path(path), dict(default_kwargs or {})
+    if file.parent.name != META:
+        return load_dataset(file)
+    arguments = {"path": file.parent.parent, "decoder": SampleDecoder(), **arguments}
+    return load_factory(dataset_config=file.name, **arguments)
+
+
+class EnergonDatasetType(Enum):
+    """What lies at a path."""
+
+    METADATASET = "metadataset"
+    WEBDATASET = "webdataset"
+    JSONL = "jsonl"
+    FILESYSTEM = "filesystem"
+    INVALID = "invalid"
+
+
+def get_dataset_type(path: str | PathLike[str]) -> EnergonDatasetType:
+    """Returns what lies at a path; does not read it."""
+    place = local_path(path)
+    has_index = (place / META / INDEX_SQLITE).is_file()
+    kind = "webdataset" if is_prepared(place) else "filesystem" if has_index else "invalid"
+    if place.is_file():
+        kind = "jsonl" if is_jsonl(place) else "metadataset" if is_metadataset(place) else kind
+    return EnergonDatasetType(kind)
+
+
+def get_dataset_info(path: str | PathLike[str]) -> dict[str, Any]:
+    """Returns what `.info.json` of a prepared folder holds: `shard_counts`, `energon_version`.
+
+    Raises:
+        FileNotFoundError: The folder is not prepared.
+        DatasetFormatError: The file is invalid.
+    """
+    return vars(read_info(local_path(path))).copy()
+
+
+def get_info_shard_files(path: str | PathLike[str]) -> list[str]:
+    """Returns the shards of a prepared folder, relative to it; errors as `get_dataset_info`."""
+    return list(get_dataset_info(path)["shard_counts"])
 
 
 def traverse_metadataset(

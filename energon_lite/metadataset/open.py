@@ -44,7 +44,10 @@ Cook = Callable[[SavableDataset[Any], SourceFactory[Any], Stores], SavableDatase
 # of the files that the process may have open; the others open theirs again for every block.
 _OPEN_OF_ALL = 256
 
-_SETTINGS = frozenset({"subflavors", "parallel_shard_iters", "trust"})
+_SETTINGS = frozenset({
+    "subflavors", "parallel_shard_iters", "trust", "sample_type", "field_map", "sample_loader",
+    "part_filter", "max_samples_per_sequence",
+})  # fmt: skip
 _OF_FOLDER = frozenset({"dataset_config", "split_config", "name", "loss_weight", "subset"})
 
 
@@ -163,6 +166,13 @@ class LeafOpener:
     def open(self, leaf: Leaf) -> SourceFactory[Any]:
         """Opens the folder of a leaf, or the folders of a join."""
         factory = self._open_join(leaf) if isinstance(leaf, Join) else self._open_folder(leaf)
+        wanted = self.settings.get("sample_type")
+        found = factory.sample_type or factory.__sample_type__
+        if wanted is not None and found is not None and not issubclass(found, wanted):
+            raise TypeError(
+                f"sample_type={wanted.__name__}, and the samples of {leaf.written} are "
+                f"{found.__name__}; leave it out, or name their class"
+            )
         self.factories.append(factory)
         return factory
 
@@ -197,7 +207,8 @@ class LeafOpener:
 
     def _settings_of(self, leaf: Leaf) -> dict[str, Any]:
         """Returns the arguments that factories of folders and of joins have in common."""
-        settings = {name: value for name, value in self.settings.items() if name != "trust"}
+        own = ("trust", "sample_type")
+        settings = {name: value for name, value in self.settings.items() if name not in own}
         return {
             **settings,
             "name": leaf.source_id,

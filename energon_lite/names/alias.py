@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from importlib.util import find_spec
+from pathlib import Path
+from sysconfig import get_path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 from energon_lite.names.energon_modules import ENERGON_MODULES, REAL_MODULES, ROOT, make_module
 
@@ -34,6 +38,7 @@ def as_energon() -> None:
             )
         return
     sys.meta_path.append(_NoMegatron)
+    sys.meta_path.insert(0, _Version())
     megatron = import_module("megatron")
     aliases = {"": _energon_package()}
     for name in ENERGON_MODULES:
@@ -43,6 +48,64 @@ def as_energon() -> None:
         )
     sys.modules.update({ENERGON + name: module for name, module in aliases.items()})
     vars(megatron)["energon"] = aliases[""]
+
+
+def main_code(target: str) -> tuple[Any, dict[str, Any]]:
+    """Returns the code of `SCRIPT` or `-m MODULE`, and the names that its `__main__` has.
+
+    A launcher of torch starts the script or module that it is given as `as_energon` does.
+    """
+    name = target.removeprefix("-m ")
+    if name == target:
+        return compile(Path(target).read_bytes(), target, "exec"), {"__file__": target}
+    spec = find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name += ".__main__"
+        spec = find_spec(name)
+    code = None if spec is None else cast(Any, spec.loader).get_code(name)
+    if spec is None or code is None:
+        sys.exit(f"there is no module {name} to run; check its name, and PYTHONPATH")
+    sys.argv[0] = str(spec.origin)
+    if name in ("torch.distributed.run", "torch.distributed.launch"):
+        options = import_module("torch.distributed.run").get_args_parser().parse_args(sys.argv[1:])
+        place = len(sys.argv) - len(options.training_script_args) - 1
+        as_module = ["-m"] * options.module
+        sys.argv[place:place] = [*["-m"] * (not as_module), "energon_lite.as_energon", *as_module]
+    # Spawned processes run the module of this name again.
+    like = SimpleNamespace(name=f"{ROOT}.as_energon", parent=spec.parent)
+    return code, {"__file__": spec.origin, "__package__": spec.parent, "__spec__": like}
+
+
+_COMMAND = """#!{}
+# Written by energon_lite; remove this file to be without the command.
+import energon_lite
+energon_lite.as_energon()
+from energon_lite.cli import main
+main()
+"""
+
+
+def install_command(folder: str | None = None) -> str | None:
+    """Writes a command `energon`, for shell scripts, which is `energon-lite`.
+
+    Args:
+        folder: where; by default beside the Python that runs this.
+
+    Returns:
+        An error: there is a command `energon` of another package; or None.
+    """
+    command = Path(folder or get_path("scripts")).absolute() / "energon"
+    text = _COMMAND.format(sys.executable)
+    if command.exists() and "energon_lite" not in command.read_text(errors="replace"):
+        return (
+            f"{command} is of Megatron-Energon, or of another package: nothing was written. Name a "
+            "folder that comes before it on PATH, or `pip uninstall megatron-energon`"
+        )
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text(text)
+    command.chmod(0o755)
+    sys.stdout.write(f"Wrote {command}, which runs energon-lite. To remove it: rm {command}\n")
+    return None
 
 
 def _energon_package() -> ModuleType:
@@ -61,6 +124,36 @@ def _energon_package() -> ModuleType:
         __getattr__=get, __all__=package.__all__, __version__=ENERGON_VERSION, __energon_lite__=True
     )
     return alias
+
+
+_ANY = metadata.DistributionFinder.Context()
+
+
+class _Version(metadata.DistributionFinder):
+    """Knows the version of `megatron-energon`, whichever is installed: its code is not used."""
+
+    def find_spec(self, *args: Any) -> None:
+        """Finds no module."""
+
+    def find_distributions(
+        self, context: metadata.DistributionFinder.Context = _ANY
+    ) -> list[metadata.Distribution]:
+        """Finds one distribution, by its name."""
+        name = (context.name or "").lower().replace("_", "-").replace(".", "-")
+        return [_Energon()] if name == "megatron-energon" else []
+
+
+class _Energon(metadata.Distribution):
+    """What code that asks for the installed Megatron-Energon finds: a version, and no files."""
+
+    def read_text(self, filename: str) -> str | None:
+        """Returns the metadata."""
+        text = f"Metadata-Version: 2.1\nName: megatron-energon\nVersion: {ENERGON_VERSION}\n"
+        return text if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        """Returns a path itself."""
+        return path
 
 
 class _NoMegatron:

@@ -87,7 +87,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         if isinstance(part_filter, str):
             part_filter = FileFunction.of(path, part_filter, "part_filter")
         super().__init__(path, subflavors=subflavors, part_filter=part_filter, **kwargs)
-        self.sample_type: type[Any] | None = sample_type or self.__sample_type__
+        self.sample_type = sample_type or self.__sample_type__
         self._field_map = None if field_map is None else plain(field_map)
         self._maker = self._make_maker(field_map, sample_loader, part_filter)
 

@@ -118,12 +118,18 @@ class LoaderMaker:
         """Makes one sample; of the service fields the loader may set the key only."""
         key = service["__key__"]
         self.function.enter(current_context(), service["__restore_key__"])
-        fields = self.function.function({"__key__": key, **parts})
+        fields = self.function.function({**_raw(service), **parts})
         if not isinstance(fields, dict):
             raise DatasetFormatError(
                 f"sample_loader returned {type(fields).__name__}; return a dict of fields"
             )
         return self.sample_type(**{**fields, **service, "__key__": fields.get("__key__", key)})
+
+
+def _raw(service: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a function of the user gets beside the parts of a sample."""
+    raw = {name: service[name] for name in ("__key__", "__restore_key__", "__sources__")}
+    return {**raw, "__shard__": raw["__sources__"][0].shard_name}
 
 
 def make_crude(parts: dict[str, Any], service: dict[str, Any]) -> CrudeSample:
@@ -160,9 +166,7 @@ class OwnMaker:
         if not self.is_wanted(key):
             raise SkipSample
         self.function.enter(current_context(), restore_key)
-        raw = {name: service[name] for name in ("__key__", "__restore_key__", "__sources__")}
-        shard = service["__sources__"][0].shard_name
-        sample = self.function.function({**raw, "__shard__": shard, **parts})
+        sample = self.function.function({**_raw(service), **parts})
         if isinstance(sample, dict):
             return CrudeSample({**service, **sample, "__restore_key__": restore_key})
         if not isinstance(sample, Sample):

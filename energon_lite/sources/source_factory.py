@@ -41,6 +41,7 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
     """Anything that a source can be built of."""
 
     __sample_type__: ClassVar[type[Any] | None] = None
+    sample_type: type[Any] | None = None
     paths: list[Path]
     subflavors: dict[str, Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,6 +23,7 @@ from energon_lite.storage import files
 from energon_lite.storage.shards import MAX_OPEN, OpenShards, Rows, ShardReader
 
 JSONL = ".jsonl"
+IJSONL_SUFFIX = ".jsonl.idx"
 # All lines belong to every split; this is the name of the split part that they are.
 LINES = "lines"
 # A longer line is a file of another kind.
@@ -227,6 +229,32 @@ class _Scan:
 def write_line_index(path: Path, offsets: Int64Array) -> None:
     """Writes the index of a JSONL file at once."""
     files.write_atomically(line_index_path(path), offsets.astype("<u8").tobytes())
+
+
+class IJsonlIndexWriter(list[int]):
+    """Writes the index of a JSONL file that a user's program has written.
+
+    What is appended is where each sample begins, and in the end the size of the file.
+
+    Args:
+        jsonl_path: the file.
+    """
+
+    def __init__(self, jsonl_path: str | PathLike[str]) -> None:
+        self._path = Path(jsonl_path)
+
+    def close(self, finalize: bool = True) -> None:
+        """Writes the index, unless it is not to be `finalize`d."""
+        if finalize:
+            write_line_index(self._path, np.array(self))
+
+    def __enter__(self) -> IJsonlIndexWriter:
+        """Returns the writer."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Writes the index, if nothing was raised."""
+        self.close(finalize=kind is None)
 
 
 def read_line_index(path: Path, size_bytes: int) -> Int64Array:

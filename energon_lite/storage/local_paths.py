@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import posixpath
 import re
@@ -47,6 +48,28 @@ def local_text(written: str) -> str:
         f"{written!r} is remote ({scheme[1]}://). Remote paths: not in this version; copy "
         "or mount the data and write its local path"
     )
+
+
+def _deep_folders(folder: str, hidden: bool = True, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields a folder and those below it; follows links, but not to folders that they lie in."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    yield folder
+    for entry in os.scandir(folder):
+        if entry.is_dir() and (hidden or not entry.name.startswith(".")):
+            yield from _deep_folders(entry.path, hidden, (*above, real))
+
+
+def _matching(folder: str, pattern: str) -> set[str]:
+    """Returns the paths below a folder that match a pattern."""
+    head, is_deep, tail = pattern.partition("**")
+    if not is_deep:
+        names = glob.glob(pattern, root_dir=folder)  # noqa: PTH207 - Path.glob finds hidden names
+        return {posixpath.join(folder, name) for name in names}
+    bases = _matching(folder, head) if head else {folder}
+    folders = [deep for base in bases for deep in _deep_folders(base, hidden=False)]
+    return {path for deep in folders for path in _matching(deep, tail.lstrip("/") or "*")}
 
 
 @functools.total_ordering
@@ -181,12 +204,17 @@ class EPath:
         self.local_path().mkdir(exist_ok=exist_ok, parents=parents)
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """Yields what matches a pattern below the folder, sorted; `**` goes into folders."""
-        return map(EPath, sorted(self.local_path().glob(pattern)))
+        """Yields what matches a pattern below the folder, sorted.
+
+        `**` stands for the folder and all folders below it, also those that are links. Hidden names
+        match a pattern that begins with a dot.
+        """
+        return map(EPath, sorted(_matching(self._path, pattern)))
 
     def walk(self) -> Iterator[EPath]:
-        """Yields all files below the folder, sorted."""
-        return filter(EPath.is_file, self.glob("**/*"))
+        """Yields all files below the folder, sorted, also those in folders that are links."""
+        found = (path for folder in _deep_folders(self._path) for path in Path(folder).iterdir())
+        return map(EPath, sorted(path for path in found if path.is_file()))
 
     def copy(self, target: EPath) -> None:
         """Copies the file, and makes the folder of the copy."""

@@ -69,6 +69,19 @@ def describe(value: object, is_ours: object) -> dict[str, object]:
     return {"call": signature(value), "methods": methods, "properties": properties}
 
 
+def through_kwargs(name: str, energon: object) -> list[str]:
+    """The keywords that a function passes on by `**kwargs`, to the loader and its factories."""
+    config = importlib.import_module("megatron.energon.dataset_config").get_dataset_from_config
+    loader = importlib.import_module("megatron.energon.metadataset.dataset_loader").DatasetLoader
+    classes = [c for c in energon.StandardWebdatasetFactory.__mro__ if "__init__" in vars(c)]
+    own = {p for p, kind, _ in signature(getattr(energon, name)) or [] if kind != "**"}
+    # What the loader sets itself would be there twice.
+    own |= {"self", "training", "decoder", "shuffle_over_epochs", "cls", "args"}
+    chain = [loader.get_dataset, config, *(c.__init__ for c in classes if c is not object)]
+    rows = (signature(function) or [] for function in chain)
+    return sorted({p for row in rows for p, kind, _ in row if kind != "**" and p not in own})
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     energon = importlib.import_module("megatron.energon")
@@ -80,6 +93,8 @@ def main() -> None:
         return owner.__module__.startswith("megatron.")
 
     table = {name: describe(getattr(place, name), is_ours) for name, place in sorted(names.items())}
+    for name in ("get_train_dataset", "get_val_dataset", "get_val_datasets"):
+        table[name]["through"] = through_kwargs(name, energon)
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
     print("{\n" + rows + "\n}")
 

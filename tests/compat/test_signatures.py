@@ -49,7 +49,6 @@ EXCEPTIONS: dict[str, str] = {
     "PackingDataset(sample_encoder_stateless)": _STATELESS,
     "Metadataset(splits)": _READ_AT_ONCE,
     "MetadatasetV2(splits)": _READ_AT_ONCE,
-    "DatasetLoader.get_dataset": "get_datasets(...).datasets[0].dataset",
     "BasicDataLoader": "the same class as SavableDataLoader, whose parameters are keywords",
     "JoinedWebdatasetFactory.load_sample": "the sides load, the joiner joins",
     "SavableDataLoader.next_id": "an inner counter",
@@ -125,6 +124,16 @@ def all_differences(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", PRESENT)
 def test_calls_of_energon_mean_the_same_here(name):
     assert {k: v for k, v in all_differences(name).items() if is_excepted(k) is None} == {}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESENT if "through" in TABLE[name]])
+def test_what_energon_takes_by_kwargs_is_taken_here(name, tmp_path):
+    assert "sample_type" in TABLE[name]["through"]
+    for keyword in TABLE[name]["through"]:
+        with pytest.raises(FileNotFoundError):
+            ours(name)(tmp_path / "nothing", batch_size=1, **{keyword: None})
+    with pytest.raises(TypeError, match="'nonsense'; besides the named ones there are"):
+        ours(name)(tmp_path, batch_size=1, nonsense=1)
 
 
 def test_every_exception_is_one():

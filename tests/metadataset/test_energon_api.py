@@ -9,15 +9,30 @@ import pytest
 from energon_lite import (
     DatasetFormatError,
     DatasetLoader,
+    ImageSample,
     MetadatasetV2,
+    Sample,
+    TextSample,
     WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
     load_dataset,
     prepare_metadataset,
     traverse_metadataset,
 )
+from energon_lite.dataset_config import get_dataset_from_config, load_config
+from energon_lite.epathlib import EPath
+from energon_lite.flavors.webdataset.metadata import (
+    EnergonDatasetType,
+    check_dataset_info_present,
+    get_dataset_info,
+    get_dataset_type,
+    get_info_shard_files,
+)
 from energon_lite.metadataset.loaded import DatasetBlendMode
 
-from ..helpers import text_set
+from ..helpers import text_of, text_set
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 TEXT = """
@@ -70,7 +85,7 @@ def test_folder_is_one_dataset(root) -> None:
 
 def test_traversing_opens_nothing(root) -> None:
     (far,) = traverse_metadataset(root / "meta.yaml", split_part="far")
-    assert far.path == root / "not" / "there"
+    assert far.path == EPath(root / "not" / "there")
     assert (far.split_part, far.aux, far.subflavors) == ("far", {}, {})
     parts = traverse_metadataset(root / "meta.yaml", split_part="epochs")
     assert [(part.path.name, part.split_part) for part in parts] == [("a", "train"), ("b", "train")]
@@ -85,3 +100,67 @@ def test_wrong_use_is_refused(root) -> None:
     (root / "bad.yaml").write_text(TEXT.replace("weight: 3,", "wieght: 3,"))
     with pytest.raises(DatasetFormatError, match="Did you mean 'weight'"):
         prepare_metadataset(root / "bad.yaml")
+
+
+def test_a_folder_is_opened_without_a_task_encoder(root) -> None:
+    factory = get_dataset_from_config(
+        root / "a", split_part="train", training=False, worker_config=CONFIG, subflavors={"x": 1}
+    )
+    assert factory.subflavors == {"x": 1}
+    samples = list(factory.build())
+    assert [sample.text for sample in samples] == [text_of(i) for i in range(len(factory))]
+    same = load_config(
+        root / "a/.nv-meta/dataset.yaml",
+        default_type=type(factory),
+        default_kwargs={"path": EPath(root / "a"), "split_part": "train", "training": False},
+    )
+    assert [sample.text for sample in same.build()] == [sample.text for sample in samples]
+    found = load_config(root / "meta.yaml", default_type=MetadatasetV2)
+    assert isinstance(found, MetadatasetV2)
+    with pytest.raises(DatasetFormatError, match="is a metadataset; open it with load_dataset"):
+        get_dataset_from_config(root / "meta.yaml", split_part="train", worker_config=CONFIG)
+
+
+def test_what_lies_at_a_path_is_known(root) -> None:
+    (root / "x.jsonl").write_text("{}\n")
+    (root / "plain/.nv-meta").mkdir(parents=True)
+    (root / "plain/.nv-meta/index.sqlite").touch()
+    kinds = {
+        "a": "WEBDATASET", "x.jsonl": "JSONL", "meta.yaml": "METADATASET", "plain": "FILESYSTEM",
+        "nothing.yaml": "INVALID", "": "INVALID", "a/.nv-meta/.info.json": "INVALID",
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        assert get_dataset_type(EPath(root / name)) is EnergonDatasetType[kind], name
+    info = get_dataset_info(EPath(root / "a"))
+    assert list(info["shard_counts"]) == get_info_shard_files(root / "a")
+    assert get_info_shard_files(root / "a")[0].endswith(".tar")
+    assert check_dataset_info_present(EPath(root / "a"))
+    assert not check_dataset_info_present(EPath(root / "plain"))
+
+
+@pytest.mark.parametrize("get", [get_train_dataset, get_val_dataset, get_val_datasets])
+def test_a_sample_type_is_checked(root, get) -> None:
+    arguments = {"split_part": "train", "worker_config": CONFIG, "batch_size": 1}
+    get(root / "a", sample_type=TextSample, **arguments)
+    get(root / "a", sample_type=Sample, **arguments)
+    with pytest.raises(TypeError, match=r"sample_type=ImageSample, .* are TextSample"):
+        get(root / "a", sample_type=ImageSample, **arguments)
+
+
+def test_arguments_of_the_dataset_class_count_where_the_file_has_none(tmp_path) -> None:
+    root = tmp_path
+    text_set(root / "a", 12)
+    file = root / "a/.nv-meta/dataset.yaml"
+    only = {"batch_size": None, "worker_config": CONFIG, "split_part": "train"}
+    kept = get_val_dataset(root / "a", field_map={"text": "nothing"}, **only)
+    assert next(iter(kept)).text == text_of(0)  # what the file sets wins
+    file.write_text("sample_type: {__module__: energon_lite, __class__: TextSample}\n")
+    mapped = get_val_dataset(root / "a", field_map={"text": "txt"}, **only)
+    assert next(iter(mapped)).text == text_of(0)
+
+    def sample_loader(raw):
+        return {"text": f"{raw['__restore_key__'][-1]} {sorted(raw)}"}
+
+    made = get_val_dataset(root / "a", sample_loader=sample_loader, part_filter=["txt"], **only)
+    names = ["__key__", "__restore_key__", "__shard__", "__sources__", "txt"]
+    assert next(iter(made)).text == f"0 {names}"

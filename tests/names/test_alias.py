@@ -95,29 +95,87 @@ def test_a_real_energon_is_refused_if_imported_and_else_passed_over(tmp_path, is
     assert ("<class 'energon_lite.core.errors.SkipSample'>" in out) != is_imported
 
 
-def test_a_script_runs_as_main_with_its_arguments_also_in_spawned_processes(tmp_path):
-    (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent("""
-        import multiprocessing, sys
-        from beside import NAME
-        from megatron.energon.errors import SkipSample
+MAIN = """
+import multiprocessing, sys
+from importlib.metadata import version
+from {beside} import NAME
+from megatron.energon.errors import SkipSample
 
-        class Mine(SkipSample):
-            pass
+class Mine(SkipSample):
+    pass
 
-        def work(sample):
-            return type(sample).__name__, sample.args
+def work(sample):
+    return type(sample).__name__, sample.args, version("Megatron_Energon")
 
-        if __name__ == "__main__":
-            print(sys.argv, __file__, NAME)
-            sample = Mine("hello")
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                print(pool.apply(work, (sample,)))
-    """)
-    )
-    out = run("", "-m", "energon_lite.as_energon", str(script), "--steps", "3")
+if __name__ == "__main__":
+    print(sys.argv, __file__, NAME)
+    sample = Mine("hello")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(work, (sample,)))
+"""
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "1"]
+AS = ["-m", "energon_lite.as_energon"]
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+@pytest.mark.parametrize("launcher", [AS, TORCHRUN + AS, AS + TORCHRUN])
+def test_a_script_or_module_runs_as_main_with_its_arguments_also_in_spawned_processes(
+    tmp_path, is_module, launcher
+):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("import megatron.energon\n")
+    (package / "beside.py").write_text("NAME = 'beside'\n")
+    script = package / "__main__.py"
+    script.write_text(MAIN.replace("{beside}", ".beside" if is_module else "beside"))
+    what = ["-m", "pack"] if is_module else [str(script)]
+    out = run("", "-W", "error", *launcher, *what, "--steps", "3", cwd=tmp_path)
     first, second = out.splitlines()
     assert first == f"{[str(script), '--steps', '3']} {script} beside"
-    assert second == "('Mine', ('hello',))"
+    assert second == "('Mine', ('hello',), '7.4.1')"
+
+
+def test_the_version_is_that_of_the_code_which_is_imported(tmp_path):
+    """An installed Megatron-Energon is passed over, so that its version would be wrong."""
+    info = tmp_path / "megatron_energon-6.0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: megatron-energon\nVersion: 6.0.1\n")
+    out = run(f"""
+        import sys; sys.path.insert(0, {str(tmp_path)!r})
+        from importlib.metadata import distributions, entry_points, files, requires, version
+        import energon_lite
+        print(version("megatron-energon"))
+        energon_lite.as_energon()
+        print(version("megatron-energon"), version("megatron_energon"), files("megatron-energon"))
+        print(requires("megatron-energon"), "energon_lite" in str(list(distributions())))
+        print(version("pytest") != "7.4.1", len(entry_points()) > 0)
+    """)
+    assert out.splitlines() == ["6.0.1", "7.4.1 7.4.1 None", "None False", "True True"]
+
+
+def test_a_command_is_written_but_never_over_another_one(tmp_path):
+    command = tmp_path / "bin/energon"
+    for _ in range(2):  # over one of ours
+        out = run("", *AS, "--install-command", str(command.parent))
+        assert out == f"Wrote {command}, which runs energon-lite. To remove it: rm {command}\n"
+    found = subprocess.run([command, "prepare", "--help"], capture_output=True, text=True)
+    assert found.returncode == 0
+    assert "--split-ratio" in found.stdout
+    command.write_text("#!/usr/bin/python\nfrom megatron.energon.cli.main import main\n")
+    result = subprocess.run(
+        [sys.executable, *AS, "--install-command", str(command.parent)],
+        capture_output=True, text=True, cwd=REPO,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert f"{command} is of Megatron-Energon" in result.stderr
+    assert "nothing was written" in result.stderr
+    assert "megatron.energon" in command.read_text()
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["-m", "nothing_there"], ["-m", "nothing.there"]])
+def test_what_cannot_run_is_refused(words):
+    result = subprocess.run([sys.executable, *AS, *words], capture_output=True, text=True, cwd=REPO)
+    assert result.returncode == 1
+    is_named = "nothing" in "".join(words)
+    assert ("No module named" if "." in words[-1:] else "no module" if is_named else "usage: python"
+            ).lower() in result.stderr.lower()  # fmt: skip

@@ -12,7 +12,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import pytest
+import torch
 
 import energon_lite
 from energon_lite.names.energon_modules import (
@@ -26,6 +28,8 @@ from energon_lite.names.later import REASONS, Later
 from energon_lite.prepare.media import add_media_metadata
 from energon_lite.prepare.run import prepare_like_energon
 from energon_lite.sources.webdataset import BaseWebdatasetFactory, WebdatasetPreparator
+
+from ..helpers import text_set
 
 PACKAGE = Path(energon_lite.__file__).parent
 
@@ -101,20 +105,92 @@ def test_functions_of_preparators_are_those_of_the_modules():
 
 
 def test_placeholders_import_annotate_and_compare_but_explain_themselves_when_used():
-    from energon_lite.rng import WorkerRng
     from energon_lite.savable import Savable
+    from energon_lite.wrappers.base import SampleIndex
 
-    assert not isinstance(b"bytes", WorkerRng)
-    assert pickle.loads(pickle.dumps(WorkerRng)) is WorkerRng
+    assert not isinstance(b"bytes", SampleIndex)
+    assert pickle.loads(pickle.dumps(SampleIndex)) is SampleIndex
 
     class Mine(Savable[bytes]):
-        old: Optional[WorkerRng] = None  # noqa: UP045
-        rng: WorkerRng | None = None
+        old: Optional[SampleIndex] = None  # noqa: UP045
+        index: SampleIndex | None = None
 
     with pytest.raises(NotImplementedError, match="Savable: states are plain JSON"):
         Mine()
-    with pytest.raises(NotImplementedError, match="WorkerRng: use `sample_rng"):
-        WorkerRng.get  # noqa: B018
+    with pytest.raises(NotImplementedError, match="SampleIndex: your own stage"):
+        SampleIndex.get_next  # noqa: B018
+
+
+def test_a_generator_of_a_worker_draws_as_energons_and_resumes():
+    from energon_lite.rng import WorkerRng
+
+    def draw(rng):
+        numbers = [rng.randbelow(10) for _ in range(8)]
+        picks = [rng.choice_idx(torch.tensor([1, 2, 3])) for _ in range(10)]
+        return numbers, rng.shuffle(range(8)), picks
+
+    config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=1)
+    rng = WorkerRng(config)
+    assert [rng.randbelow(10) for _ in range(8)] == [0, 0, 3, 2, 9, 5, 8, 5]
+    assert rng.shuffle(list(range(8))) == [7, 5, 0, 2, 6, 3, 1, 4]
+    assert [rng.choice_idx(torch.tensor([1, 2, 3])) for _ in range(10)] == [
+        0, 0, 2, 2, 2, 2, 1, 1, 2, 2,
+    ]  # fmt: skip
+    other = WorkerRng(config)
+    other.restore_state(rng.save_state())
+    assert draw(other) == draw(rng)
+    entries = [3, 4]
+    assert rng.choice(entries) in entries
+    assert sorted([rng.rand_pop(entries), *entries]) == [3, 4]
+    assert rng.choice_idx(torch.tensor([1.0])) == 0
+
+
+def test_records_of_states_have_attributes_and_survive_files(tmp_path):
+    from energon_lite.savable_loader import SavableDataLoaderState, SavableDatasetCheckpoint
+
+    inner = SavableDatasetCheckpoint(state={"x": torch.ones(2)}, offset=3)
+    state = SavableDataLoaderState(worker_states=[inner], next_worker_id=1, micro_batch_size=2)
+    with torch.serialization.safe_globals([SavableDataLoaderState, SavableDatasetCheckpoint]):
+        torch.save({"state": state}, tmp_path / "s.pt")
+        loaded = torch.load(tmp_path / "s.pt", weights_only=True)["state"]
+    for found in (pickle.loads(pickle.dumps(state)), loaded):
+        assert type(found) is SavableDataLoaderState
+        assert (found.next_worker_id, found.worker_states[0].offset) == (1, 3)
+    assert isinstance({}, SavableDataLoaderState)  # what loaders return
+    assert not isinstance({}, SavableDatasetCheckpoint)
+    with pytest.raises(AttributeError, match=r"no 'nothing'; it has .'worker_states'"):
+        state.nothing  # noqa: B018
+
+
+def test_a_stage_that_iterates_as_energons_do_is_refused_when_it_is_made(tmp_path):
+    from energon_lite.wrappers.base import BaseWrapperDataset
+
+    class Mine(BaseWrapperDataset):
+        def __iter__(self):
+            yield from self.dataset
+
+    text_set(tmp_path, 3)
+    dataset = energon_lite.get_train_dataset(tmp_path, batch_size=1)
+    assert isinstance(dataset, BaseWrapperDataset)
+    with pytest.raises(TypeError, match="Mine defines __iter__, which no loader calls here"):
+        Mine(dataset, worker_config=None)
+
+
+def test_an_index_of_lines_is_written_as_by_energon(tmp_path):
+    from energon_lite.flavors.jsonl.ijsonl import IJSONL_SUFFIX, IJsonlIndexWriter
+
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": 22}\n')
+    with IJsonlIndexWriter(path) as writer:
+        for offset in (0, 9, 19):
+            writer.append(offset)
+    index = path.with_suffix(IJSONL_SUFFIX)
+    assert index.read_bytes() == np.array([0, 9, 19], "<u8").tobytes()
+    written = index.read_bytes()
+    energon_lite.prepare_dataset(path)
+    assert index.read_bytes() == written
+    IJsonlIndexWriter(tmp_path / "y.jsonl").close(finalize=False)
+    assert not (tmp_path / "y.jsonl.idx").exists()
 
 
 def test_unknown_names_are_errors():

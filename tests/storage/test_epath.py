@@ -48,3 +48,27 @@ def test_files_are_written_read_listed_copied_and_moved(tmp_path):
     (root / "z.bin").unlink()
     with pytest.raises(FileNotFoundError):
         (root / "z.bin").open("rb")
+
+
+def test_patterns_follow_links_but_not_in_circles(tmp_path):
+    root = EPath(tmp_path)
+    for name in ("d/e/x.tar", "d/f.txt", "d/.hidden.txt", "a.txt", ".meta/f.txt"):
+        (root / name).write_text("")
+    (tmp_path / "l").symlink_to("d")
+    (tmp_path / "d/up").symlink_to("..")
+    (tmp_path / "d/e/up").symlink_to("../..")
+    found = {
+        "**/*.txt": ["a.txt", "d/f.txt", "l/f.txt"],
+        "d/**/*.tar": ["d/e/x.tar"],
+        "**/e/*.tar": ["d/e/x.tar", "l/e/x.tar"],
+        "**/.*.txt": ["d/.hidden.txt", "l/.hidden.txt"],
+        "*/*.txt": ["d/f.txt", "l/f.txt"],
+        "*.txt": ["a.txt"],
+        "nothing/**/*": [],
+    }
+    for pattern, names in found.items():
+        assert [path.relative_to(root) for path in root.glob(pattern)] == names, pattern
+    assert [path.relative_to(root) for path in root.walk()] == [
+        ".meta/f.txt", "a.txt", "d/.hidden.txt", "d/e/x.tar", "d/f.txt", "l/.hidden.txt",
+        "l/e/x.tar", "l/f.txt",
+    ]  # fmt: skip
