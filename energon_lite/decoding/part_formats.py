@@ -13,6 +13,7 @@ import math
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
@@ -56,26 +57,34 @@ def check_size(num_bytes: int, max_bytes: int, what: str) -> None:
 
 
 def gunzip(raw: bytes, max_bytes: int) -> bytes:
-    """Unpacks gzip data, of several members, too."""
-    parts: list[bytes] = []
-    size = 0
+    """Unpacks gzip data, of several members, too: into memory that grows in its place."""
+    if int.from_bytes(raw[-4:], "little") > max_bytes:  # as the last member declares, or is corrupt
+        for _ in _unpacked(raw, max_bytes):
+            pass  # raises before anything is kept
+    buffer = io.BytesIO()
+    buffer.writelines(_unpacked(raw, max_bytes))
+    return buffer.getvalue()  # without a copy
+
+
+def _unpacked(raw: bytes, max_bytes: int) -> Iterator[bytes]:
+    size, has_member = 0, False
     unzip = None
     for start in range(0, len(raw), _GZIP_CHUNK):
         chunk = raw[start : start + _GZIP_CHUNK]
         while chunk:
             if unzip is None:
-                chunk = chunk.lstrip(b"\0") if parts else chunk  # padding
+                chunk = chunk.lstrip(b"\0") if has_member else chunk  # padding
                 if not chunk:
                     break
-                unzip = zlib.decompressobj(wbits=31)
-            parts.append(unzip.decompress(chunk, max_bytes - size + 1))
-            size += len(parts[-1])
+                unzip, has_member = zlib.decompressobj(wbits=31), True
+            piece = unzip.decompress(chunk, max_bytes - size + 1)
+            size += len(piece)
             check_size(size, max_bytes, "unpacked")
+            yield piece
             chunk = unzip.unused_data
             unzip = None if unzip.eof else unzip
     if unzip is not None:
         raise EOFError("it ends before its end marker")
-    return b"".join(parts)
 
 
 def npy(raw: bytes) -> Any:

@@ -378,3 +378,62 @@ def test_audio_and_video_without_pyav_are_an_error_with_the_install_line() -> No
     assert lines[0] == "b'raw'"
     assert len(lines) == 4
     assert all("pip install 'energon_lite[av]'" in line for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("part", "allowed", "factor"),
+    [
+        ("bin.gz", None, 1.5),  # the bytes are unpacked into memory that grows in its place
+        ("txt.gz", None, 2.1),  # the bytes and the text
+        ("npy.gz", None, 2.1),
+        ("txt", None, 1.1),  # beside the bytes
+        ("bin.gz", 30_000_000, 0.2),  # refused
+    ],
+)
+def test_a_part_takes_at_most_twice_its_decoded_size(part, allowed, factor) -> None:
+    code = f"""
+import gzip, io, re
+from pathlib import Path
+import numpy as np
+from energon_lite import SampleDecoder
+SIZE = 60_000_000
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) << 10
+def content(size):
+    array = io.BytesIO()
+    np.save(array, np.zeros(size, np.uint8))
+    data = array.getvalue() if {part!r}.startswith("npy") else bytes(size)
+    return gzip.compress(data, 1) if {part!r}.endswith("gz") else data
+decoder = SampleDecoder(**{{}} if {allowed} is None else {{"max_bytes": {allowed}}})
+decoder.decode({part!r}, content(1000))
+raw = content(SIZE)
+Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+before = peak()
+try:
+    decoder.decode({part!r}, raw)
+except ValueError as error:
+    assert {allowed} is not None and "allows 30,000,000" in str(error), error
+print((peak() - before) / SIZE)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < factor
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        gzip.compress(b"a") + gzip.compress(b"") + bytes(700) + gzip.compress(b"b") + bytes(9),
+        gzip.compress(b"") + bytes(5) + gzip.compress(b"ab"),
+        gzip.compress(b"ab") + bytes(40_000),
+    ],
+)
+def test_members_of_gzip_data_are_joined_and_padding_is_passed_over(packed) -> None:
+    assert SampleDecoder().decode("bin.gz", packed) == b"ab"
+
+
+def test_gzip_data_cut_off_is_no_bomb() -> None:
+    packed = gzip.compress(b"\xff" * 1000, 0)[:-50]  # ends as if 4 GiB were declared
+    with pytest.raises(DecodingError, match="ends before its end marker"):
+        SampleDecoder(max_bytes=2000).decode("bin.gz", packed)
