@@ -59,14 +59,14 @@ def check_size(num_bytes: int, max_bytes: int, what: str) -> None:
 def gunzip(raw: bytes, max_bytes: int) -> bytes:
     """Unpacks gzip data, of several members, too: into memory that grows in its place."""
     if int.from_bytes(raw[-4:], "little") > max_bytes:  # as the last member declares, or is corrupt
-        for _ in _unpacked(raw, max_bytes):
+        for _ in _gzip_pieces(raw, max_bytes):
             pass  # raises before anything is kept
     buffer = io.BytesIO()
-    buffer.writelines(_unpacked(raw, max_bytes))
+    buffer.writelines(_gzip_pieces(raw, max_bytes))
     return buffer.getvalue()  # without a copy
 
 
-def _unpacked(raw: bytes, max_bytes: int) -> Iterator[bytes]:
+def _gzip_pieces(raw: bytes, max_bytes: int) -> Iterator[bytes]:
     size, has_member = 0, False
     unzip = None
     for start in range(0, len(raw), _GZIP_CHUNK):

@@ -269,6 +269,15 @@ def _extension_of(part: str) -> str:
     return stem.rpartition(".")[2] if stem and extension.isdecimal() else extension
 
 
+def type_of_part(part: str) -> type | None:
+    """Returns what a part becomes by default: str, int or Tensor (also for arrays); else None."""
+    extension = _extension_of(part.removesuffix(".gz"))
+    decode, _ = _DECODERS.get(extension, (None, ""))
+    if extension == "npy" or extension.lower() in images.IMAGE_EXTENSIONS:
+        return torch.Tensor
+    return {bytes.decode: str, int: int}.get(decode)
+
+
 def _warn_of_pickle(extension: str) -> None:
     """Warns once that a part stays bytes; of several workers, the first one does."""
     worker = get_worker_info()

@@ -19,8 +19,10 @@ from energon_lite.metadataset.nodes import leaves
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.prepare.indexing import scan_shard
 from energon_lite.prepare.lines import broken_lines
+from energon_lite.prepare.odd_parts import odd_parts
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.sources.dataset_config import load_factory
+from energon_lite.storage.field_access import FieldMap
 from energon_lite.storage.files import is_there
 from energon_lite.storage.jsonl import (
     LINES,
@@ -137,8 +139,7 @@ def lint_dataset(
         num_workers: processes; by default one per usable core, at most 16. 0 and 1: this process.
         decode: whether samples are decoded, after the indexes are checked.
         trust: whether code that the dataset names (`sample_loader.py`) may be run.
-        progress: called with what is being done, how many shards (or samples) are done, of how
-            many.
+        progress: called with the step, and how many shards (or samples) are done, of how many.
 
     Raises:
         FileNotFoundError: The folder is not prepared.
@@ -174,6 +175,7 @@ def lint_dataset(
     if decode:
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
                             split_config=split_config)  # fmt: skip
+        _check_parts(partial(open_part, decoder=SampleDecoder()), root, info, parts, report)
         _decode_all(open_part, [(part.name, _length(root, part)) for part in parts], report, each)
     return report
 
@@ -386,6 +388,33 @@ def _check_splits(
     unknown = [f"exclude entry {e!r} fits no shard and excludes nothing" for e in excludes.unknown]
     report.add_warning(file, *unknown)
     return usable
+
+
+def _check_parts(
+    open_part: Callable[..., Any],
+    root: Path,
+    info: DatasetInfo,
+    parts: Sequence[SplitPart],
+    report: LintReport,
+) -> None:
+    """Checks the parts of all samples, by the index, against the fields of the sample type."""
+    try:
+        settings: dict[str, Any] = {}
+        with IndexDatabase(root) as index:
+            sizes = index.part_sizes()
+        for part in parts[:1]:
+            factory = open_part(split_part=part.name)
+            settings = factory.sample_settings()
+    except Exception:  # is reported where the index is checked, or samples are decoded
+        return
+    mapping = settings.get("field_map")
+    field_map = None if mapping is None else FieldMap(mapping)
+    counts = {name: count for name, (count, _) in (sizes or {}).items()}
+    is_ours = isinstance(settings.get("decoder"), dict)  # not a function of the user's class
+    kind = factory.sample_type if field_map and is_ours else None
+    num_samples = sum(info.shard_counts.values())
+    for odd in odd_parts(index.path, counts, num_samples, field_map, kind):
+        (report.add_error if odd.is_error else report.add_warning)(root, odd.text)
 
 
 def _length(root: Path, part: SplitPart) -> int:

@@ -14,7 +14,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.storage.braces import expand
 from energon_lite.storage.files import errors_of, is_there
 from energon_lite.storage.local_paths import local_path, local_text
-from energon_lite.storage.nvmeta import META, is_utf8
+from energon_lite.storage.nvmeta import META, is_utf8, no_folder
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
@@ -298,7 +298,7 @@ def local_root(path: str | os.PathLike[str]) -> Path:
     if not is_there(root):
         raise FileNotFoundError(f"{root} does not exist")
     if not root.is_dir():
-        raise NotADirectoryError(f"{root} is a file; give the folder that holds the .tar files")
+        raise NotADirectoryError(no_folder(root))
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,15 @@ from energon_lite.core.samples import SAMPLE_TYPES, Sample
 from energon_lite.decoding.media_headers import MediaFilterConfig
 from energon_lite.prepare import choose_shards
 from energon_lite.prepare.choose_shards import Ratio, Shard, find_shards, parse_ratio
+from energon_lite.prepare.odd_parts import FIRST_DOT
 from energon_lite.storage import nvmeta
-from energon_lite.storage.field_access import FieldMap, FieldSpec, check_fields, mappable_fields
+from energon_lite.storage.field_access import (
+    FieldMap,
+    FieldSpec,
+    check_fields,
+    listing,
+    mappable_fields,
+)
 from energon_lite.storage.files import is_there, read_file
 from energon_lite.storage.sqlite import counts_if_none_has
 from energon_lite.storage.yaml import dump_config
@@ -22,6 +30,7 @@ from energon_lite.storage.yaml import dump_config
 CRUDE = "CrudeWebdataset"
 SAMPLE_LOADER = "sample_loader.py"
 _MODULE = "megatron.energon"
+_FEW = 10  # parts that an error lists
 # Energon has this class, but not at its top level.
 _MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
 
@@ -117,7 +126,7 @@ def check_samples(
         raise DatasetFormatError(
             f"{root}: field {name!r} is mapped to {','.join(map(str, field_map.paths[name]))!r}, "
             f"but no sample has a part {' or '.join(map(repr, wanted))}."
-            f"{did_you_mean(wanted[0], parts)}"
+            f"{_instead(wanted, parts)}"
         )
     found = "; ".join(
         f"{name!r} ({' or '.join(wanted)}) is in {count:,}"
@@ -127,6 +136,19 @@ def check_samples(
         f"{root}: none of {num_samples:,} samples has the parts of all fields: {found}. Files of "
         "a sample have the same name up to the first dot and follow each other in the tar"
     )
+
+
+def _instead(wanted: Sequence[str], parts: Collection[str]) -> str:
+    """Describes the parts that are there in the place of those that no sample has."""
+    ends = tuple(f".{part}" for part in wanted)
+    dotted = [part for part in parts if part.endswith(ends)]
+    if len(dotted) > 1 or re.search(r"\d", "".join(dotted)):
+        return (
+            f" There {'is' if len(dotted) == 1 else 'are'} {listing(sorted(dotted))}. {FIRST_DOT}: "
+            "where the first dot belongs to the key, write the tars again with '_' in its place"
+        )
+    few = parts if len(parts) <= _FEW else ()
+    return did_you_mean(wanted[0], few) or f" The parts are {listing(sorted(parts))}"
 
 
 def _config(sample_type: str, field_map: FieldMap | None, by_loader: bool) -> dict[str, Any]:

@@ -7,8 +7,14 @@ import os
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.decisions import Progress, Request
 from energon_lite.prepare.report import PrepareReport
-from energon_lite.storage.jsonl import Lines, line_index_path, scan_lines, write_line_index
+from energon_lite.storage.jsonl import (
+    Lines,
+    line_index_path,
+    scan_lines,
+    write_line_index,
+)
 from energon_lite.storage.local_paths import local_path
+from energon_lite.storage.nvmeta import ONE_OBJECT_PER_LINE
 
 _OF_FOLDERS = (
     "split_ratio", "split_parts", "sample_type", "field_map", "exclude", "shuffle_seed", "paths",
@@ -49,10 +55,10 @@ def prepare_lines(path: str | os.PathLike[str], request: Request | None = None) 
 
     lines = scan_lines(file, progress=report)
     num_samples, size = len(lines.offsets) - 1, int(lines.offsets[-1])
-    if lines.num_broken == num_samples:
-        raise DatasetFormatError(
-            f"{file}: no line is a JSON object, from {{ to }}; write one object into each line"
-        )
+    if 2 * lines.num_broken > num_samples:
+        count = f"{lines.num_broken:,} of {num_samples:,} lines are no JSON objects"
+        what = "no line is a JSON object" if lines.num_broken == num_samples else count
+        raise DatasetFormatError(f"{file}: {what}, from {{ to }}; {ONE_OBJECT_PER_LINE}")
     if not request.dry_run:
         write_line_index(file, lines.offsets)
     return PrepareReport(
@@ -75,7 +81,10 @@ def broken_lines(lines: Lines) -> tuple[str, ...]:
         return ()
     numbers = ", ".join(str(line) for _, line in lines.broken[:_LISTED])
     more = ", ..." if lines.num_broken > _LISTED else ""
+    num_samples = len(lines.offsets) - 1
+    if 2 * lines.num_broken > num_samples:
+        more += f"; {ONE_OBJECT_PER_LINE}"
     return (
-        f"{lines.num_broken:,} of {len(lines.offsets) - 1:,} lines are no JSON objects, from {{ to "
+        f"{lines.num_broken:,} of {num_samples:,} lines are no JSON objects, from {{ to "
         f"}}, and will be skipped: line {numbers}{more}",
     )

@@ -25,6 +25,7 @@ from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.prepare.lines import prepare_lines
+from energon_lite.prepare.odd_parts import missing_parts, odd_parts
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.prepare.report import PrepareReport, SplitCount
 from energon_lite.storage import files, nvmeta
@@ -176,8 +177,9 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
                 raise
             _rename(plan)
             results = read_shards(plan, folder)
+        odd = _odd_parts(plan, folder / INDEX_SQLITE, results)
         dropped = 0 if dry_run else _commit(plan, folder, results)
-    return _report(plan, results, dropped)
+    return _report(plan, results, dropped, odd)
 
 
 def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
@@ -205,7 +207,7 @@ def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
         if errors:
             raise combined(errors, num_shards)
     if plan.field_map is not None:
-        parts = {part for result in results for part in result.parts}
+        parts = _parts_of(results)
         decisions.check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
     return results
 
@@ -281,16 +283,30 @@ def media_warnings(
     return stored, lines
 
 
-def _report(plan: decisions.Plan, results: Sequence[ShardResult], dropped: int) -> PrepareReport:
+def _parts_of(results: Sequence[ShardResult]) -> Counter[str]:
+    parts: Counter[str] = Counter()
+    for result in results:
+        parts.update(result.parts)
+    return parts
+
+
+def _odd_parts(plan: decisions.Plan, index: Path, results: Sequence[ShardResult]) -> list[str]:
+    name, num_samples = plan.request.sample_type, sum(result.samples for result in results)
+    kind = None if name is None else decisions.sample_type_of(name)
+    found = odd_parts(index, _parts_of(results), num_samples, plan.field_map, kind)
+    return [odd.text for odd in found] + missing_parts(index, num_samples, plan.field_map)
+
+
+def _report(
+    plan: decisions.Plan, results: Sequence[ShardResult], dropped: int, odd: Sequence[str]
+) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
         part: SplitCount(len(names), sum(counts[name] for name in names))
         for part, names in (plan.splits or {}).items()
     }
-    parts: Counter[str] = Counter()
-    for result in results:
-        parts.update(result.parts)
     warnings = [result.warning for result in results if result.warning]
+    warnings += odd
     if plan.splits is not None:
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
@@ -304,7 +320,7 @@ def _report(plan: decisions.Plan, results: Sequence[ShardResult], dropped: int) 
         samples=sum(counts.values()),
         size_bytes=sum(result.size_bytes for result in results),
         splits=splits,
-        parts=dict(parts),
+        parts=dict(_parts_of(results)),
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
         warnings=tuple(warnings),

@@ -70,7 +70,7 @@ def _find(field: str, paths: tuple[FieldPath, ...], sample: Mapping[str, Any]) -
     tried = "; ".join(path.why_missing(sample) for path in paths)
     parts = [name for name in sample if not name.startswith("__")]
     raise FieldAccessError(
-        f"field {field!r}: {tried}. The sample has the parts {_listing(parts)}. Correct field_map "
+        f"field {field!r}: {tried}. The sample has the parts {listing(parts)}. Correct field_map "
         "in dataset.yaml, or exclude the sample."
     )
 
@@ -239,7 +239,7 @@ def _step(value: Any, key: str) -> Any:
 
 def _contents(value: Any) -> str:
     if isinstance(value, dict):
-        return f"has the keys {_listing(value)}"
+        return f"has the keys {listing(value)}"
     if isinstance(value, (list, tuple)):
         return f"is a list of {len(value)}"
     if isinstance(value, bytes):
@@ -247,8 +247,8 @@ def _contents(value: Any) -> str:
     return f"is of type {type(value).__name__}"
 
 
-def _listing(names: Any, limit: int = 20) -> str:
+def listing(names: Any, limit: int = 10) -> str:
     """Lists names, the first `limit` of them."""
     names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return (", ".join(map(repr, names[:limit])) + more) or "(none)"

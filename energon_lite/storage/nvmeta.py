@@ -30,6 +30,9 @@ from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 
 META = ".nv-meta"
+ONE_OBJECT_PER_LINE = (
+    "write one object into each line (of a JSON array: `jq -c '.[]' array.json > lines.jsonl`)"
+)
 INFO_JSON = ".info.json"
 INFO_YAML = ".info.yaml"
 INDEX_UUID = "index.uuid"
@@ -174,13 +177,20 @@ def not_prepared(root: Path) -> FileNotFoundError | DatasetFormatError:
     if not is_there(root):
         return FileNotFoundError(f"{text}: it does not exist; check the path")
     if not root.is_dir():
-        return FileNotFoundError(f"{root} is a file; give the path of a folder of .tar files")
+        return FileNotFoundError(no_folder(root))
     if is_there(root / META / INDEX_SQLITE):
         return DatasetFormatError(
             f"{root} is a filesystem dataset: files without samples. Let a cooker read them, by "
             f"`aux: {{name: filesystem://{root}}}`; if it has tars, {prepare}"
         )
     return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}); {prepare}")
+
+
+def no_folder(path: Path) -> str:
+    """Describes a file in the place of a dataset's folder."""
+    text = f"{path} is a file; give the path of a folder of .tar files"
+    is_json = path.suffix in (".json", ".ndjson")
+    return f"{text}, or of a .jsonl file: {ONE_OBJECT_PER_LINE}" if is_json else text
 
 
 def mapping(value: Any, place: str) -> YamlMap:

@@ -402,14 +402,33 @@ def counts_if_none_has(index: Path, groups: Sequence[Collection[str]]) -> list[i
         "SELECT 1 FROM sample_parts GROUP BY tar_file_id, sample_index "
         f"HAVING {having or 'true'} LIMIT 1"
     )
+    with ReadOnlyDatabase(index, INDEX_TABLES, "prepare again") as database:
+        if database.rows(query, [part for group in groups for part in group], int):
+            return None
+    return counts_of_groups(index, groups)
+
+
+def counts_of_groups(index: Path, groups: Sequence[Collection[str]]) -> list[int]:
+    """Counts the samples that have a part of each group."""
     count = (
         "SELECT count(*) FROM (SELECT DISTINCT tar_file_id, sample_index FROM sample_parts "
         "WHERE part_name IN ({}))"
     )
     with ReadOnlyDatabase(index, INDEX_TABLES, "prepare again") as database:
-        if database.rows(query, [part for group in groups for part in group], int):
-            return None
         return [database.rows(count.format(_question_marks(g)), list(g), int)[0][0] for g in groups]
+
+
+def largest_sample(index: Path, parts: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the key of the sample with most of some parts, and all of its parts, in order."""
+    query = (
+        "SELECT sample_key, part_name FROM sample_parts JOIN samples USING (tar_file_id, "
+        "sample_index) WHERE (tar_file_id, sample_index) = (SELECT tar_file_id, sample_index FROM "
+        f"sample_parts WHERE part_name IN ({_question_marks(parts)}) GROUP BY 1, 2 "
+        "ORDER BY count(*) DESC LIMIT 1) ORDER BY content_byte_offset"
+    )
+    with ReadOnlyDatabase(index, INDEX_TABLES, "prepare again") as database:
+        rows = database.rows(query, parts, str, str)
+    return rows[0][0], [part for _, part in rows]
 
 
 def _question_marks(values: Collection[object]) -> str:
