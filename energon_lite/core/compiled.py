@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from energon_lite.core.compile_ahead import CompileAhead
+from energon_lite.core.errors import raise_of_handler
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +173,10 @@ def _compile(compiled: Any, signature: str) -> None:
     try:
         compiled.compile(types)
     except OSError as error:  # no space left, for example; it is compiled all the same
+        raise_of_handler(error)
         _warn_not_kept(str(error))
-    except Exception:  # a corrupt file of the cache may raise anything
+    except Exception as error:  # a corrupt file of the cache may raise anything
+        raise_of_handler(error)
         logger.warning("The cached code of %s is corrupt; compiling it again.", compiled.__name__)
         compiled.recompile()
         compiled.compile(types)

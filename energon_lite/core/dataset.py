@@ -433,7 +433,7 @@ class StreamRun(Iterator[T]):
             if context.generators is None:
                 item = next(self._cursor)
             else:
-                with context.generators:
+                with context.generators.turn, context.generators:
                     item = next(self._cursor)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             if self._is_restored and (damage := as_damage(error, self._name)) is not error:
@@ -466,8 +466,8 @@ class StreamRun(Iterator[T]):
         context = StreamContext(self.stream, self.context.max_skip_rate)
         context.worker_config = self.context.worker_config
         cursor = self._dataset.cursor(self.stream)
-        context.generators = generators_of(self._dataset, self.stream, drawn)
-        with context_of(context), context.generators or nullcontext():
+        context.generators = own = generators_of(self._dataset, self.stream, drawn)
+        with context_of(context), own.turn if own else nullcontext(), own or nullcontext():
             context.batch_index = num_returned * self.stream.num_streams + self.stream.index
             try:
                 cursor.restore(snapshot.inner[0])

@@ -13,13 +13,20 @@ import linecache
 import logging
 import os
 import re
+import signal
 import sysconfig
+import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
+
+# The module `signal` makes enums of numbers first, and drops what a handler raises meanwhile.
+_signal: Any = import_module("_signal")
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 
@@ -90,6 +97,48 @@ FATAL_EXCEPTIONS = (
     NameError,
     FatalSampleError,
 )
+
+
+def raise_of_handler(error: BaseException | None) -> None:
+    """Raises an error again that a signal handler raised: for the training loop, of no sample.
+
+    Wherever errors are tolerated, this is asked first. Only handlers count that are installed now,
+    so that a hook may install one for its own time limit.
+
+    Args:
+        error: what was caught. It may have been raised from the handler's, or while that was
+            handled; None does nothing.
+    """
+    if error is None:
+        return
+    installed = filter(callable, map(_signal.getsignal, range(1, signal.NSIG)))
+    codes = {_code_of(handler) for handler in installed}
+    outer = {frame for frame, _ in traceback.walk_stack(None)}
+    inner: BaseException | None = error
+    seen = set[int]()
+    while inner is not None and id(inner) not in seen:
+        seen.add(id(inner))
+        frames = [frame for frame, _ in traceback.walk_tb(inner.__traceback__)]
+        if inner is not error and frames and frames[0] in outer:
+            return  # an `except` of the caller's handles it, and iterates the loader meanwhile
+        if any(frame.f_code in codes for frame in frames):
+            raise inner from inner.__cause__
+        inner = inner.__cause__ or inner.__context__
+
+
+def _code_of(handler: Any) -> object:
+    """Returns the code of a function, a `functools.partial` of it, or an object with `__call__`."""
+    function: Any = getattr(handler, "func", handler)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+
+
+class Ignored(suppress):
+    """As `contextlib.suppress`, but lets through what a signal handler raised."""
+
+    def __exit__(self, *caught: Any) -> bool:
+        """Decides by the exception that ended the block."""
+        raise_of_handler(caught[1])
+        return bool(super().__exit__(*caught))
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -10,8 +10,8 @@ import ctypes
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -160,16 +160,36 @@ os.register_at_fork(
 )
 
 
-@contextmanager
-def seeded(key: int) -> Iterator[None]:
-    """Seeds the global generators for a `with` block, and puts them back after it."""
-    with _turn:
-        before = GlobalStates()
-        seed_generators(key)
+def turn() -> AbstractContextManager[Any]:
+    """Returns the lock of the generators, for a `with` statement.
+
+    Only the statement takes a lock and releases it whatever comes: between two instructions of an
+    `__enter__`, a handler of a signal may raise.
+    """
+    return _turn
+
+
+class Seeded:
+    """Seeds the global generators for a `with` block, and puts them back after it.
+
+    The block has its `turn()`.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._before = GlobalStates()
+
+    def __enter__(self) -> None:
+        """Seeds them."""
         try:
-            yield
-        finally:
-            before.put()
+            seed_generators(self._key)
+        except BaseException:  # such as an interrupt
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """Puts them back."""
+        self._before.put()
 
 
 # Names of the generators that were drawn from, as a state has them.
@@ -228,13 +248,17 @@ class StreamGenerators:
         """Seeds what was drawn from, by texts, integers and tuples of these."""
         seed_generators(key_of(*names), self.drawn)
 
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """The lock that a `with` statement takes before this object; in a worker process none."""
+        return nullcontext() if self._is_worker else turn()
+
     def __enter__(self) -> None:
         """Takes over the generators."""
         if self._is_worker:
             if _Owner.generators is not self:
                 self._begin()
             return
-        _turn.acquire()
         try:
             self._before = GlobalStates()
             self._begin()
@@ -265,13 +289,10 @@ class StreamGenerators:
                 self._put_back()
 
     def _put_back(self) -> None:
-        """Puts the user's generators back; they are free for another thread then."""
-        try:
-            before, self._before = self._before, None
-            if before is not None:
-                before.put()
-        finally:
-            _turn.release()
+        """Puts the user's generators back."""
+        before, self._before = self._before, None
+        if before is not None:
+            before.put()
 
 
 class WorkerRng:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,9 +30,10 @@ from energon_lite.core.errors import (
     log_exception,
     note_place,
     place_of,
+    raise_of_handler,
     reraise_exception,
 )
-from energon_lite.core.global_generators import seeded
+from energon_lite.core.global_generators import Seeded, turn
 from energon_lite.core.keys import Siblings, leaves, name_of_key
 from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.seeds import key_of
@@ -107,7 +107,7 @@ def _seeded(function: F) -> F:
         if config is None:
             return function(*args, **kwargs)
         place = config.worker_seed(), config.active_worker_sample_index
-        with seeded(key_of("restore_seeds", *place)):
+        with turn(), Seeded(key_of("restore_seeds", *place)):
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
@@ -179,7 +179,7 @@ class UserFunction:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""
         self.enter(current_context(), key)
         if self.restore_seeds:
-            with seeded(key_of("restore_seeds", self.seed, key, self.name)):
+            with turn(), Seeded(key_of("restore_seeds", self.seed, key, self.name)):
                 result = self.function(argument)
         else:
             result = self.function(argument)
@@ -204,8 +204,10 @@ class UserFunction:
             self.enter(context, key, number)
             # What it draws with sample_rng() continues from item to item.
             context.rng = rng
-            seeds = (self.seed, key, self.name, number)
-            with seeded(key_of("restore_seeds", *seeds)) if self.restore_seeds else nullcontext():
+            if self.restore_seeds:
+                with turn(), Seeded(key_of("restore_seeds", self.seed, key, self.name, number)):
+                    item = next(items, SKIPPED)
+            else:
                 item = next(items, SKIPPED)
             rng = context.rng
             if item is SKIPPED:
@@ -257,7 +259,8 @@ class UserFunction:
             for place, (key, item) in enumerate(islice(items, max(numbers) + 1)):
                 if place in numbers:
                     made[key] = item
-        except Exception:
+        except Exception as error:
+            raise_of_handler(error)
             if restore_key not in made:  # else a sibling fails, and will when it is asked for
                 raise
         if restore_key not in made:
@@ -376,9 +379,12 @@ class FunctionRun:
 
         Raises:
             FatalSampleError: The error is one of wrong code, or there were too many.
+            Exception: A handler of a signal raised it.
         """
         spec = self.spec
         on_purpose = isinstance(error, SkipSample)
+        if not on_purpose:
+            raise_of_handler(error)
         argument = samples_of(argument)
         name, sources = describe_input(argument)
         name = name or name_of_key(key)

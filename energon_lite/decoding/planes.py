@@ -13,6 +13,7 @@ import numpy.typing as npt
 from energon_lite.core.arrays import UInt8Array
 from energon_lite.core.compile_ahead import CompileAhead
 from energon_lite.core.compiled import compile_kernel, emitter, kernel
+from energon_lite.core.errors import raise_of_handler
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def _is_compiled() -> bool:
         kernels = (_split_to_bytes, _split_to_floats, _stream_bytes)
         return all(compile_kernel(kernel) for kernel in kernels)
     except Exception as error:  # which is no fault of the picture
+        raise_of_handler(error)
         logger.warning("Pictures become tensors by numpy, since numba fails: %r", error)
         return False
 

@@ -38,6 +38,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
 from energon_lite.core.edataclass import has_own
+from energon_lite.core.errors import Ignored, raise_of_handler
 from energon_lite.core.sample_columns import later_fields
 from energon_lite.core.samples import Batch, Sample, SourceInfo
 from energon_lite.core.state import Snapshot
@@ -677,6 +678,7 @@ class Inlet:
             except BlockingIOError:
                 return None
             except OSError as error:
+                raise_of_handler(error)
                 raise Closed from error
             if not part:
                 raise Closed
@@ -707,7 +709,7 @@ def order(sock: socket.socket, kind: int, number: int = 0, body: bytes = b"") ->
     """Sends an order to a worker process; a question only if that needs no wait."""
     head = _ORDER.pack(kind, number, len(body))
     # One that has ended is reported by the next wait for it; one that does not read is stuck.
-    with suppress(OSError):
+    with Ignored(OSError):
         sock.sendall(head + body, socket.MSG_DONTWAIT if kind == ASK else 0)
 
 

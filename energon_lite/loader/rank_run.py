@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import append
+from energon_lite.core.errors import append, raise_of_handler
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
@@ -33,6 +35,8 @@ from energon_lite.loader.worker_main import RunSettings, WorkerDied
 from energon_lite.loader.worker_pool import WorkerPool
 
 T = TypeVar("T")
+A = TypeVar("A")
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +84,17 @@ class RankRun(Generic[T]):
         self._even: EvenPass | None = None
         self._has_begun = False
         self._snapshots: dict[int, Snapshot] = {}
-        self._undo: Any = None  # the position before a step that is not done, or was broken off
         self._deliveries: WorkerPool | RankFeed | None = None
+        self._place = self._mark  # where the run stood after the last step that was done
+        self._is_in_step = False
+        self._is_torn = False  # by a step in progress, or one that was broken off twice
 
     def go_to(self, position: LoaderPosition) -> None:
         """Stops the worker processes; the next batch is that of `position`."""
+        self._whole(self._go_to, position)
+
+    def _go_to(self, position: LoaderPosition) -> None:
         self.stop_workers()
-        self._undo = None
         self._set_position(position)
         self.seek = Seek(is_restored=True, is_fresh=False)
         self.counter = Counter(self.dataset, position.stats, self.num_run_items)
@@ -101,7 +109,9 @@ class RankRun(Generic[T]):
     @property
     def num_run_items(self) -> int:
         """How many items all ranks have emitted, in step with this one, in all passes."""
-        position = self.position
+        return self._run_items_at(self.position)
+
+    def _run_items_at(self, position: LoaderPosition) -> int:
         slots = position.start.slots
         here = slots.base + position.count * slots.world_size
         if self.dataset.endless:
@@ -112,23 +122,33 @@ class RankRun(Generic[T]):
 
     def iterate(self) -> Iterator[T]:
         """Begins with the first batch: trainers call `set_epoch` after `iter`, too."""
-        self.begin()
-        yield from self.batches()
+        self._whole(self._begin, self.seek)
+        yield from self._batches(partial(self._whole, self._advance))
 
-    def begin(self) -> None:
-        """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
-        if self._undo is not None:
-            self._go_back(self._undo)
-        mark, seek = self._mark, self.seek
+    def _whole(self, advance: Callable[[A], R], argument: A) -> R:
+        """Makes a step; until it is done, the run stands, and is saved, where it stood before."""
+        if self._is_in_step:
+            raise RuntimeError(
+                "The loader computes a batch. Meanwhile a signal handler or another thread may "
+                "save its state; iterate or restore it between two batches"
+            )
+        if self._is_torn:
+            self._go_back()
         try:
-            self._begin(seek)
+            self._is_in_step = self._is_torn = True
+            result = advance(argument)
+            # No handler of a signal and no exception comes between these.
+            self._place, self._is_torn = self._mark, False
         except BaseException:
             with suppress(BaseException):  # of several interrupts, the first is raised
-                self._go_back(mark)
-            self.seek = seek
+                self._go_back()
             raise
+        finally:
+            self._is_in_step = False
+        return result
 
     def _begin(self, seek: Seek) -> None:
+        """Begins the next `iter`: the rest of the pass in training, a new pass in validation."""
         self.seek = Seek(is_fresh=False, offset=seek.offset)
         if self.dataset.training:
             self._go_to_epoch(seek)
@@ -146,12 +166,12 @@ class RankRun(Generic[T]):
         length = self.dataset.pass_length
         if seek.is_fresh and length is not None:
             for _ in range(seek.epoch or 0):
-                deque(self.batches(), maxlen=0)
-                self.begin()
+                deque(self._batches(self._advance), maxlen=0)
+                self._begin(self.seek)
         has_passes = not self.dataset.endless or length is not None
         num_returned = self.position.items_in_pass if has_passes else 0
         number = seek.num_to_discard(has_passes, num_returned, self._ends.num_steps(self.position))
-        deque(islice(self.batches(), number), maxlen=0)
+        deque(islice(self._batches(self._advance), number), maxlen=0)
 
     def _go_to_epoch(self, seek: Seek) -> None:
         """Goes to the start of the pass that a trainer asks for, unless the run is in it."""
@@ -170,43 +190,37 @@ class RankRun(Generic[T]):
         slots = start.slots._replace(base=0, first=0)
         self._set_position(LoaderPosition(PassStart(slots, target)))
 
-    def batches(self) -> Iterator[T]:
+    def _batches(self, advance: Callable[[bool], Delivery | None]) -> Iterator[T]:
         """Yields what is left of the pass or virtual epoch."""
-        length = self.dataset.pass_length
         has_yielded = False
-        while length is None or self.position.items_in_pass < length:
-            mark = self._undo = self._mark
-            try:
-                delivery = self._advance(has_yielded)
-            except BaseException:
-                with suppress(BaseException):  # as above
-                    self._go_back(mark)
-                raise
-            self._undo = None
-            if delivery is None:
-                break
+        while (delivery := advance(has_yielded)) is not None:
             has_yielded = True
             yield delivery.item
-        if not self.dataset.training:
-            self.position.ended = True
-        self.position.items_in_pass = 0
         self._check_failures(is_end=True)
 
     @property
     def _mark(self) -> Any:
         """Where the run stands, as values that are never changed."""
-        return self.position, vars(self.position).copy(), self._snapshots, self.counter.mark
+        position, counter = self.position, self.counter
+        attributes = vars(position).copy()
+        return position, attributes, self._snapshots, self.seek, counter, counter.mark
 
-    def _go_back(self, mark: Any) -> None:
-        """Returns to a mark; what was computed ahead is lost, and is computed again."""
+    def _go_back(self) -> None:
+        """Returns to before the step; what was computed ahead is lost, and is computed again."""
         with DeferredSignals():
-            self.position, attributes, self._snapshots, self.counter.mark = mark
+            self.position, attributes, self._snapshots, *rest = self._place
+            self.seek, self.counter, self.counter.mark = rest
             vars(self.position).update(attributes)
             self.stop_workers()
-            self._undo = None
+            self._is_torn = False
 
     def _advance(self, has_yielded: bool) -> Delivery | None:
-        """Advances by one step; returns its delivery, or None at the end of the pass."""
+        """Advances to the next delivery, or by None to the end of the pass or virtual epoch."""
+        position, length = self.position, self.dataset.pass_length
+        if length is not None and position.items_in_pass >= length:
+            position.ended = position.ended or not self.dataset.training
+            position.items_in_pass = 0
+            return None
         deliveries = self._deliveries
         pid = deliveries.pid if deliveries is not None else -1
         if pid is not None and pid != os.getpid() and not self._ahead:
@@ -217,7 +231,7 @@ class RankRun(Generic[T]):
         if delivery is None:
             self._ends.learn(self.position)
             if has_yielded or not self._next_pass_is_due():
-                self.position.ended = True
+                self.position.ended, self.position.items_in_pass = True, 0
                 return None
             self._begin_pass()
             return self._advance(True)  # no third time: the data may be empty
@@ -271,6 +285,7 @@ class RankRun(Generic[T]):
             self._ahead = [self._computed_step()]
             self.is_last = self._ahead[0] is None
         except Exception as error:
+            raise_of_handler(error)
             self.stop_workers()
             self._ahead = [error]  # raised with the next step
 
@@ -346,7 +361,8 @@ class RankRun(Generic[T]):
     def _start_deliveries(self) -> WorkerPool | RankFeed:
         settings, config, position = self._settings, self._config, self.position
         if position.count or self._snapshots:  # to where the run stood when workers were stopped
-            self.position = resumed = self.resumed([json.loads(json.dumps(self.state()))])
+            state = json.loads(json.dumps(self._state_at(self._mark)))
+            self.position = resumed = self.resumed([state])
             resumed.peers = position.peers
         start = self.position.start
         # A worker without a stream would have nothing to compute.
@@ -375,7 +391,17 @@ class RankRun(Generic[T]):
         return resume(states, self.dataset, self._config, self.dataset_config, migrate)
 
     def state(self) -> dict[str, Any]:
-        """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing."""
-        stats = self.counter.to_json(self.num_run_items)
-        state = self.position.to_json(self._snapshots, stats) | self._saved_config
+        """Returns where the rank stands, as plain JSON; asks no worker and waits for nothing.
+
+        In a step, as by a handler of a signal, it is where the rank stood before.
+        """
+        return self._state_at(self._place)
+
+    def _state_at(self, place: Any) -> dict[str, Any]:
+        position, attributes, snapshots, _, counter, counted = place
+        position, counter = copy.copy(position), copy.copy(counter)
+        vars(position).update(attributes)
+        counter.mark = counted
+        stats = counter.to_json(self._run_items_at(position))
+        state = position.to_json(snapshots, stats) | self._saved_config
         return {**state, "checksum": checksum(state)}

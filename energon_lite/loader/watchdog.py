@@ -39,13 +39,13 @@ class Watchdog:
         """Begins a wait."""
         if self._limit_sec is None:
             return
-        self._since = time.monotonic()
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_watch, args=(weakref.ref(self),), name="watchdog", daemon=True
-            )
             with DeferredSignals():
+                self._thread = threading.Thread(
+                    target=_watch, args=(weakref.ref(self),), name="watchdog", daemon=True
+                )
                 self._thread.start()
+        self._since = time.monotonic()  # last: where an exception comes before, no wait has begun
 
     def __exit__(self, *_: object) -> None:
         """Ends a wait."""

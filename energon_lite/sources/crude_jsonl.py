@@ -46,7 +46,7 @@ class LineLoader(SampleLoader):
         """
         try:
             if isinstance(members, Exception):
-                raise copy.copy(members)
+                raise copy.copy(members) from members
             ((name, first, last),) = members
             plans = self._plans
             target, decode = plans.get(_JSON) or plans.setdefault(_JSON, self._plan(_JSON))

@@ -450,7 +450,7 @@ class SampleLoader:
                 raw = bytes(data[first:last])
                 return sample_key, {field: raw if decode is None else decode(raw)}, (name,)
         if isinstance(members, Exception):
-            raise copy.copy(members)  # one error may stand for all samples of a shard
+            raise copy.copy(members) from members  # one error may stand for all samples of a shard
         sample_key = lead = ""
         values: dict[str, Any] = {}
         files: tuple[str, ...] = ()

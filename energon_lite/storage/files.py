@@ -25,7 +25,12 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from energon_lite.core.errors import DatasetFormatError, FatalSampleError, is_worth_a_line
+from energon_lite.core.errors import (
+    DatasetFormatError,
+    FatalSampleError,
+    is_worth_a_line,
+    raise_of_handler,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +152,7 @@ def retried(
     """
     if getattr(_current, "is_trying", False):
         return attempt()
+    raise_of_handler(first)
     slept, pause = 0.0, _FIRST_SEC
     begun, tries = (0.0, 1) if first is None else (clock(), 2)
     while True:
@@ -155,6 +161,7 @@ def retried(
             result = attempt()
             break
         except OSError as error:
+            raise_of_handler(error)
             # Since the first error: the attempt itself may take long.
             begun = begun or clock()
             spent = max(slept, clock() - begun)
@@ -247,6 +254,7 @@ class Patience:
         try:
             return retried(attempt, path, patience, first)
         except OSError as error:
+            raise_of_handler(error)
             if is_away:
                 raise FatalSampleError(
                     f"{self._root}: no file of the dataset can be read any more: {error}. No "

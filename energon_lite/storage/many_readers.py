@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array, argsort
+from energon_lite.core.errors import Ignored
 from energon_lite.storage.large_files import CACHED_ONLY
 from energon_lite.storage.shards import MAX_GAP_BYTES, Block, Ranges, ShardReader, will_need
 from energon_lite.storage.tar import BLOCK, OneFileEach, block_members
@@ -158,6 +158,6 @@ def _filled(rows: Ranges) -> tuple[UInt8Array, Int64Array, BoolArray, bool]:
 
 
 def _is_filled(descriptor: int, target: memoryview, start: int, flags: int) -> bool:
-    with suppress(OSError):
+    with Ignored(OSError):
         return os.preadv(descriptor, [target], start, flags) == len(target)
     return False

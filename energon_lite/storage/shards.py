@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
-from energon_lite.core.errors import DatasetFormatError
+from energon_lite.core.errors import DatasetFormatError, Ignored, raise_of_handler
 from energon_lite.storage import files
 from energon_lite.storage.large_files import CACHED_ONLY, LARGE_BYTES, FileContents, read_files
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index, reindex
@@ -62,7 +62,7 @@ _NONE: Int64Array = np.empty(0, dtype=np.int64)
 def will_need(descriptor: int, start: int, stop: int) -> None:
     """Asks the kernel to read a range of a file into its page cache; does not wait for it."""
     if CACHED_ONLY:
-        with suppress(OSError):  # a file system may refuse
+        with Ignored(OSError):  # a file system may refuse
             for at in range(start, stop, _ADVICE_BYTES):
                 size = min(_ADVICE_BYTES, stop - at)
                 os.posix_fadvise(descriptor, at, size, os.POSIX_FADV_WILLNEED)
@@ -216,6 +216,7 @@ class KeyCheck:
         except FileNotFoundError:
             return {}
         except (DatasetFormatError, OSError) as error:
+            raise_of_handler(error)
             files.warn_once(f"{error}. Until then keys of samples are not compared with it")
             return {}
 
@@ -278,7 +279,7 @@ class OpenShards:
     def end_of(self, shard: int) -> int | None:
         """Returns the size of a shard whose index goes beyond its end now; None for others."""
         if shard in self._overrun:
-            with suppress(OSError, DatasetFormatError):
+            with Ignored(OSError, DatasetFormatError):
                 size = (self._root / self._shards[shard]).stat().st_size
                 if size != self._overrun[shard]:  # it was restored, or is being copied
                     self._close(shard)
@@ -289,7 +290,7 @@ class OpenShards:
         """Returns the error of a sample that would end at byte `stop`, behind the file's end."""
         path, size = self._root / self._shards[shard], self._overrun[shard]
         tail = bytearray(b"?" * 2 * BLOCK)
-        with suppress(OSError, DatasetFormatError):
+        with Ignored(OSError, DatasetFormatError):
             self._fill(shard, memoryview(tail), max(0, size - len(tail)))
         if size % BLOCK or any(tail):
             what = (
@@ -334,6 +335,7 @@ class OpenShards:
             self._fill(shard, target, base)
             return {}
         except (OSError, DatasetFormatError) as error:
+            raise_of_handler(error)
             failure = error
         starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
         missing = dict(enumerate(zip(starts, stops, strict=True), first))
@@ -355,6 +357,7 @@ class OpenShards:
         try:
             self._patiently(shard, read_missing, failure)
         except (OSError, DatasetFormatError) as error:
+            raise_of_handler(error)
             return dict.fromkeys(missing, error)
         return {}
 
@@ -373,7 +376,8 @@ class OpenShards:
             opened = {number: self._opened(number) for number in set(numbers)}
             descriptors = [opened[number].descriptor for number in numbers]
             found = read_files(descriptors, rows.starts, rows.stops)
-        except (OSError, DatasetFormatError):
+        except (OSError, DatasetFormatError) as error:
+            raise_of_handler(error)
             return None  # reading a range reports what is wrong, and waits if it has to
         if found is None:
             self._no_large = SLOW_BLOCKS
@@ -384,7 +388,8 @@ class OpenShards:
         """Reads a range if it is in the page cache, and counts those that are not."""
         try:
             num_read = os.preadv(descriptor, [target], start, CACHED_ONLY)
-        except OSError:  # file systems that do not know are often on other machines
+        except OSError as error:  # file systems that do not know are often on other machines
+            raise_of_handler(error)
             num_read = -1
         if num_read == len(target):
             return True
@@ -405,7 +410,7 @@ class OpenShards:
 
     def at_once(self, shard: int) -> OpenShard | None:
         """Returns an open shard; None if it cannot be opened, or is not whole."""
-        with suppress(OSError, DatasetFormatError):
+        with Ignored(OSError, DatasetFormatError):
             opened = self._opened(shard)
             return None if shard in self._overrun else opened
         return None
@@ -784,6 +789,7 @@ class ShardReader(BlockReader):
             try:
                 offsets = offsets_of(number)
             except (OSError, DatasetFormatError) as error:
+                raise_of_handler(error)
                 lost.update(dict.fromkeys(order[first:last].tolist(), error))
                 continue
             starts[first:last] = offsets[places[first:last]]

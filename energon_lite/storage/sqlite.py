@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -134,7 +135,6 @@ class ReadOnlyDatabase:
         self.path = path
         self._remedy = remedy
         self._lock = threading.Lock()
-        self._calls = 0
         self._max_calls = 20 + size * _STEPS_PER_BYTE // _STEPS_PER_CALL
         with _reading(path, remedy):
             self._connection = sqlite3.connect(
@@ -143,7 +143,6 @@ class ReadOnlyDatabase:
         try:
             if hasattr(self._connection, "setlimit"):
                 self._connection.setlimit(_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-            self._connection.set_progress_handler(self._is_too_much, _STEPS_PER_CALL)
             with _reading(path, remedy):
                 self._connection.execute("PRAGMA trusted_schema = OFF")
                 self._connection.execute("PRAGMA query_only = ON")
@@ -173,7 +172,9 @@ class ReadOnlyDatabase:
             OSError: It cannot be read.
         """
         with self._lock, _reading(self.path, self._remedy):
-            self._calls = 0
+            # No code of Python's, in which SQLite would drop what the handler of a signal raises.
+            is_too_much = chain(repeat(0, self._max_calls), repeat(1)).__next__
+            self._connection.set_progress_handler(is_too_much, _STEPS_PER_CALL)
             found: list[Any] = self._connection.execute(query, values).fetchall()
         if any({*map(type, map(itemgetter(i), found))} - {kind} for i, kind in enumerate(kinds)):
             row = next(row for row in found if tuple(map(type, row)) != kinds)
@@ -184,10 +185,6 @@ class ReadOnlyDatabase:
     def error(self, text: str) -> DatasetFormatError:
         """Returns an error with the file and the remedy."""
         return DatasetFormatError(f"{self.path}: {text}; {self._remedy}")
-
-    def _is_too_much(self) -> bool:
-        self._calls += 1
-        return self._calls > self._max_calls
 
     def _has(self, table: str, columns: str) -> bool:
         found = self.rows(
