@@ -266,6 +266,8 @@ class Packing(LengthRules):
             between the two (a sample of n tokens counts as the root of n); or a function that
             returns the weight of each token of a sample with n of them.
         layout: how packs become a batch: "padded", a row for each, or "thd", one row of all.
+        output: what a batch of packs is: "packed_batch", a `PackedBatch`; or "huggingface", a dict
+            of the arguments of a Hugging Face model, as `PackedCollator` makes them.
         pad_to_capacity: whether all batches have the same size: packs times capacity. By default
             for "padded".
         labels_are_shifted: whether `labels[t]` is what position t predicts. Else it is the token at
@@ -295,6 +297,7 @@ class Packing(LengthRules):
     end_of_data: EndOfData = "pack"
     loss: LossMode = "token"
     layout: Literal["padded", "thd"] = "padded"
+    output: Literal["packed_batch", "huggingface"] = "packed_batch"
     pad_to_capacity: bool | None = None
     labels_are_shifted: bool = False
     pad_id: int = field(default=0, metadata={"least": -sys.maxsize})
@@ -306,6 +309,10 @@ class Packing(LengthRules):
             raise ValueError(
                 f'balance="{self.balance}" orders packs by their cost; say what it is: '
                 "cost=CostModel(token=1, token_squared=...) of energon_lite.balance"
+            )
+        if self.output == "huggingface" and self.labels_are_shifted:
+            raise ValueError(
+                'labels_are_shifted=True contradicts output="huggingface": the models shift labels'
             )
         for name in ("balance", "plan_window"):
             value = getattr(self, name)

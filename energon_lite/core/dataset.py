@@ -119,6 +119,8 @@ class Traits:
         each_once: whether a finite pass has each sample of its sources exactly once.
         drops: whether samples may be dropped without being counted as skipped.
         weighted: whether items have the loss weights of their samples.
+        unasked_weights: whether there are loss weights other than 1, and the task encoder does not
+            say whether dicts get them.
         per_item: whether each item is made of one item below, or of none, in the same order.
             This trait and the next two are those of the dataset itself, not of what is below.
         ordering: whether it only decides which item below comes next.
@@ -135,6 +137,7 @@ class Traits:
     each_once: bool = True
     drops: bool = False
     weighted: bool = False
+    unasked_weights: bool = False
     per_item: bool = False
     ordering: bool = False
     obstacle: str = ""
@@ -142,7 +145,7 @@ class Traits:
     @classmethod
     def merged(cls, children: Sequence[Traits]) -> Traits:
         """Returns what holds for datasets together; ends of passes only for a single one."""
-        of_any = ("training", "endless", "lockstep", "measures", "drops")
+        of_any = ("training", "endless", "lockstep", "measures", "drops", "unasked_weights")
         found: dict[str, Any] = {n: any(getattr(c, n) for c in children) for n in of_any}
         for name in ("replayable", "each_once"):
             found[name] = all(getattr(child, name) for child in children)

@@ -80,11 +80,11 @@ class RowWeightsMixin:
             if weights is None:
                 keys = self.__key__
                 weights = [1.0] * len(keys) if isinstance(keys, list) else 1.0
-            return torch.tensor(_flat(weights), dtype=torch.float32, device=_device_of(self))
+            return torch.tensor(_flat(weights), dtype=torch.float32, device=_tensor_device(self))
         if name == "valid":
             shape = (len(self.__key__),) if isinstance(self.__key__, list) else ()
             is_valid = self.__restore_key__[:1] != (PADDING,)
-            return torch.full(shape, is_valid, device=_device_of(self))
+            return torch.full(shape, is_valid, device=_tensor_device(self))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -94,7 +94,7 @@ class RowWeightsMixin:
         object.__delattr__(self, name)
 
 
-def _device_of(value: Any) -> torch.device | None:
+def _tensor_device(value: Any) -> torch.device | None:
     """Returns the device of the first tensor among the fields; None without any."""
     names = [name for name in type(value).__dataclass_fields__ if name not in SERVICE_FIELDS]
     parts = (object.__getattribute__(value, name) for name in names if has_own(value, name))

@@ -22,6 +22,7 @@ from energon_lite.core.topology import RankSlots, Stream, WorkerConfig, count_ra
 from energon_lite.loader.rank_feed import Delivery, PassStart
 from energon_lite.loader.rank_store import CountedVotes, StoreVotes, Vote, group_store
 from energon_lite.loader.resume import LoaderPosition
+from energon_lite.stages.model_inputs import ModelInputs
 
 VALID = "valid"
 _WEIGHTS = ("loss_weight", "loss_weights")
@@ -39,6 +40,8 @@ def mark_valid(item: Any) -> bool:
     """
     if isinstance(item, (Batch, Sample)):
         return not hasattr(type(item), VALID)
+    if isinstance(item, ModelInputs):
+        return False  # its model takes no mask
     fields = _fields(item)
     if fields is None or VALID in fields or hasattr(type(item), VALID):
         return False

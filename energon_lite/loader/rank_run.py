@@ -33,6 +33,7 @@ from energon_lite.loader.trainers import Seek
 from energon_lite.loader.watchdog import Watchdog
 from energon_lite.loader.worker_main import RunSettings, WorkerDied
 from energon_lite.loader.worker_pool import WorkerPool
+from energon_lite.stages.loss_weights import warn_of_unused_weights
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -83,6 +84,7 @@ class RankRun(Generic[T]):
         self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._even: EvenPass | None = None
         self._has_begun = False
+        self._may_warn = dataset.traits.unasked_weights and config.rank == 0
         self._snapshots: dict[int, Snapshot] = {}
         self._deliveries: WorkerPool | RankFeed | None = None
         self._place = self._mark  # where the run stood after the last step that was done
@@ -195,6 +197,9 @@ class RankRun(Generic[T]):
         has_yielded = False
         while (delivery := advance(has_yielded)) is not None:
             has_yielded = True
+            if self._may_warn:
+                self._may_warn = False
+                warn_of_unused_weights(delivery.item)
             yield delivery.item
         self._check_failures(is_end=True)
 

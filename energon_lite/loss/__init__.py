@@ -1,5 +1,6 @@
 """Losses weighted by sample and token, the same however a step's batch is cut up."""
 
+from energon_lite.loss.causal_lm import WeightedLabels, weighted_causal_lm_loss
 from energon_lite.loss.means import (
     DeferredMean,
     LossMode,
@@ -13,9 +14,11 @@ from energon_lite.loss.means import (
 __all__ = [
     "DeferredMean",
     "LossMode",
+    "WeightedLabels",
     "step_denominator",
     "token_weight",
     "weight_total",
+    "weighted_causal_lm_loss",
     "weighted_mean",
     "weighted_sum",
 ]

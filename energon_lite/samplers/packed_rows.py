@@ -6,15 +6,13 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from energon_lite.batching.rules import Packing, check_fields
+from energon_lite.stages.model_inputs import Attention, model_inputs
 from energon_lite.stages.packed_sample import PackedBatch, PackedSample, pack_samples
-
-Attention = Literal["position_ids", "mask"]
 
 
 class PackedRows(Dataset[PackedSample]):
@@ -87,26 +85,31 @@ class PackedCollator:
     """Makes the inputs of a Hugging Face model of packs: a `collate_fn`.
 
     They are `input_ids`, `labels` and `position_ids`, each (B, L), and what keeps samples of a pack
-    apart. Tokens that do not count in the loss have the label -100.
+    apart. Tokens that do not count in the loss have the label -100. A task encoder makes the same
+    of its packs with `Packing(output="huggingface")`.
 
     Args:
         packing: as of the packs; its `layout` and `pad_to_capacity` say how large a batch is.
         attention: "position_ids" leaves it to the model to see by these where a sample starts, as
-            those of transformers do without `attention_mask` and without a cache, with any
-            attention. "mask" adds `attention_mask`, (B, 1, L, L) float32, for other models, with
-            eager attention or `scaled_dot_product_attention`.
+            those of transformers do without `attention_mask` and without a cache, and adds
+            `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` for flash-attention.
+            "mask" adds `attention_mask`, (B, 1, L, L) float32, for other models, with eager
+            attention or `scaled_dot_product_attention`.
         keep: fields of `PackedBatch` that are wanted besides, as "loss_weights", "cu_seqlens" or
             "images". Models take what they know.
+        add_loss_weights: True lets the labels carry the loss weights, for
+            `energon_lite.loss.weighted_causal_lm_loss`; False trains without them.
 
     Raises:
         ValueError: The packs have labels that are shifted already, or `attention` is unknown. A
-            batch has loss weights that are not 0 or 1, which a model's own loss does not know, or
-            images, and they are not in `keep`.
+            batch has loss weights that are not 0 or 1, which a model's own loss does not know, and
+            `add_loss_weights` is None; or it has images; and they are not in `keep`.
     """
 
     packing: Packing
     attention: Attention = "position_ids"
     keep: tuple[str, ...] = ()
+    add_loss_weights: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -116,32 +119,6 @@ class PackedCollator:
     def __call__(self, packs: Sequence[PackedSample]) -> dict[str, Any]:
         """Returns the inputs of a batch."""
         batch = PackedBatch.from_packs(packs, self.packing)
-        weights = batch.loss_weights
-        if "loss_weights" not in self.keep and not ((weights == 0) | (weights == 1)).all():
-            raise ValueError(
-                "Tokens have loss weights besides 0 and 1 (of loss=, loss_mask or the sources), "
-                'which a model\'s own loss does not know. Use keep=("loss_weights",) and '
-                "energon_lite.loss.weighted_mean, or loss='token' and no weights."
-            )
-        if batch.images and "images" not in self.keep:
-            raise ValueError(
-                f"The batch has {len(batch.images)} images, which this model would not get. Use "
-                'keep=("images", "image_segments") and hand them to the model.'
-            )
-        inputs: dict[str, Any] = {
-            "input_ids": batch.input_ids,
-            "labels": batch.labels.masked_fill(weights == 0, -100),
-            "position_ids": batch.position_ids,
-            # With a cache, models of transformers do not look where a sample starts.
-            "use_cache": False,
-        }
-        if self.attention == "mask":
-            inputs["attention_mask"] = _mask(batch.segment_ids)
-        return inputs | {name: getattr(batch, name) for name in self.keep}
-
-
-def _mask(segment_ids_BL: torch.Tensor) -> torch.Tensor:
-    """Returns what is added to attention scores: 0 within a sample and back, else the least."""
-    is_seen = (segment_ids_BL[:, :, None] == segment_ids_BL[:, None, :]).tril()
-    mask = torch.zeros(is_seen.shape).masked_fill(~is_seen, torch.finfo(torch.float32).min)
-    return mask[:, None]
+        return model_inputs(
+            batch, self.attention, self.keep, add_loss_weights=self.add_loss_weights
+        )

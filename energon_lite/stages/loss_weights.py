@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +14,15 @@ from energon_lite.core.samples import Batch, Sample
 from energon_lite.core.stage import PerItemStage, StageCursor
 from energon_lite.core.state import RestoreKey
 from energon_lite.core.topology import Stream
+from energon_lite.loss.causal_lm import WeightedLabels
+from energon_lite.stages.model_inputs import ModelInputs
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+_ENTRIES = ("loss_weight", "loss_weights", "__loss_weight__")
 
 
 def set_loss_weight(item: Any, weight: Any) -> bool:
@@ -33,22 +41,41 @@ def set_loss_weight(item: Any, weight: Any) -> bool:
     return True
 
 
+def warn_of_unused_weights(item: Any) -> None:
+    """Warns if an item of a run with loss weights other than 1 does not carry them."""
+    if isinstance(item, dict):
+        names = {*_ENTRIES, *(n for n, v in item.items() if isinstance(v, WeightedLabels))}
+        is_carried = not names.isdisjoint(item)
+    else:
+        is_carried = isinstance(item, torch.Tensor) or hasattr(item, "loss_weight")
+    if not is_carried:
+        logger.warning(
+            "Sources have loss weights other than 1, and the batches, of type %s, do not carry "
+            "them: a loss of these batches ignores the weights. Set add_loss_weights = True on the "
+            'task encoder: a dict then has an entry "loss_weight", and labels of packs for a '
+            "Hugging Face model carry them; or add_loss_weights = False to train without them, or "
+            "where your own fields have them. docs/loss_weights.md",
+            type(item).__name__,
+        )
+
+
 class LossWeightDataset(PerItemStage[T]):
     """Returns each item a `loss_weight`: a float32 tensor, (n,) for a batch of n samples.
 
     Samples and batches of our own types have it already, by their `__loss_weight__`; a batch that
-    was made without gets that. Any other object gets an attribute, a dict an entry where a source
-    has a loss weight other than 1, or where it may be mixed with dicts of others. An own field of
-    that name is left alone, and so is what can carry none, such as a tuple. What a generator makes
-    of a batch has the weights of all of it.
+    was made without gets that. Any other object gets an attribute; a dict keeps its keys, and gets
+    an entry with `add_loss_weights=True` only. An own field of that name is left alone, and so is
+    what can carry none, such as a tuple, and the arguments of a model. What a generator makes of a
+    batch has the weights of all of it.
 
     State: none.
     Length: as below.
     Keys: as below.
     """
 
-    def __init__(self, dataset: SavableDataset[T]) -> None:
+    def __init__(self, dataset: SavableDataset[T], add_loss_weights: bool | None = None) -> None:
         super().__init__(dataset)
+        self.add_loss_weights = add_loss_weights
         self.is_nested = False
         self._set_weights()
 
@@ -63,14 +90,17 @@ class LossWeightDataset(PerItemStage[T]):
         return other
 
     def nested(self) -> SavableDataset[Any]:
-        """Returns this dataset as a part of another one: its dicts have an entry in any case."""
+        """Returns this dataset as a part of another one: its batches have weights in any case."""
         other: LossWeightDataset[T] = self.with_children((super().nested().children[0],))
         other.is_nested = True
         return other
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds that items have their loss weights."""
-        return dataclasses.replace(super().own_traits(below), weighted=True)
+        is_unasked = self.is_weighted and self.add_loss_weights is None
+        return dataclasses.replace(
+            super().own_traits(below), weighted=True, unasked_weights=is_unasked
+        )
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
@@ -89,7 +119,7 @@ class LossWeightDataset(PerItemStage[T]):
             if (self.is_weighted or self.is_nested) and item.__loss_weight__ is None:
                 item.__loss_weight__ = self._of_batch(item, key)
         elif isinstance(item, dict):
-            if (self.is_weighted or self.is_nested) and "loss_weight" not in item:
+            if self.add_loss_weights and not isinstance(item, ModelInputs):
                 set_loss_weight(item, self.loss_weight(key))
         elif isinstance(item, (Sample, torch.Tensor)):
             return  # samples have theirs from their sources, tensors no place

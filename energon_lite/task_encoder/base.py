@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import CrudeSample
 from energon_lite.core.stacking import (
@@ -23,6 +24,7 @@ from energon_lite.core.stream_context import current_batch_index, current_sample
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.names.energon_modules import energon_names
+from energon_lite.stages.model_inputs import model_inputs
 from energon_lite.stages.packed_sample import (
     PackColumns,
     PackedBatch,
@@ -73,12 +75,17 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
             no packing.
         batching: how samples are batched by their `sample_length`; None for `batch_size`
             consecutive samples.
+        add_loss_weights: whether batches that are dicts get an entry `loss_weight`, and the labels
+            of packs for a Hugging Face model carry the loss weights. False for no weights in both.
+            By default neither has them, with a warning where there are weights other than 1, or an
+            error for a Hugging Face model.
     """
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
     packing: Packing | None = None
     batching: Buckets | ModalitySplit | None = None
+    add_loss_weights: bool | None = None
 
     __default_failure_tolerance__: ClassVar[int] = DEFAULT_FAILURE_TOLERANCE
 
@@ -159,10 +166,17 @@ class TaskEncoder(PipelineBuilders, Generic[T_sample, T_encoded_sample, T_raw_ba
 
     def _batched(self, samples: list[Any] | Columns) -> Any:
         if isinstance(samples, Columns):
-            return samples.batch()
-        if isinstance(samples[0], PackedSample):
-            return PackedBatch.from_packs(samples, self.packing)
-        return generic_batch(samples)
+            batch = samples.batch()
+        elif isinstance(samples[0], PackedSample):
+            batch = PackedBatch.from_packs(samples, self.packing)
+        else:
+            return generic_batch(samples)
+        if self.packing is None or self.packing.output != "huggingface":
+            return batch
+        try:
+            return model_inputs(batch, add_loss_weights=self.add_loss_weights)
+        except ValueError as error:  # of settings, not of these samples
+            raise FatalSampleError(str(error)) from error
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
@@ -206,7 +220,7 @@ HOOKS = frozenset(
     for name, value in vars(TaskEncoder).items()
     if inspect.isfunction(value) and not name.startswith("_") and name != "overrides"
 )
-SETTINGS = frozenset({"cookers", "decoder", "packing", "batching"})
+SETTINGS = frozenset({"cookers", "decoder", "packing", "batching", "add_loss_weights"})
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):

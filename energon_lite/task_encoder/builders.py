@@ -20,7 +20,6 @@ from energon_lite.metadataset.open import LeafOpener
 from energon_lite.stages.blend import BlendDataset
 from energon_lite.stages.concat import ConcatDataset, RepeatDataset, total_items
 from energon_lite.stages.epochs import limited, virtual_epochs
-from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stores.file_stores import FileStore
 from energon_lite.task_encoder.hooks import Batching, Hooks
 
@@ -236,4 +235,4 @@ def _finished(hooks: Hooks, build: Any, datasets: Any, settings: dict[str, Any])
         raise TypeError(
             f"{build.__qualname__} returned {dataset!r:.80}; return the dataset that it builds"
         )
-    return dataset if dataset.traits.weighted else LossWeightDataset(dataset)
+    return dataset if dataset.traits.weighted else hooks.weighed(dataset)

@@ -24,6 +24,7 @@ from energon_lite.sources.source_factory import BaseCoreDatasetFactory
 from energon_lite.stages.batching import BatchDataset, BucketBatchDataset, GroupBatchDataset
 from energon_lite.stages.loss_weights import LossWeightDataset
 from energon_lite.stages.map import MapDataset, WrappedFunction
+from energon_lite.stages.model_inputs import NOT_APPLIED
 from energon_lite.stages.token_lengths import MeasureDataset
 from energon_lite.stores.file_stores import DecodeFileStore, FileStore
 from energon_lite.task_encoder.cooking import Cooker, check_takes, find_cooker
@@ -175,7 +176,24 @@ class Hooks:
         for source, index in built.planned_by():
             self.check_index(source, index)
         # The source itself sets the loss weights of its samples.
-        return built if built is dataset else LossWeightDataset(built)
+        return built if built is dataset else self.weighed(built)
+
+    def weighed(self, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+        """Puts the loss weights over batches.
+
+        Raises:
+            ValueError: Packs become arguments of a model, whose own loss does not know the weights.
+        """
+        packing, asked = self.encoder.packing, self.encoder.add_loss_weights
+        if packing is not None and packing.output == "huggingface" and asked is None:
+            found = {f"{facts.name}: {facts.loss_weight}" for facts in dataset.sources()
+                     if facts.loss_weight not in (0, 1)}  # fmt: skip
+            if packing.loss != "token":
+                found.add(f"loss={packing.loss!r:.80}")
+            if found:
+                text = ", ".join(sorted(found)[:10])
+                raise ValueError(f"There are loss weights besides 0 and 1 ({text}), {NOT_APPLIED}")
+        return LossWeightDataset(dataset, asked)
 
     def encoded(self, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
         """Puts `preencode_sample` or `encode_sample` over cooked samples.
@@ -231,6 +249,8 @@ class Hooks:
                 f"{name} has both `packing` and select_samples_to_pack; remove one of them": has(
                     "select_samples_to_pack"
                 ),
+                'output="huggingface" makes a dict of a batch of packs; pass batch_size, the '
+                "number of packs": packing.output == "huggingface" and batch_size is None,
             }
         elif buffer is not None:
             problems = {

@@ -22,7 +22,7 @@ class LoaderTrainer(Trainer):
         self.train_loader = train_loader
 
     def get_train_dataloader(self) -> SavableDataLoader[Any]:
-        return self.train_loader
+        return self.accelerator.prepare(self.train_loader)  # so that it moves its batches
 
 
 class RecordingModel(Model):

@@ -99,7 +99,9 @@ def batch_of(collator: PackedCollator, packing: Packing = PACKING) -> dict[str, 
 
 def test_inputs_of_a_model_have_rows_of_the_capacity_and_labels_where_there_is_loss() -> None:
     inputs = batch_of(PackedCollator(PACKING))
-    assert sorted(inputs) == ["input_ids", "labels", "position_ids", "use_cache"]
+    bounds = ["cu_seq_lens_k", "cu_seq_lens_q"]
+    lengths = ["max_length_k", "max_length_q"]
+    assert sorted(inputs) == [*bounds, "input_ids", "labels", *lengths, "position_ids", "use_cache"]
     assert all(inputs[name].shape == (2, 40) for name in ("input_ids", "labels", "position_ids"))
     assert inputs["use_cache"] is False
     counted = inputs["labels"] != -100

@@ -116,10 +116,12 @@ class Row(NamedTuple):
     texts: list[str]
 
 
-def encoder_of(make: Any) -> type[DefaultTaskEncoder]:
+def encoder_of(make: Any, adds: bool | None = True) -> type[DefaultTaskEncoder]:
     """An encoder whose `encode_batch` is `make`."""
 
     class Made(DefaultTaskEncoder):
+        add_loss_weights = adds
+
         @stateless
         def encode_batch(self, batch: Any) -> Any:
             return make(batch)
@@ -198,14 +200,57 @@ def test_own_field_of_that_name_is_left_alone(sets, make, own) -> None:
         assert (item["loss_weight"] if isinstance(item, dict) else item.loss_weight) == own
 
 
-def test_without_loss_weights_dicts_stay_as_they_are_and_objects_have_ones(sets) -> None:
-    for item, _ in pairs(sets, lambda batch: {"texts": batch.text}, split=PLAIN):
-        assert set(item) == {"texts"}
+def test_without_loss_weights_objects_have_ones(sets) -> None:
     for item, _ in pairs(sets, lambda batch: Own(batch.text), split=PLAIN):
         assert_weighs(item.loss_weight, [1.0] * 4)
     for item, _ in pairs(sets, CARRIERS["batch made without"][0], split=PLAIN):
         assert item.__loss_weight__ is None
         assert_weighs(item.loss_weight, [1.0] * 4)
+
+
+def as_dict(batch: Any) -> dict[str, Any]:
+    return {"texts": batch.text}
+
+
+@pytest.mark.parametrize("hook", ["encode_batch", "batch", "encode_sample"])
+@pytest.mark.parametrize(("split", "is_weighted"), [(PLAIN, False), (WEIGHTED, True)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_dicts_keep_their_keys_and_one_warning_says_how_to_get_weights(
+    sets, hook, split, is_weighted, num_workers, caplog, capfd
+) -> None:
+    class Made(DefaultTaskEncoder):
+        pass
+
+    many = hook == "batch"
+    read = lambda value: {"texts": [s.text for s in value] if many else value.text}  # noqa: E731
+    setattr(Made, hook, stateless(lambda self, value: read(value)))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
+    messages = []
+    for adds in (None, False, True):
+        Made.add_loss_weights = adds
+        caplog.clear()
+        with get_savable_loader(dataset_of(sets, Made, split, worker_config=config)) as loader:
+            for item in islice(loader, 3):
+                assert set(item) == ({"texts", "loss_weight"} if adds else {"texts"})
+        messages.append([r.message for r in caplog.records if "loss weights" in r.message])
+    assert [len(found) for found in messages] == [int(is_weighted), 0, 0]
+    assert not is_weighted or "add_loss_weights = True" in messages[0][0]
+    assert "loss weights" not in capfd.readouterr().err  # of worker processes
+
+
+@pytest.mark.parametrize(
+    ("make", "is_warned"),
+    [
+        (lambda batch: batch, False),
+        (lambda batch: Own(batch.text), False),
+        (lambda batch: {"loss_weights": batch.loss_weight}, False),
+        (lambda batch: tuple(batch.text), True),
+        (lambda batch: Frozen(batch.text), True),
+    ],
+)
+def test_what_carries_its_weights_is_not_warned_of(sets, make, is_warned, caplog) -> None:
+    list(islice(get_savable_loader(dataset_of(sets, encoder_of(make, adds=None))), 3))
+    assert ("do not carry" in caplog.text) == is_warned
 
 
 def test_samples_have_theirs_through_every_hook(sets) -> None:
@@ -231,6 +276,8 @@ def test_single_samples_of_other_types_have_a_scalar(sets) -> None:
             return Own([sample.text])
 
     class AsDict(DefaultTaskEncoder):
+        add_loss_weights = True
+
         @stateless
         def encode_sample(self, sample: TextSample) -> Any:
             return {"text": sample.text, "__restore_key__": ()}

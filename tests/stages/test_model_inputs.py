@@ -1,0 +1,164 @@
+"""Packs as the arguments of a Hugging Face model, by one word in `Packing`."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import (
+    DefaultTaskEncoder,
+    PackedBatch,
+    PackedCollator,
+    Packing,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    pack_samples,
+    stateless,
+)
+from energon_lite.core.errors import FatalSampleError
+from energon_lite.length_index import measure_lengths
+from energon_lite.loader.ends import mark_valid
+from energon_lite.loss import WeightedLabels
+from energon_lite.stages.model_inputs import ModelInputs, model_inputs
+
+from ..helpers import assert_same, text_set
+
+ARGUMENTS = {
+    "input_ids", "labels", "position_ids", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k",
+    "max_length_q", "max_length_k",
+}  # fmt: skip
+
+
+class Text(DefaultTaskEncoder):
+    def __init__(self, adds: bool | None = None, part: float = 1.0, **settings: Any) -> None:
+        super().__init__()
+        self.packing = Packing(**{"capacity": 48, "output": "huggingface", **settings})
+        self.add_loss_weights = adds
+        self.part = part
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> dict[str, Any]:
+        ids = torch.tensor(list(sample.text.encode()))
+        mask = (torch.arange(len(ids)) > 3) * self.part
+        return {"__key__": sample.__key__, "input_ids": ids, "loss_mask": mask}
+
+    def sample_length(self, sample: dict[str, Any]) -> int:
+        return len(sample["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = text_set(tmp_path_factory.mktemp("inputs") / "texts", 60)
+    measure_lengths(path, Text(), name="bytes", num_workers=0)
+    return path
+
+
+def loader_of(path: Path, encoder: Any, num_workers: int = 0, **settings: Any) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2)
+    settings = {"batch_size": 3, "worker_config": config, **settings}
+    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, **settings))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lengths": "bytes"}, {"layout": "thd"}, {"align": 8}, {"pad_to_capacity": False}],
+    ids=["streamed", "planned", "thd", "aligned", "short"],
+)
+@pytest.mark.parametrize("adds", [None, True])
+def test_packs_become_what_the_collator_makes_also_after_a_resume(
+    texts: Path, settings: dict[str, Any], num_workers: int, adds: bool | None
+) -> None:
+    packs = [*islice(loader_of(texts, Text(output="packed_batch", **settings)), 6)]
+    with loader_of(texts, Text(adds, **settings), num_workers) as loader:
+        found = [*islice(loader, 4)]
+        state = json.loads(json.dumps(loader.save_state_rank()))
+    with loader_of(texts, Text(adds, **settings)) as resumed:
+        resumed.restore_state_rank(state)
+        found += islice(resumed, 2)
+    assert len(packs) == len(found) == 6
+    for inputs, batch in zip(found, packs, strict=True):
+        assert set(inputs) == ARGUMENTS
+        labels = inputs["labels"]
+        if adds:
+            assert isinstance(labels, WeightedLabels)
+            assert torch.equal(labels["loss_weights"], batch.loss_weights)
+            labels = labels["labels"]
+        assert torch.equal(labels, batch.labels)
+        assert_same(inputs | {"labels": 0}, model_inputs(batch) | {"labels": 0})
+        assert (labels != -100).sum() == (batch.loss_weights > 0).sum() > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"layout": "thd"}, {"align": 8}, {"layout": "thd", "pad_to_capacity": True}],
+    ids=["rows", "thd", "aligned", "padded thd"],
+)
+def test_boundaries_cover_all_rows_and_hold_one_sample_each(settings: dict[str, Any]) -> None:
+    packing = Packing(capacity=24, **settings)
+    lengths = [[5, 9], [24], [3, 1, 7]]
+    packs = [
+        pack_samples([{"input_ids": torch.ones(n, dtype=torch.int64)} for n in row], packing)
+        for row in lengths
+    ]
+    batch = PackedBatch.from_packs(packs, packing)
+    inputs = model_inputs(batch)
+    bounds = inputs["cu_seq_lens_q"].tolist()
+    segments = (batch.segment_ids + 100 * torch.arange(len(batch.segment_ids))[:, None]).flatten()
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert (bounds[0], bounds[-1]) == (0, batch.input_ids.numel())
+    assert inputs["max_length_q"] == max(stop - start for start, stop in pairwise(bounds))
+    seen = [set((segments[a:b] % 100).tolist()) - {0} for a, b in pairwise(bounds)]
+    assert all(len(found) <= 1 for found in seen)
+    assert sum(map(len, seen)) == sum(map(len, lengths))
+
+
+def test_map_style_labels_carry_weights_too() -> None:
+    packing = Packing(capacity=8, loss="sample")
+    packs = [pack_samples([{"input_ids": torch.tensor([1, 2, 3])}], packing)]
+    inputs = PackedCollator(packing, add_loss_weights=True)(packs)
+    assert inputs["labels"].ne(-100).sum() == 1
+    assert torch.is_tensor(PackedCollator(packing, add_loss_weights=False)(packs)["labels"])
+
+
+def test_moved_inputs_keep_their_type_and_weights(texts: Path) -> None:
+    (inputs,) = islice(loader_of(texts, Text(True)), 1)
+    moved = inputs.to("meta")
+    assert (type(moved), type(moved["labels"])) == (ModelInputs, WeightedLabels)
+    assert moved["labels"]["loss_weights"].device.type == moved["cu_seq_lens_k"].device.type
+    assert moved["input_ids"].device.type == "meta"
+    assert not mark_valid(inputs)
+    assert set(inputs) == ARGUMENTS
+
+
+def weighted(root: Path, texts: Path) -> Path:
+    path = root / "weighted.yaml"
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+        f"    path: {texts}\n    loss_weight: 0.5\n"
+    )
+    return path
+
+
+def test_weights_that_nothing_applies_are_refused(texts: Path, tmp_path: Path) -> None:
+    path = weighted(tmp_path, texts)
+    for place, encoder in ((path, Text()), (texts, Text(loss="sample"))):
+        with pytest.raises(ValueError, match=r"add_loss_weights=True .*weighted_causal_lm_loss"):
+            loader_of(place, encoder)
+    with pytest.raises(FatalSampleError, match="Tokens have loss weights besides 0 and 1"):
+        next(iter(loader_of(texts, Text(part=0.5))))
+    for place, encoder in ((path, Text(False)), (texts, Text(False, part=0.5))):
+        assert torch.is_tensor(next(iter(loader_of(place, encoder)))["labels"])
+    with pytest.raises(ValueError, match="pass batch_size, the number of packs"):
+        loader_of(texts, Text(), batch_size=None)
+    with pytest.raises(ValueError, match="the models shift labels"):
+        Packing(capacity=8, output="huggingface", labels_are_shifted=True)
+    with pytest.raises(ValueError, match="output='hf' is not one of packed_batch, huggingface"):
+        Packing(capacity=8, output="hf")  # type: ignore[arg-type]
