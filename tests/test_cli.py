@@ -66,7 +66,7 @@ def test_prepare_info_and_lint_of_a_jsonl_file_ask_nothing(tmp_path):
     assert "1 of 3 lines are no JSON objects, from { to }, and will be skipped: line 2" in (
         prepared.stdout
     )
-    assert prepared.stdout.endswith("Done\n")
+    assert prepared.stdout.endswith("\nDone. Found 3 samples.\n")
     assert "dataset.yaml" not in prepared.stderr
     assert "JSONL, crude samples, in every split; indexed" in run("info", path).stdout
     lint = run("lint", path)

@@ -555,6 +555,8 @@ class AudioReader:
     def by_seconds(self, ranges: Sequence[Range]) -> list[Clip | None]:
         """Returns the samples of each range, without the sample at its end.
 
+        Ranges of equal duration have equally many samples.
+
         Args:
             ranges: first and last second, from the start of the file.
 
@@ -563,8 +565,10 @@ class AudioReader:
             the end.
         """
         rate, start = self.rate, self._start
-        samples = [tuple(_floor((x - start) * rate + 1e-4) for x in pair) for pair in ranges]
-        return self._clips([(first, last) for first, last in samples], ranges)
+        firsts = [_floor((first - start) * rate + 1e-4) for first, _ in ranges]
+        nums = [_floor((last - first) * rate + 1e-4) for first, last in ranges]
+        samples = [(first, first + num) for first, num in zip(firsts, nums, strict=True)]
+        return self._clips(samples, ranges)
 
     def by_number(self, ranges: Sequence[Range]) -> list[Clip | None]:
         """Returns the samples of each range, without the last one; otherwise as `by_seconds`."""
@@ -602,7 +606,7 @@ class AudioReader:
         end = (first + data.shape[1]) / self.rate + self._start
         start = max(times[0], 0.0)
         # The end that was asked for, unless the audio ends before.
-        last = times[1] if times[1] - end < 1 / self.rate else end
+        last = times[1] if times[1] - end < 2 / self.rate else end
         return Clip(torch.from_numpy(data), (float(start), float(max(last, 0.0))))
 
     def _after_seek(self, ranges: Sequence[Range]) -> list[Samples | None] | None:

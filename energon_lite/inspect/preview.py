@@ -55,7 +55,7 @@ def sample_text(sample: Any) -> str:
     lines = [f"{type(sample).__name__}"]
     for name, value in fields.items():
         if name not in _HIDDEN:
-            lines.append(f" - {name} ({type(value).__name__}): {_value_text(value)}")
+            lines.append(f" - {name} ({type(value)}): {_value_text(value)}")
             if isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[0] in (1, 3, 4):
                 lines += [f"       {row}" for row in _picture_rows(value)]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_lite.core.tables import table_lines
+from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.nvmeta import DEFAULT_DATASET, META
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def prepared_text(report: PrepareReport) -> str:
         lines.append(f"  media metadata of {counted(report.media_files, 'file')}")
     lines.append(f"  {'would write' if report.is_dry_run else 'wrote'} {', '.join(report.written)}")
     lines += [f"  warning: {warning}" for warning in report.warnings]
-    lines += [] if report.is_dry_run else ["Done"]  # scripts look for this last word of Energon's
+    # The last line is Energon's, which scripts look for.
+    found = f". Found {counted(report.samples, 'sample')}." if is_jsonl(report.path) else ""
+    lines += [] if report.is_dry_run else [f"Done{found}"]
     return "\n".join(lines)
 
 

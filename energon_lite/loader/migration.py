@@ -6,6 +6,7 @@ at their beginning, and what is left of removed ones is dropped. Everything else
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import Snapshot, config_differences
 
+# Undecoded pictures are no form: without decoding none is broken, so that other samples fail.
+_OF_FORM = re.compile(r"decoder\.image_decode='(?!bytes')\w+' where this pipeline has '(?!bytes')")
 _BLENDS = ("blend", "token_blend")
 
 Config = dict[str, Any]
@@ -27,6 +30,7 @@ class Comparison:
 
     Attributes:
         edits: sources added, removed, moved, or of another weight: what a migration can follow.
+        forms: pictures that come in another form, such as a tensor: the order is the same.
         others: all other differences.
         partners: of each entry of a blend here that was in the checkpoint, its name there.
         changes_draws: whether an edit changes what is drawn, and not loss weights alone.
@@ -34,10 +38,15 @@ class Comparison:
 
     def __init__(self, saved: Any, here: Any) -> None:
         self.edits: list[str] = []
+        self.forms: list[str] = []
         self.others: list[str] = []
         self.partners: dict[str, str] = {}
         self.changes_draws = False
         self._compare(saved, here)
+
+    def _note(self, saved: Any, here: Any) -> None:
+        for line in config_differences(saved, here):
+            (self.forms if _OF_FORM.search(line) else self.others).append(line)
 
     def _edit(self, text: str) -> None:
         self.edits.append(text)
@@ -55,7 +64,7 @@ class Comparison:
         if old is not None and new is not None:
             self._compare_blends(old, new, units or (dict(_units(old)), dict(_units(new))))
         elif not isinstance(saved, dict) or not isinstance(here, dict):
-            self.others += config_differences(saved, here)
+            self._note(saved, here)
         elif saved.get("stage") != here.get("stage"):
             self._compare_stages(saved, here)
         elif "of" in saved and "of" in here:
@@ -74,11 +83,11 @@ class Comparison:
                 )
             self._compare_settings(saved, here, "loss_weight")
         else:
-            self.others += config_differences(saved, here)
+            self._note(saved, here)
 
     def _compare_settings(self, saved: Config, here: Config, but: str) -> None:
         old, new = ({k: config[k] for k in config if k != but} for config in (saved, here))
-        self.others += config_differences(old, new)
+        self._note(old, new)
 
     def _compare_below(self, saved: Config, here: Config) -> None:
         old, new = saved["of"], here["of"]

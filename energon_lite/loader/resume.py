@@ -371,6 +371,8 @@ def resume(
             checked = _migrated(checked, Migration(found, dataset_config, fresh), found.edits)
         position = _position(checked, config, dataset.endless, fresh)
         position.edits = found.edits
+        for form in dict.fromkeys(found.forms):
+            logger.warning("Resumed with pictures in another form: %s", form)
         check_steps(dataset, position.start.slots, StateError)
         return position
     except Exception as error:

@@ -26,7 +26,7 @@ from energon_lite.metadataset.nodes import (
     walk,
 )
 from energon_lite.metadataset.paths import Folder, Target, root_folder
-from energon_lite.metadataset.values import Place, SubsetRange, as_read, close_match
+from energon_lite.metadataset.values import ONLY_LEAVES, Place, SubsetRange, as_read, close_match
 from energon_lite.storage.files import errors_of
 from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path, local_text
@@ -322,8 +322,8 @@ def _nested(node: Leaf, file: _File, here: _Around, target: Target) -> Node:
         )
     if node.subset and isinstance(node.subset[0].start, int):
         raise node.at("subset").error(
-            f"numbers of samples are for the path of a dataset, and {node.written} is a "
-            "metadataset; write percentages, as ['0%', '50%']"
+            f"{ONLY_LEAVES}, and {node.written} is a metadataset; write percentages, as "
+            "['0%', '50%']"
         )
     try:
         return _split(_open_nested(file, target, place), here, place)

@@ -336,13 +336,17 @@ def _read_range(raw: Any, place: Place) -> SubsetRange:
     return found
 
 
+# The first words are Energon's, which scripts look for.
+ONLY_LEAVES = (
+    "Can only use absolute subset ranges for a leaf dataset: numbers of samples are only allowed "
+    "for a leaf dataset, a folder or a JSONL file"
+)
+
+
 def _read_percent_range(raw: Any, place: Place) -> SubsetRange:
     found = _read_range(raw, place)
     if isinstance(found.start, int):
-        raise place.error(
-            f"{shown(raw)}: numbers of samples are for the path of a dataset; write percentages, "
-            "as ['0%', '50%']"
-        )
+        raise place.error(f"{shown(raw)}: {ONLY_LEAVES}; write percentages, as ['0%', '50%']")
     return found
 
 

@@ -9,12 +9,15 @@ import math
 import pickle
 import time
 import warnings
+import wave
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon_lite import (
     AVData,
@@ -659,3 +662,25 @@ class Kinds(DefaultTaskEncoder):
 def test_every_mode_decodes_in_a_loader(videos, mode, kind, num, start_method) -> None:
     loader = loader_of(videos, Kinds(mode), start_method, batch_size=1)
     assert [text for batch in loader for text in batch.text] == [kind] * num
+
+
+@given(
+    rate=st.sampled_from([8000, 11025, 16000, 22050, 44100]),
+    duration=st.floats(0.01, 0.5),
+    starts=st.lists(st.floats(0, 1), min_size=2, max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+def test_clips_of_equal_duration_have_equally_many_samples(rate, duration, starts):
+    raw = io.BytesIO()
+    with wave.open(raw, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.arange(2 * rate, dtype="<i2").tobytes())
+    ranges = [(start, start + duration) for start in starts]
+    clips, times = AVDecoder(io.BytesIO(raw.getvalue())).get_audio_clips(ranges)
+    assert len({clip.shape for clip in clips}) == 1
+    for clip, (start, _), found in zip(clips, ranges, times, strict=True):
+        first = int(clip[0, 0]) & 0xFFFF
+        assert first == int(start * rate + 1e-4) & 0xFFFF
+        assert found == pytest.approx((start, start + duration))

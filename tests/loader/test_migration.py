@@ -13,10 +13,12 @@ import pytest
 from energon_lite import (
     DefaultTaskEncoder,
     Packing,
+    SampleDecoder,
     SkipSample,
     TextSample,
     WorkerConfig,
     get_savable_loader,
+    get_train_dataset,
     sample_rng,
     stateless,
 )
@@ -32,6 +34,8 @@ from ..helpers import (
     Ranks,
     assert_same,
     blend_maker,
+    caption_set,
+    metadataset,
     number_of,
     opened,
     signed,
@@ -785,3 +789,54 @@ def test_debts_and_pending_draws_of_a_token_blend_follow_their_sources() -> None
     found = _token_fields(old, [2, None, 0])  # c, a new source, a; b was removed
     assert found["debts"] == (debts[2], (0.0, 0.0, 0.0), debts[0])
     assert found["pending"] == ((0, "x"), (2, "y"))
+
+
+class Keys(DefaultTaskEncoder):
+    """Batches of keys, whatever the form of the pictures."""
+
+    def __init__(self, image_decode: str) -> None:
+        super().__init__()
+        self.decoder = SampleDecoder(image_decode=image_decode)
+
+    def batch(self, samples):
+        return [sample.__key__ for sample in samples]
+
+    def encode_batch(self, batch):
+        return batch
+
+
+@pytest.mark.parametrize("is_blend", [False, True])
+def test_pictures_in_another_form_are_no_other_data(tmp_path, caplog, is_blend):
+    caption_set(tmp_path / "a", 20)
+    caption_set(tmp_path / "b", 10)
+    path = metadataset({"blend": [{"path": str(tmp_path / name)} for name in "ab"]})
+
+    def loader(image_decode):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        return get_savable_loader(
+            get_train_dataset(
+                path if is_blend else tmp_path / "a",
+                worker_config=config,
+                batch_size=2,
+                task_encoder=Keys(image_decode),
+            )
+        )
+
+    first = loader("pilrgb")
+    list(islice(first, 3))
+    state = first.save_state_rank()
+    expected = list(islice(first, 12))
+    other = loader("torchrgb")
+    other.restore_state_rank(state)
+    assert list(islice(other, 12)) == expected
+    assert "pictures in another form" in caplog.text
+    assert "decoder.image_decode='pilrgb' where this pipeline has 'torchrgb'" in caplog.text
+    again = loader("torchrgb")
+    caplog.clear()
+    again.restore_state_rank(other.save_state_rank())
+    assert caplog.text == ""
+    for kept, now in (("pilrgb", "bytes"), ("bytes", "pilrgb")):
+        saved = loader(kept)
+        next(iter(saved))
+        with pytest.raises(StateError, match=f"image_decode='{kept}' where this pipeline has"):
+            loader(now).restore_state_rank(saved.save_state_rank())

@@ -284,8 +284,9 @@ MISTAKES = {
     ),
     "numbers on a blend": (
         entries("- path: a\nsubset: {range: [0, 5]}"),
-        "demo.yaml:7, splits.train.subset.range: [0, 5]: numbers of samples are for the path of a "
-        "dataset; write percentages, as ['0%', '50%']",
+        "demo.yaml:7, splits.train.subset.range: [0, 5]: Can only use absolute subset ranges for "
+        "a leaf dataset: numbers of samples are only allowed for a leaf dataset, a folder or a "
+        "JSONL file; write percentages, as ['0%', '50%']",
     ),
     # Schedules.
     "schedule without points": (
