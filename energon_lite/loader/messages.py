@@ -28,6 +28,7 @@ from itertools import chain, islice, repeat
 from multiprocessing.reduction import ForkingPickler
 from operator import methodcaller
 from time import perf_counter
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
 from energon_lite.core.edataclass import has_own
-from energon_lite.core.errors import Ignored, raise_of_handler
+from energon_lite.core.errors import Ignored, add_note, raise_of_handler
 from energon_lite.core.sample_columns import later_fields
 from energon_lite.core.samples import Batch, Sample, SourceInfo
 from energon_lite.core.state import Snapshot
@@ -61,6 +62,29 @@ class Unsendable(NamedTuple):
     """
 
     reason: str
+
+
+# What to do about errors of the system in processes that share memory.
+_REMEDIES = {
+    errno.EMFILE: "each worker process takes six open files: raise the limit (ulimit -n)",
+    errno.EFBIG: "batches lie in a file in memory, which may not be so large: raise ulimit -f",
+    errno.ENOMEM: "use fewer workers or smaller batches, or raise the limit (ulimit -v)",
+    errno.EAGAIN: "use fewer workers, or raise the limit of processes (ulimit -u)",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """Returns what to do about an error of the system; "" for other errors."""
+    number: Any = getattr(error, "errno", isinstance(error, MemoryError) and errno.ENOMEM)
+    return _REMEDIES.get(number, "")
+
+
+def add_remedy(error: Exception) -> None:
+    """Adds the remedy to an error of the system."""
+    if not error.args:
+        error.args = (remedy(error),)
+    elif (note := remedy(error)) and note not in str(error):
+        add_note(error, note)
 
 
 class Packed(NamedTuple):
@@ -361,21 +385,66 @@ def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
         return packed(value._replace(item=reason, snapshot=None, skipped=[]))
 
 
+class WorkerJob:
+    """What a worker process is to do.
+
+    It is pickled apart, so that an error names its part, and that of `__call__` reaches the loop.
+
+    Args:
+        parts: of the job.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __call__(self) -> Any:
+        """Returns the parts."""
+        return self._parts
+
+    def __reduce__(self) -> Any:
+        """Pickles the parts.
+
+        Raises:
+            TypeError: A part cannot be pickled; names it.
+        """
+        try:
+            content: Any = ForkingPickler.dumps(self._parts)
+        except Exception as error:
+            path, part = unpicklable_part(self._parts, "", ForkingPickler.dumps)
+            raise TypeError(
+                f"{path.rpartition(' of ')[2]} is a {_what(part)}, which cannot be sent to a "
+                f"worker process ({error}). It belongs to the task encoder, or to another object "
+                f"that the dataset was made with. {WAYS}"
+            ) from error
+        return functools.partial, (pickle.loads, bytes(content))
+
+
+WAYS = (
+    "Define classes and functions at the top level of a module that can be imported, or use "
+    'WorkerConfig(start_method="fork") or WorkerConfig(worker_type="thread").'
+)
+
+
+def _what(part: Any) -> str:
+    name = getattr(part, "__qualname__", None)
+    return f"{type(part).__name__} {name}" if isinstance(name, str) else type(part).__qualname__
+
+
 def _reason(item: Any, error: Exception) -> str:
     path, part = unpicklable_part(item)
-    name = getattr(part, "__qualname__", None)
-    what = f"{type(part).__name__} {name}" if isinstance(name, str) else type(part).__qualname__
     keys = item.get("__key__") if isinstance(item, Mapping) else getattr(item, "__key__", None)
     samples = f" Samples: {str(keys)[:300]}." if keys else ""
     return (
-        f"{path} is a {what}, which cannot be sent from a worker process to the training loop "
-        f"({type(error).__name__}: {error}).{samples} Leave it out of the batch (encode_batch, or "
-        "the hook that adds it), define it at the top level of a module, or use "
+        f"{path} is a {_what(part)}, which cannot be sent from a worker process to the training "
+        f"loop ({type(error).__name__}: {error}).{samples} Leave it out of the batch "
+        "(encode_batch, or the hook that adds it), define it at the top level of a module, or use "
         "WorkerConfig(num_workers=0)."
     )
 
 
-def unpicklable_part(value: Any, path: str = "batch", depth: int = 0) -> tuple[str, Any]:
+def unpicklable_part(
+    value: Any, path: str = "batch", dumps: Callable[[Any], Any] = packed, depth: int = 0
+) -> tuple[str, Any]:
     """Returns the innermost part of a value that cannot be pickled, and the way to it.
 
     Example:
@@ -384,9 +453,9 @@ def unpicklable_part(value: Any, path: str = "batch", depth: int = 0) -> tuple[s
     """
     for name, part in _parts(value) if depth < _MAX_DEPTH else ():
         try:
-            packed(part)
+            dumps(part)
         except Exception:
-            return unpicklable_part(part, path + name, depth + 1)
+            return unpicklable_part(part, path + name, dumps, depth + 1)
     return path, value
 
 
@@ -398,6 +467,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield f".{field.name}", getattr(value, field.name, None)
+    elif isinstance(value, MethodType):
+        yield f" of {type(value.__self__).__qualname__}", value.__self__
     elif not isinstance(value, type):
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
@@ -417,6 +488,8 @@ _ORDER = struct.Struct("<BQI")
 # Number of the question, and the bytes of the answer.
 _REPORT = struct.Struct("<QI")
 
+# Number of the report of a process that ends; questions have others.
+FAILED = 0
 # Kinds of orders: another arena, a pass, a question.
 LEAVE, PASS, ASK = range(3)
 
@@ -588,11 +661,8 @@ class Inlet:
         try:
             self._share(num_deliveries)
         except OSError as error:
-            raise OSError(
-                error.errno,
-                f"No memory can be shared with a worker process ({error.strerror}). Each worker "
-                "process takes six open files of this one: raise the limit (ulimit -n).",
-            ) from error
+            text = f"No memory can be shared with a worker process ({error.strerror})"
+            raise OSError(error.errno, f"{text}; {remedy(error)}") from error
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(self._shared.has_delivery.files[0], select.POLLIN)

@@ -333,9 +333,9 @@ class RankRun(Generic[T]):
             last = self.position.count - 1
             raise RuntimeError(
                 f"Worker {error} of rank {self._config.rank} died "
-                f"{'before the first batch' if last < 0 else f'after batch {last}'} of the rank (a "
-                "kill by signal 9 is often a lack of memory). Nothing is lost: iterate the loader "
-                "again to resume with the next batch, or resume from a saved state. "
+                f"{'before the first batch' if last < 0 else f'after batch {last}'} of the rank. "
+                "Nothing is lost: iterate the loader again to resume with the next batch, or "
+                "resume from a saved state. "
                 f"{error.report}".rstrip()
             ) from None
         return None

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -32,16 +33,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.core import batch_rows
-from energon_lite.loader.messages import (
-    ASK,
-    LEAVE,
-    PASS,
-    Closed,
-    Outlet,
-    packed_delivery,
-    read_order,
-    report,
-)  # fmt: skip
+from energon_lite.loader import messages
+from energon_lite.loader.messages import Closed, Outlet, WorkerJob
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.stores.cache_pool import CachePool
@@ -181,15 +174,12 @@ class WorkerSettings(NamedTuple):
     run: RunSettings
 
 
-def work(
-    sock: socket.socket, settings: WorkerSettings, first: Pass, dies_with_parent: bool
-) -> None:
+def work(sock: socket.socket, job: WorkerJob, dies_with_parent: bool) -> None:
     """Runs a worker process until the training loop closes the socket, or ends.
 
     Args:
         sock: to the training loop.
-        settings: of the process.
-        first: what it computes first.
+        job: the settings of the process, and the pass that it computes first.
         dies_with_parent: whether the kernel may kill it when the thread that started it ends; it
             also ends a process that is stopped, or in native code that keeps Python's lock.
     """
@@ -206,7 +196,23 @@ def work(
         if parent and not (parent.is_alive() and (by_server or os.getppid() == parent.pid)):
             os._exit(0)
     with contextlib.suppress(Closed):  # it ended before this process began
-        _Work(sock, settings).run(first)
+        advice = _IMPORTED
+        try:
+            settings, first = job()
+            advice = ""
+            _Work(sock, settings).run(first)
+        except Exception as error:  # of our own code, or of what unpickles the job
+            advice = advice or messages.remedy(error)
+            text = f"{type(error).__name__}: {error}; {advice}"
+            messages.report(sock, messages.FAILED, text if advice else traceback.format_exc())
+            sys.exit(1)
+
+
+_IMPORTED = (
+    "a worker process of 'spawn' or 'forkserver' imports the program again. It does not have the "
+    "classes and functions of a notebook or an interpreter, nor those of a script below "
+    f"`if __name__ == '__main__':`. {messages.WAYS}"
+)
 
 
 class _Work:
@@ -276,7 +282,7 @@ class _Work:
                 delivery = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
             is_error = isinstance(delivery, ExceptionWrapper)
             self._is_packing = True
-            content = packed_delivery(delivery)
+            content = messages.packed_delivery(delivery)
             del delivery  # for the outlet copies what is still used here
             self._outlet.send(job.number, content)
             self._is_packing = False
@@ -295,13 +301,13 @@ class _Work:
         """Takes orders until the parent is gone; then ends the process."""
         with contextlib.suppress(Closed):
             while True:
-                kind, number, body = read_order(self._sock, self._wait)
-                if kind == LEAVE:
+                kind, number, body = messages.read_order(self._sock, self._wait)
+                if kind == messages.LEAVE:
                     self._outlet.leave(self._wait)
-                elif kind == PASS:
+                elif kind == messages.PASS:
                     self._passes.put(pickle.loads(body))
                     self._outlet.wake()
-                elif kind == ASK:
+                elif kind == messages.ASK:
                     self._report(number)
         self._exit_code = 0
         main = threading.main_thread().ident
@@ -316,7 +322,7 @@ class _Work:
         """Describes what the main thread does."""
         task = "pickles a batch" if self._is_packing else f"computes {self._feed}"
         doing = describe_thread(threading.main_thread().ident or 0)
-        report(self._sock, number, f"It {task}. {doing}")
+        messages.report(self._sock, number, f"It {task}. {doing}")
 
     def _wait(self) -> None:
         """Waits for an order of the parent.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import multiprocessing
 import multiprocessing.process
@@ -19,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,12 +28,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.worker import WorkerInfo
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import FatalSampleError, add_note
+from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.global_generators import has_turn
 from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.loader import messages
 from energon_lite.loader.deferred_signals import DeferredSignals
-from energon_lite.loader.messages import ASK, PASS, Closed, Inlet, Unsendable, order
+from energon_lite.loader.messages import Closed, Inlet, Unsendable, WorkerJob
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
 from energon_lite.loader.worker_main import (
     GRACE_SEC,
@@ -57,6 +58,8 @@ RESTART_WINDOW_SEC = 600.0
 _ANSWER_SEC = 1.0
 # After a kill; a process in an uninterruptible wait for a storage outlives it.
 _KILL_SEC = 2.0
+# Between two looks at a process that closed its files and has not ended.
+_PAUSE_SEC = 0.005
 _STATES = {
     "D": "it waits for the kernel, often for a storage that does not answer",
     "R": "it runs native code that keeps Python's lock",
@@ -77,12 +80,12 @@ class Worker:
     def __init__(self, start_method: str | None, settings: WorkerSettings, first: Pass) -> None:
         self._sock, other = socket.socketpair()
         self._inlet = Inlet(self._sock, settings.run.prefetch_factor)
-        self._has_sent = False
+        self._has_sent = self._is_killed = False
         self.num_requests = 0
         context: Any = multiprocessing.get_context(start_method)
         # The kernel reports the end of the thread that starts a process, not of its process.
         is_main = threading.current_thread() is threading.main_thread()
-        args = (other, settings, first, is_main)
+        args = (other, WorkerJob(settings, first), is_main)
         self.process = context.Process(target=work, args=args, daemon=True)
         _workers.add(self)
         if context.get_start_method() != "fork":
@@ -91,6 +94,9 @@ class Worker:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
+        except BaseException:
+            self._sock.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             other.close()
@@ -109,6 +115,7 @@ class Worker:
         Raises:
             WorkerDied: It ended, or is stuck and was ended.
             WorkerTimeout: The wait was too long.
+            RuntimeError: It failed, and reported why.
         """
         wait: _SocketWait | None = None
         is_gone = False
@@ -120,6 +127,9 @@ class Worker:
                     wait = _SocketWait(self, limits)
                 elif (report := self._inlet.take_report()) is not None:
                     self._has_sent = True
+                    if report[0] == messages.FAILED:
+                        end_workers([self])
+                        raise RuntimeError(f"Worker {self.name} failed: {report[1]}")
                     if report[0] == self.num_requests:
                         wait.on_report(report[1])
                 wait()
@@ -130,22 +140,26 @@ class Worker:
 
     def begin(self, job: Pass) -> None:
         """Orders the worker to begin a pass."""
-        order(self._sock, PASS, body=pickle.dumps(job))
+        messages.order(self._sock, messages.PASS, body=pickle.dumps(job))
 
     def ask(self) -> None:
         """Asks it what it does."""
         self.num_requests += 1
-        order(self._sock, ASK, self.num_requests)
+        messages.order(self._sock, messages.ASK, self.num_requests)
 
     def _death(self) -> WorkerDied:
         """Waits for the end of the process; returns how it ended."""
         end_workers([self])
-        code = self.process.exitcode
+        code, why = self.process.exitcode, ""
         how = "has not ended" if code is None else f"exit code {code}"
-        if code is not None and code < 0:
+        if self._is_killed:
+            how = "it closed its socket, and was ended"
+        elif code is not None and code < 0:
             how = f"signal {-code}"
-        is_broken = code is not None and code > 0 and not self._has_sent  # it could not start
-        return WorkerDied(f"{self.name} ({how})", may_restart=not is_broken)
+            why = "A kill by signal 9 is often a lack of memory." if code == -signal.SIGKILL else ""
+        has_ended = self._is_killed or (code is not None and code >= 0)  # by itself
+        is_broken = has_ended and not self._has_sent  # it could not start
+        return WorkerDied(f"{self.name} ({how})", why, may_restart=not is_broken)
 
     @property
     def name(self) -> str:
@@ -157,11 +171,15 @@ class Worker:
         self._sock.close()
 
     def join(self, for_sec: float) -> None:
-        """Waits for the end."""
-        self.process.join(for_sec)
+        """Waits for the end; a process that closes its files looks to `Process.join` as ended."""
+        deadline = time.monotonic() + for_sec
+        wait([self.process.sentinel], for_sec)
+        while self.process.is_alive() and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SEC)
 
     def kill(self) -> None:
         """Ends the process, if it has not ended."""
+        self._is_killed = self._is_killed or self.process.is_alive()
         self.process.kill()
 
     def leave_arena(self) -> None:
@@ -342,9 +360,8 @@ class WorkerPool(Iterator[Delivery]):
             return WorkerThread(settings, self._pass_of(number))
         try:
             return Worker(config.start_method, settings, self._pass_of(number))
-        except OSError as error:
-            if error.errno == errno.EMFILE:
-                add_note(error, "each worker process takes some open files: raise `ulimit -n`")
+        except (OSError, MemoryError) as error:
+            messages.add_remedy(error)
             raise
 
     def _is_ready(self) -> bool:
@@ -395,6 +412,9 @@ class WorkerPool(Iterator[Delivery]):
         while True:
             try:
                 return self._workers[worker].receive(self._number, self._limits)
+            except (OSError, MemoryError) as error:
+                messages.add_remedy(error)
+                raise
             except WorkerTimeout as error:
                 raise RuntimeError(
                     f"No batch for {self._limits.timeout_sec:g} s (fail_on_timeout=True, "
@@ -415,20 +435,20 @@ class WorkerPool(Iterator[Delivery]):
         if not death.may_restart or len(deaths) >= allowed:
             why = (
                 "It had sent nothing, so no other was started; its own error is above. Under "
-                "'spawn' and 'forkserver' a script starts below `if __name__ == '__main__':`"
+                "'spawn' and 'forkserver' it imports the program again: the program is a file, and "
+                f"starts below `if __name__ == '__main__':`. {messages.WAYS}"
             )
             if death.may_restart:
-                why = f"Within ten minutes {len(deaths)} were replaced (restart_workers={allowed})"
-            death.report = f"{why}; WorkerConfig(num_workers=0) shows what fails. {death.report}"
+                why = f"Within ten minutes {len(deaths)} were replaced (restart_workers={allowed})."
+            death.report = f"{why} WorkerConfig(num_workers=0) shows what fails. {death.report}"
             raise death
         deaths.append(now)
         logger.warning(
-            "Worker %s of rank %d died%s. Another one computes its streams %s from where "
+            "Worker %s of rank %d died. Another one computes its streams %s from where "
             "they stood; no batch changes. %d more may die within %.0f minutes "
             "(restart_workers=%d).%s",
             str(death),  # a record that is kept would keep the pool, by the frames of the error
             self._config.rank,
-            ", often for lack of memory" if "signal 9" in str(death) else "",
             self._own(worker),
             allowed - len(deaths),
             RESTART_WINDOW_SEC / 60,

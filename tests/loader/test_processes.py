@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import multiprocessing
@@ -160,6 +161,156 @@ def test_script_that_spawns_while_it_is_imported_gets_a_remedy(texts, tmp_path) 
     (line,) = [line for line in done.stderr.splitlines() if "died" in line]
     assert "before the first batch" in line
     assert "`if __name__ == '__main__':`" in line
+
+
+BELOW = """
+import sys
+from energon_lite import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+if __name__ == "__main__":
+    class Local(DefaultTaskEncoder):
+        pass
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method=sys.argv[1])
+    dataset = get_train_dataset(
+        sys.argv[2], batch_size=2, worker_config=config, task_encoder=Local()
+    )
+    next(iter(get_loader(dataset)))
+"""
+
+
+@pytest.mark.parametrize(("method", "is_file"), [("spawn", True), ("forkserver", False)])
+def test_class_that_worker_processes_cannot_import_is_one_error(
+    texts, tmp_path, method, is_file
+) -> None:
+    """In a script below the guard, and where the program is no file, as in a notebook."""
+    script = tmp_path / "script.py"
+    script.write_text(BELOW)
+    start = [script] if is_file else ["-c", BELOW]
+    done = subprocess.run(
+        [sys.executable, *start, method, str(texts)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    *_, line = done.stderr.splitlines()
+    assert line.startswith("RuntimeError: Worker process ")
+    assert "Can't get attribute 'Local'" in line
+    for remedy in ("top level of a module", 'start_method="fork"', 'worker_type="thread"'):
+        assert remedy in line
+    assert done.stderr.count("Traceback") == 1
+    for wrong in ("lack of memory", "Another one", "signal"):
+        assert wrong not in done.stderr
+
+
+class WithFunction(DefaultTaskEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = {"a": [print, lambda text: text]}
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+def local_encoder() -> DefaultTaskEncoder:
+    class Local(WithFunction):
+        def __init__(self) -> None:
+            DefaultTaskEncoder.__init__(self)
+
+    return Local()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (WithFunction, r"WithFunction\.functions\['a'\]\[1\] is a function .*<lambda>, which"),
+        (local_encoder, r"is a local_encoder.<locals>.Local, which cannot be sent to a worker"),
+    ],
+)
+def test_encoder_that_cannot_be_sent_is_an_error_that_names_the_part(
+    texts, method, make, words
+) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method=method)
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=make())
+    before = set(multiprocessing.active_children())
+    with pytest.raises(TypeError, match=words) as caught:
+        next(iter(get_savable_loader(dataset)))
+    for remedy in ("task encoder", "module", 'start_method="fork"', 'worker_type="thread"'):
+        assert remedy in str(caught.value)
+    assert set(multiprocessing.active_children()) == before
+
+
+class Closing(DefaultTaskEncoder):
+    """Closes all that its process has, and stays."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        os.closerange(3, 1_000)
+        ctypes.PyDLL(None).sleep(600)  # with Python's lock, so that no thread notices
+
+
+def test_worker_that_the_loader_ended_is_not_reported_as_killed_by_the_system(
+    texts, caplog
+) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Closing())
+    with pytest.raises(RuntimeError, match="closed its socket, and was ended") as caught:
+        next(iter(get_savable_loader(dataset)))
+    assert "It had sent nothing, so no other was started" in str(caught.value)
+    assert "signal 9" not in str(caught.value)
+    assert "memory" not in str(caught.value)
+    assert not caplog.records
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from energon_lite import *
+class Large(DefaultTaskEncoder):
+    @stateless
+    def encode_batch(self, batch):
+        return {"x": np.ones(300_000)}
+name, more, texts = sys.argv[1:]
+config = WorkerConfig(rank=0, world_size=1, num_workers=2, start_method="fork")
+dataset = get_train_dataset(texts, batch_size=2, worker_config=config, task_encoder=Large())
+loader = get_savable_loader(dataset)
+pages = Path("/proc/self/statm").read_text().split()[0]
+used = {"RLIMIT_AS": int(pages) * resource.getpagesize()}.get(name, 0)
+kind = getattr(resource, name)
+resource.setrlimit(kind, (used + int(more), resource.getrlimit(kind)[1]))
+print(len([batch for batch, _ in zip(loader, range(9))]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("RLIMIT_FSIZE", 1_000, ("File too large", "ulimit -f")),
+        ("RLIMIT_FSIZE", 1 << 20, ("File too large", "ulimit -f")),
+        ("RLIMIT_AS", 16 << 20, ("emory", "fewer workers", "ulimit -v")),
+        ("RLIMIT_NOFILE", 12, ("Too many open files", "ulimit -n")),
+        ("RLIMIT_NOFILE", 17, ("Too many open files", "ulimit -n")),
+    ],
+)
+def test_limits_of_the_system_are_errors_that_name_the_limit(texts, limit, value, words) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, limit, str(value), str(texts)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    end = "\n".join(done.stderr.splitlines()[-2:])
+    for word in words:
+        assert word in end
+    names = {"ulimit -f", "ulimit -v", "ulimit -n"}
+    assert [name for name in names if name in end] == [word for word in words if word in names]
+    assert "signal 9" not in end
 
 
 # ----------------------------------------------------------------------- what cannot be sent
