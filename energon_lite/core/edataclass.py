@@ -135,10 +135,7 @@ def moving(device: Any, dtype: torch.dtype | None, non_blocking: bool) -> Callab
     if isinstance(device, torch.dtype):
         device, dtype = None, device
     if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(
-            f"dtype={dtype} converts floating point tensors only, as a module's `to`; give a "
-            "floating point type, and convert token ids and masks one by one"
-        )
+        raise TypeError(f"dtype={dtype} must be floating point: it is of floating point tensors")
 
     def move(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
@@ -191,8 +188,7 @@ class PinMemoryMixin:
 
     def pin_memory(self) -> Self:
         """Copies the instance with all its tensors in page-locked memory."""
-        pinned: Self = _converted_parts(self, "pin_memory", lambda part: part.pin_memory())
-        return pinned
+        return _converted_parts(self, "pin_memory", lambda part: part.pin_memory())  # type: ignore[no-any-return]
 
     def to(
         self,
@@ -210,19 +206,16 @@ class PinMemoryMixin:
         Raises:
             TypeError: `dtype` is of integers, bools or complex numbers.
         """
-        moved: Self = _converted_parts(self, "to", moving(device, dtype, non_blocking))
-        return moved
+        return _converted_parts(self, "to", moving(device, dtype, non_blocking))  # type: ignore[no-any-return]
 
     def cuda(self, device: torch.device | int | None = None, non_blocking: bool = False) -> Self:
         """Copies the instance with all its tensors on a GPU, by default the current one."""
         place = "cuda" if device is None else device
-        moved: Self = converted(self, "to", moving(place, None, non_blocking))
-        return moved
+        return converted(self, "to", moving(place, None, non_blocking))  # type: ignore[no-any-return]
 
     def cpu(self) -> Self:
         """Copies the instance with all its tensors on the CPU."""
-        moved: Self = converted(self, "to", moving("cpu", None, False))
-        return moved
+        return converted(self, "to", moving("cpu", None, False))  # type: ignore[no-any-return]
 
 
 class ExtendableDataclassMixin:

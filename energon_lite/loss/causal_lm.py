@@ -96,10 +96,8 @@ def weighted_causal_lm_loss(
         outputs = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
     logits, targets = outputs[:, :-1], labels[:, 1:].to(outputs.device)
     if logits.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} do not fit logits of shape "
-            f"{tuple(outputs.shape)}; both need one entry per token, as (B, L) and (B, L, V)"
-        )
+        shapes = f"labels of shape {tuple(labels.shape)} do not fit logits of shape "
+        raise ValueError(f"{shapes}{tuple(outputs.shape)}; make them (B, L) and (B, L, V)")
     if weights is None:
         weights = torch.ones(len(labels))
     if weights.ndim > 1:

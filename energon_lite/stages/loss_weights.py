@@ -22,7 +22,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-_ENTRIES = ("loss_weight", "loss_weights", "__loss_weight__")
+_ENTRIES = {"loss_weight", "loss_weights", "__loss_weight__"}
 
 
 def set_loss_weight(item: Any, weight: Any) -> bool:
@@ -43,18 +43,15 @@ def set_loss_weight(item: Any, weight: Any) -> bool:
 
 def warn_of_unused_weights(item: Any) -> None:
     """Warns if an item of a run with loss weights other than 1 does not carry them."""
+    is_carried = isinstance(item, torch.Tensor) or hasattr(item, "loss_weight")
     if isinstance(item, dict):
-        names = {*_ENTRIES, *(n for n, v in item.items() if isinstance(v, WeightedLabels))}
-        is_carried = not names.isdisjoint(item)
-    else:
-        is_carried = isinstance(item, torch.Tensor) or hasattr(item, "loss_weight")
+        is_labels = isinstance(item.get("labels"), WeightedLabels)
+        is_carried = is_labels or not _ENTRIES.isdisjoint(item)
     if not is_carried:
         logger.warning(
-            "Sources have loss weights other than 1, and the batches, of type %s, do not carry "
-            "them: a loss of these batches ignores the weights. Set add_loss_weights = True on the "
-            'task encoder: a dict then has an entry "loss_weight", and labels of packs for a '
-            "Hugging Face model carry them; or add_loss_weights = False to train without them, or "
-            "where your own fields have them. docs/loss_weights.md",
+            "Sources have loss weights other than 1, and batches (%s) do not carry them. Set "
+            'add_loss_weights = True on the task encoder for an entry "loss_weight" in dicts; or '
+            "False, to train without weights, or where your own fields have them.",
             type(item).__name__,
         )
 

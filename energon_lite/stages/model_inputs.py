@@ -14,9 +14,10 @@ from energon_lite.stages.packed_sample import PackedBatch
 Attention = Literal["position_ids", "mask"]
 
 NOT_APPLIED = (
-    "which a model's own loss does not know. Set add_loss_weights=True (on the task encoder, or of "
-    "PackedCollator), so that the labels carry them to the Trainer's compute_loss_func="
-    "energon_lite.loss.weighted_causal_lm_loss; or add_loss_weights=False to train without them"
+    "of loss=, loss_mask or the sources, which a model's own loss does not know. Set "
+    "add_loss_weights=True (on the task encoder, or of PackedCollator) for labels that carry them "
+    "to the Trainer's compute_loss_func=energon_lite.loss.weighted_causal_lm_loss; or "
+    "add_loss_weights=False to train without them"
 )
 
 
@@ -46,10 +47,7 @@ def model_inputs(
     weights = batch.loss_weights
     is_applied = add_loss_weights is not None or "loss_weights" in keep
     if not is_applied and not ((weights == 0) | (weights == 1)).all():
-        raise ValueError(
-            "Tokens have loss weights besides 0 and 1 (of loss=, loss_mask or the sources), "
-            + NOT_APPLIED
-        )
+        raise ValueError(f"Tokens have loss weights besides 0 and 1, {NOT_APPLIED}")
     if batch.images and "images" not in keep:
         raise ValueError(
             f"The batch has {len(batch.images)} images, which this model would not get. Use "
@@ -59,12 +57,9 @@ def model_inputs(
     labels: Any = batch.labels.masked_fill(weights == 0, IGNORE_INDEX)
     if add_loss_weights:
         labels = WeightedLabels(labels=labels, loss_weights=weights)
+    # With a cache, models of transformers do not look where a sample starts.
     inputs = ModelInputs(
-        input_ids=batch.input_ids,
-        labels=labels,
-        position_ids=batch.position_ids,
-        # With a cache, models of transformers do not look where a sample starts.
-        use_cache=False,
+        input_ids=batch.input_ids, labels=labels, position_ids=batch.position_ids, use_cache=False
     )
     if attention == "mask":
         inputs["attention_mask"] = _mask(batch.segment_ids)
@@ -86,12 +81,8 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
     bounds = np.unique(np.append(starts.numpy(), num_rows * length))
     cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
     longest = int(np.diff(bounds).max())
-    return {
-        "cu_seq_lens_q": cu_seqlens,
-        "cu_seq_lens_k": cu_seqlens,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+    lengths = dict.fromkeys(("max_length_q", "max_length_k"), longest)
+    return {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, **lengths}
 
 
 def _mask(segment_ids_BL: torch.Tensor) -> torch.Tensor:

@@ -186,12 +186,9 @@ class Hooks:
         """
         packing, asked = self.encoder.packing, self.encoder.add_loss_weights
         if packing is not None and packing.output == "huggingface" and asked is None:
-            found = {f"{facts.name}: {facts.loss_weight}" for facts in dataset.sources()
-                     if facts.loss_weight not in (0, 1)}  # fmt: skip
-            if packing.loss != "token":
-                found.add(f"loss={packing.loss!r:.80}")
-            if found:
-                text = ", ".join(sorted(found)[:10])
+            found = {facts.loss_weight for facts in dataset.sources()} - {0, 1}
+            if found or packing.loss != "token":
+                text = f"loss={packing.loss!r:.80}, weights of sources: {sorted(found)!s:.200}"
                 raise ValueError(f"There are loss weights besides 0 and 1 ({text}), {NOT_APPLIED}")
         return LossWeightDataset(dataset, asked)
 
