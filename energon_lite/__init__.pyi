@@ -58,6 +58,7 @@ from energon_lite.loader.loader import (
     get_loader,
     get_savable_loader,
 )
+from energon_lite.loader.trainers import LoaderCallback
 from energon_lite.metadataset.energon_api import (
     DatasetLoader,
     DatasetLoaderInterface,
@@ -179,6 +180,7 @@ __all__ = [
     "JoinedWebdatasetFactory",
     "Lazy",
     "LimitDataset",
+    "LoaderCallback",
     "LogSampleDataset",
     "MapDataset",
     "Metadataset",

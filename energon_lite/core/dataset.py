@@ -188,6 +188,10 @@ class SavableDataset(IterableDataset[T_co], ABC):
         """Counts the items of a stream's pass (of its first epoch, if it is endless).
 
         Samples that are skipped or expanded while reading are not predicted.
+
+        Args:
+            stream: the stream. If it `estimates`, lists whose size depends on their samples are
+                counted by a few samples, which are read once for each dataset.
         """
 
     def own_traits(self, below: Traits) -> Traits:
@@ -210,7 +214,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what follows from the rest: a changed copy has other traits."""
-        left = ("traits", "drawing")
+        left = ("traits", "drawing", "trial")
         return {name: value for name, value in vars(self).items() if name not in left}
 
     @property
@@ -312,7 +316,10 @@ class SavableDataset(IterableDataset[T_co], ABC):
         return tuple(value for value in vars(self).values() if isinstance(value, UserFunction))
 
     def __len__(self) -> int:
-        """Counts the items of this rank in a pass (an epoch, if endless), before any skipping."""
+        """Counts the items of this rank in a pass (an epoch, if endless), before any skipping.
+
+        Lists whose size depends on their samples are estimated; see `num_items`.
+        """
         return count_rank_items(self, self.worker_config)
 
     def __iter__(self) -> Iterator[T_co]:

@@ -54,7 +54,8 @@ class Stream:
     `pass_index` numbers the passes over finite training data, so that each has another order.
     `share` is the part of the stream's draws that a dataset inside a blend gets: a hint on how far
     to read ahead, on which no content depends. `is_measured` is set where a stage above counts the
-    tokens of samples, so that no stage below does.
+    tokens of samples, so that no stage below does. `estimates` is set where its items are counted,
+    and a few samples may be read to estimate them.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Stream:
     pass_index: int = 0
     share: float = 1.0
     is_measured: bool = False
+    estimates: bool = False
 
 
 # Of a run, and ranks: a state that names a million would be computed for minutes.
@@ -448,14 +450,16 @@ def _place_in_environment() -> tuple[int, int]:
     return rank, world_size
 
 
-def count_rank_items(dataset: Any, config: WorkerConfig | None, pass_index: int = 0) -> int:
+def count_rank_items(
+    dataset: Any, config: WorkerConfig | None, pass_index: int = 0, estimates: bool = True
+) -> int:
     """Counts the items of a rank in a pass, or in an epoch of endless data."""
     config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     if dataset.pass_length is not None and dataset.training:
         return int(dataset.pass_length)
     slots = RankSlots(0, config.rank, config.world_size, config.default_num_streams)
     items = {
-        index: dataset.num_items(Stream(index, slots.num_streams, pass_index))
+        index: dataset.num_items(Stream(index, slots.num_streams, pass_index, estimates=estimates))
         for index in slots.streams()
     }
     total = slots.count(items)

@@ -142,6 +142,7 @@ class PassEnds:
         self._counted: tuple[Any, list[int], bool] | None = None
         self._predicted: dict[Any, int] = {}
         self._learned: int | None = None
+        self._has_learned = False
         self._agreed = (0, 0)  # streams, and the steps of a whole pass over them that was padded
 
     def chosen(self) -> End:
@@ -180,41 +181,48 @@ class PassEnds:
         if even.end == "pad" and _is_whole(position) and not self._dataset.training:
             self._agreed = position.start.slots.num_streams, position.num_steps
 
-    def num_steps(self, position: LoaderPosition) -> int:
+    def num_steps(self, position: LoaderPosition, *, estimates: bool = True) -> int:
         """Counts the batches of the rank in a pass; after the end of a pass, in the next one.
 
         Of endless data it is an epoch's.
 
-        It is worked out before anything is read, so samples that will be skipped or expanded, and
-        packs and buckets without a length index, are estimated. If the last whole pass had another
-        number, it is that.
+        It is worked out before the pass, so samples that will be skipped or expanded, and packs and
+        buckets without a length index, are estimated. If the last whole pass had another number, it
+        is that.
+
+        Args:
+            position: of the rank.
+            estimates: whether a few samples may be read to estimate packs and buckets; else each
+                sample counts as one.
         """
         if self._learned is not None:
             return self._learned
+        estimates = estimates and not self._has_learned
         start = position.start.after(self._dataset.training) if position.ended else position.start
-        about = (start.slots.num_streams, start.pass_index, self.chosen())
+        about = (start.slots.num_streams, start.pass_index, self.chosen(), estimates)
         if about not in self._predicted:
-            self._predicted = {about: self._predict(start)}
+            self._predicted = {about: self._predict(start, estimates)}
         return self._predicted[about]
 
     def learn(self, position: LoaderPosition) -> None:
         """Records how many batches a pass had that has just ended."""
         is_virtual = self._dataset.training and self._dataset.pass_length is not None
         if _is_whole(position) and not is_virtual:
-            self._learned = None
+            self._learned, self._has_learned = None, True
             if position.num_steps != self.num_steps(position):
                 self._learned = position.num_steps
 
-    def _predict(self, start: PassStart) -> int:
+    def _predict(self, start: PassStart, estimates: bool) -> int:
         dataset, end, num_streams = self._dataset, self.chosen(), start.slots.num_streams
         if end == "uneven":
             config = dataclasses.replace(self._config, num_streams=num_streams)
-            return count_rank_items(dataset, config, start.pass_index)
+            return count_rank_items(dataset, config, start.pass_index, estimates)
         limit = dataset.pass_length
         if limit is not None and dataset.training:
             return limit
         world_size = self._config.world_size
-        streams = (Stream(index, num_streams, start.pass_index) for index in range(num_streams))
+        first = Stream(0, num_streams, start.pass_index, estimates=estimates)
+        streams = (dataclasses.replace(first, index=index) for index in range(num_streams))
         counts = list(map(dataset.num_items, streams))
         ranks = [RankSlots(0, rank, world_size, num_streams) for rank in range(world_size)]
         if dataset.traits.lockstep:

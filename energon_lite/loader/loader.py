@@ -190,9 +190,10 @@ class SavableDataLoader(DataLoader[T]):
     def __len__(self) -> int:
         """Counts the batches of this rank in this pass (an epoch, if endless).
 
-        It is worked out before anything is read, so samples that will be skipped or expanded, and
-        packs and buckets without a length index, are estimated; after a whole pass over finite data
-        it is what came.
+        It is worked out before the pass, so samples that will be skipped or expanded are not
+        predicted. Packs and buckets without a length index are estimated by up to 1,024 samples,
+        which are read when this is called first. After a whole pass over finite data it is the
+        number of batches of that pass.
         """
         teach_skipping()  # transformers.Trainer asks for the length before all else
         return self._ends.num_steps(self._run.position)

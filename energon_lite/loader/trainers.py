@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Sampler
 
 from energon_lite.core.edataclass import converted, moving
+from energon_lite.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +32,25 @@ class Seek:
         batch: how many batches of the epoch are done; None if it has set none.
         is_restored: whether a state was restored since.
         is_fresh: whether the run has not begun.
-        offset: number of a pass less that of the trainer's epoch.
+        offset: number of a pass less that of the trainer's epoch; None where these do not begin
+            together, so that each epoch of the trainer continues the pass.
     """
 
     epoch: int | None = None
     batch: int | None = None
     is_restored: bool = False
     is_fresh: bool = True
-    offset: int = 0
+    offset: int | None = 0
 
     def target(self, here: int) -> int | None:
         """Returns the pass to be in, where the loader would be in pass `here`; None for any."""
         if self.epoch is None:
             return None
         if self.is_restored and self.epoch not in (here, here + 1):
-            # The state decides. A trainer that begins to count at 0 continues from there.
-            self.offset = here - self.epoch
-        return self.epoch + self.offset
+            # The state decides. A trainer that begins to count at 0 continues from there; where one
+            # is inside of an epoch, it counts epochs by an estimate of their length.
+            self.offset = None if self.batch else here - self.epoch
+        return None if self.offset is None else self.epoch + self.offset
 
     def num_to_discard(self, has_passes: bool, num_returned: int, num_steps: int) -> int:
         """Counts the batches to skip before the first is yielded.
@@ -161,3 +166,74 @@ def on_accelerator(loader: Any, run: Any) -> Iterator[Any]:
     finally:
         loader.end_of_dataloader = False
         state._remove_dataloader(loader)
+
+
+class LoaderCallback:
+    """Keeps the loader's state in the checkpoints of transformers' `Trainer`, and logs its figures.
+
+        Trainer(..., callbacks=[LoaderCallback()])
+
+    Each checkpoint gets `loader_state.json`, with the states of all ranks of the loader that
+    `get_train_dataloader` returned. Where the Trainer resumes, from
+    `TrainingArguments.resume_from_checkpoint` or a checkpoint in `output_dir`, the state is
+    restored: on any number of workers and ranks, and no batch is computed again. The logs of
+    training get the actual share, the skipped samples and the seconds waited of each source, of the
+    rank that logs.
+
+    It has all events of a `TrainerCallback`, and imports nothing of transformers.
+    """
+
+    file = "loader_state.json"
+    logged = ("/actual_share", "/skipped", "/wait_sec")
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Returns what does nothing, for the other events."""
+        if not name.startswith("on_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return lambda *_, **__: None
+
+    def on_train_begin(self, args: Any, state: Any, _: Any, **kwargs: Any) -> None:
+        """Restores the state, where the Trainer resumes.
+
+        Raises:
+            StateError: It does not fit the pipeline.
+        """
+        own = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        for folder in (args.resume_from_checkpoint or own, own) if state.global_step else ():
+            path = Path(folder, self.file)
+            saved = json.loads(path.read_bytes()) if path.is_file() else {}
+            # The Trainer read its log from the checkpoint that it resumes from.
+            if json.dumps(saved.get("log_history")) == json.dumps(state.log_history):
+                kwargs["train_dataloader"].load_state_dict(saved["loader"])
+                return
+        if state.global_step:
+            logger.warning(
+                "The Trainer resumes at step %d of a checkpoint without %s, or one that lies "
+                "elsewhere: %s was looked for. Batches are computed again up to there, on as many "
+                "ranks as before. Set TrainingArguments(resume_from_checkpoint=...) to its folder.",
+                state.global_step,
+                self.file,
+                path,
+            )
+
+    def on_save(self, args: Any, state: Any, _: Any, **kwargs: Any) -> None:
+        """Saves the states of all ranks into the checkpoint; all ranks call it.
+
+        Raises:
+            StateError: Some ranks did not call it in time.
+        """
+        saved = {
+            "log_history": state.log_history,
+            "loader": kwargs["train_dataloader"].state_dict(),
+        }
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if args.should_save and folder.is_dir():  # a search of hyperparameters has other folders
+            write_atomically(folder / self.file, json.dumps(saved).encode())
+
+    def on_log(self, _: Any, state: Any, __: Any, **kwargs: Any) -> None:
+        """Adds the figures to the logs of training."""
+        if "loss" in kwargs["logs"]:
+            figures = kwargs["train_dataloader"].stats().scalars().items()
+            own = {name: value for name, value in figures if name.endswith(self.logged)}
+            kwargs["logs"].update(own)
+            state.log_history[-1].update(own)

@@ -132,7 +132,7 @@ class GroupLists(CollectDataset[list[Any]]):
         super().__init__(dataset)
         self.criterion = criterion
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self.samples_per_list = self.batch_size or 1
+        self.samples_per_list = self.batch_size or 0
         self.batch_drop_last = drop_last
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> GroupCollector:
@@ -214,7 +214,7 @@ class BucketLists(MeasuredLists):
         # With lists of one size, as many samples leave as come, and the garbage collector, which
         # counts both, seldom traverses the buffer.
         self.buffers_rows = buckets.has_budget
-        self.samples_per_list = 1 if buckets.has_budget else self.batch_size or 1
+        self.samples_per_list = 0 if buckets.has_budget else self.batch_size or 0
         super().__init__(dataset, buckets)
 
     def own_settings(self) -> dict[str, JSON]:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import cached_property
+from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from energon_lite.batching.collector import Collector, CollectorState, OneByOne, Samples
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.dataset import Cursor, SavableDataset
+from energon_lite.core.dataset import Cursor, SavableDataset, StreamRun
 from energon_lite.core.errors import FatalSampleError, StateError
 from energon_lite.core.key_columns import columns_of, values_of
 from energon_lite.core.keys import REPEATED, first_leaf, name_of_key, whole
 from energon_lite.core.sample_columns import SampleRows, samples_of
 from energon_lite.core.stage import Stage
 from energon_lite.core.state import RestoreKey, Snapshot
-from energon_lite.core.stream_context import Again, SkipRecord, current_context, replaying
+from energon_lite.core.stream_context import (
+    Again,
+    SkipRecord,
+    context_of,
+    current_context,
+    replaying,
+)
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.core.user_function import SKIPPED, describe_input
 
@@ -35,6 +43,9 @@ _NO_LENGTHS = (1,)
 _SPARE = 64
 # Above this number of groups a snapshot forgets groups that are not needed.
 _MANY_GROUPS = 64
+# An estimate reads 64 samples at each of 16 places of the data, at fewer where it has 64 lists of
+# 256 samples. These follow each other 16 times, as in windows that are full.
+_PLACES, _PER_PLACE, _ENOUGH_LISTS, _ENOUGH_SAMPLES, _REPETITIONS = 16, 64, 64, 256, 16
 
 
 class Found(NamedTuple):
@@ -130,10 +141,11 @@ class CollectDataset(ListDataset[T]):
 
     Attributes:
         what: what buffers samples, for the error if they cannot be re-created; "" if none does.
-        samples_per_list: samples of a list; 1 where this depends on their lengths.
+        samples_per_list: samples of a list; 0 where this depends on the samples.
         num_lengths: R, the resources of a sample.
         keeps_lengths: whether the cursor knows the lengths of the list that it returned last.
         takes_columns: whether lists may be `SampleColumns`.
+        looks_at_samples: whether a collector looks at samples, and not only at their lengths.
         groups_from_start: groups with the numbers 0, 1, ...; others follow as they come.
 
     Raises:
@@ -141,10 +153,11 @@ class CollectDataset(ListDataset[T]):
     """
 
     what: str = ""
-    samples_per_list: int = 1
+    samples_per_list: int = 0
     num_lengths: int = 1
     keeps_lengths: bool = False
     takes_columns: bool = False
+    looks_at_samples: bool = False
     groups_from_start: Sequence[Any] = ()
 
     def __init__(
@@ -195,7 +208,69 @@ class CollectDataset(ListDataset[T]):
 
     def num_items(self, stream: Stream) -> int:
         """Counts the lists as if all samples were of one group."""
-        return -(-self.dataset.num_items(stream) // self.samples_per_list)
+        num_samples, about = self.dataset.num_items(stream), None
+        if stream.estimates and num_samples and not self.samples_per_list:
+            about = self.trial
+        if about is None:
+            return -(-num_samples // (self.samples_per_list or 1))
+        # So that all streams together have at most one list that is rounded up.
+        mean = max(0.0, about[0] + about[1] * num_samples - 1e-6)
+        return ceil((stream.index + 1) * mean) - ceil(stream.index * mean)
+
+    @cached_property
+    def trial(self) -> tuple[float, float] | None:
+        """Lists that a stream has at its end, and for each sample; None if none could be read.
+
+        It is that of the first pass, on any topology. Where samples are left, it is a standard
+        error too high: a trainer that counts on too many lists loses none.
+        """
+        num_samples, num_read = self.dataset.num_items(Stream(0, 1)), 0
+        found, is_once = Found([], [], [], []), self.traits.each_once and not self.endless
+        # Of a short stream all is read, so that it has its part of each source.
+        num_streams = max(1, num_samples // _PER_PLACE) if is_once else _PLACES
+        places = [k * 5 % _PLACES * num_streams // _PLACES for k in range(_PLACES)]
+        with suppress(Exception):  # the run meets what fails here, and reports it
+            for index in dict.fromkeys(places):
+                context = StreamRun(self, Stream(index, num_streams), max_skip_rate=1).context
+                context.most_skips = _PLACES * _PER_PLACE
+                inner = self.dataset.cursor(context.stream)
+                units = self.units(inner)
+                with context_of(context), context.generators or nullcontext():
+                    while context.num_draws < 2 * _PER_PLACE:
+                        has_ended = self.read(inner, units, _PLACES, found)
+                        if not self.looks_at_samples:
+                            found.samples[:] = [SKIPPED] * len(found.samples)
+                        if has_ended:
+                            break
+                    num_lists = self._count_lists(found)
+                num_read += context.num_draws * bool(found.keys)
+                enough = _ENOUGH_SAMPLES if num_lists >= _ENOUGH_LISTS else _PLACES * _PER_PLACE
+                if num_read >= enough:
+                    break
+            lengths, columns = np.array(found.lengths), [column * _REPETITIONS for column in found]
+            with context_of(context):
+                more = self._count_lists(Found(*columns)) - num_lists  # type: ignore[arg-type]
+            per_sample = more / (_REPETITIONS - 1) / num_read
+            own = lengths[:: self.num_lengths]
+            error = (num_read < num_samples) * own.std() / own.mean() / num_read**0.5
+            return num_lists - per_sample * num_read, per_sample * (1 + float(error))
+        return None
+
+    def _count_lists(self, found: Found) -> int:
+        """Counts the lists that a collector makes of units."""
+        cursor, at, num_lists = CollectCursor(self, Stream(0, 1)), 0, 0
+        collector, width = cursor.collector, self.num_lengths
+        while True:
+            has_ended = at >= len(found.keys)
+            if collector.next(num_lists, has_ended) is not None:
+                num_lists += 1
+            elif has_ended:
+                return num_lists
+            else:
+                first, at = at, at + collector.num_wanted
+                lengths = found.lengths[first * width : at * width]
+                own = (found.keys[first:at], found.groups[first:at], lengths)
+                cursor.add(Found(*own, found.samples[first:at]))
 
 
 class CollectCursor(Cursor[Any]):
@@ -220,12 +295,12 @@ class CollectCursor(Cursor[Any]):
         self._may_be_skipped = False
 
     def _set_collector(self, collector: Collector) -> None:
-        self._collector = collector
+        self.collector = collector
         self._add_one = collector.add_one if isinstance(collector, OneByOne) else None
 
     def __next__(self) -> Any:
         """Returns the next list."""
-        collector, add_one = self._collector, self._add_one
+        collector, add_one = self.collector, self._add_one
         cycle = current_context().batch_index // self._stream.num_streams
         while (numbers := collector.next(cycle, self._has_ended)) is None:
             if self._has_ended:
@@ -281,7 +356,7 @@ class CollectCursor(Cursor[Any]):
             self._has_ended = self._spec.read(self._inner, self._units, num, found)
         finally:
             if found.keys:
-                self._add(found)
+                self.add(found)
 
     def _new_group(self, group: Any) -> int:
         """Numbers a group; beyond the last one, since groups in between may be forgotten."""
@@ -291,11 +366,11 @@ class CollectCursor(Cursor[Any]):
     def _forget_groups(self) -> None:
         """Forgets groups of which nothing is buffered: of pictures by shape there are many."""
         used = set(self._buffer.rows().groups.tolist())
-        used.update(self._collector.groups, range(len(self._spec.groups_from_start)))
+        used.update(self.collector.groups, range(len(self._spec.groups_from_start)))
         for group in [group for group, number in self._groups.items() if number not in used]:
             del self._groups[group]
 
-    def _add(self, found: Found) -> None:
+    def add(self, found: Found) -> None:
         """Buffers samples, and adds them to the collector."""
         first, self._num_read = self._num_read, self._num_read + len(found.keys)
         groups: Any = [*map(self._groups.get, found.groups)]
@@ -306,7 +381,7 @@ class CollectCursor(Cursor[Any]):
         rows = _as_samples(numbers, groups, found.lengths, self._spec.num_lengths)
         self._buffer.add(found.keys, found.samples, rows)
         try:
-            refused = self._collector.add(rows)
+            refused = self.collector.add(rows)
         except ValueError as error:
             name = name_of(found.keys[-1], self._rows.sample(found.samples[-1]))
             raise FatalSampleError.from_sample_key(name, str(error)) from None
@@ -315,7 +390,7 @@ class CollectCursor(Cursor[Any]):
 
     def _taken_or_kept(self, numbers: Sequence[int]) -> tuple[list[RestoreKey], list[Any]]:
         """Takes samples of a list out of the buffer, but for those that may be repeated."""
-        buffer, kept = self._buffer, frozenset(self._collector.kept)
+        buffer, kept = self._buffer, frozenset(self.collector.kept)
         keys = [buffer.keys[number if number >= 0 else ~number] for number in numbers]
         samples = [SKIPPED if number < 0 else buffer.samples[number] for number in numbers]
         for i, number in enumerate(numbers):
@@ -364,7 +439,7 @@ class CollectCursor(Cursor[Any]):
             "read": self._num_read, "repeated": self._num_repeated, "ended": int(self._has_ended),
             "groups": groups,
         }  # fmt: skip
-        fields: Any = _Fields(known, blocks, self._collector.state())
+        fields: Any = _Fields(known, blocks, self.collector.state())
         return Snapshot(self._spec.name, fields, (self._inner.snapshot(),))
 
     def restore(self, snapshot: Snapshot) -> None:

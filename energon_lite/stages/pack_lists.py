@@ -179,6 +179,7 @@ class BalancedLists(CollectDataset[list[Any]]):
     """
 
     name, kind, what = "balance_packs", "pack", "Balanced packs"
+    samples_per_list = 1
     dataset: PackLists | PlannedPacks
 
     def __init__(self, dataset: PackLists | PlannedPacks) -> None:
@@ -259,6 +260,7 @@ class SelectedLists(CollectDataset[list[Any]]):
     """
 
     name, settings = "select_packs", ("packing_buffer_size", "drop_last")
+    looks_at_samples = True
     kind, what = "pack", "Packs"
 
     def __init__(

@@ -32,6 +32,8 @@ class ShuffleBufferDataset(CollectDataset[T]):
         ValueError: `size` is negative, or items below cannot be re-created.
     """
 
+    samples_per_list = 1
+
     def __init__(
         self,
         dataset: SavableDataset[T],

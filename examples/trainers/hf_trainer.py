@@ -9,7 +9,7 @@ from typing import Any
 from demo import Model, draw_data, make_train_loader, report
 from transformers import Trainer, TrainingArguments
 
-from energon_lite import SavableDataLoader
+from energon_lite import LoaderCallback, SavableDataLoader
 
 FOLDER = Path("demo_data/trainers")
 
@@ -39,7 +39,7 @@ def train(checkpoint: Path | None = None) -> list[list[str]]:
         str(FOLDER / "hf"), num_train_epochs=2, save_steps=20, use_cpu=True, report_to=[]
     )
     loader = make_train_loader(FOLDER / "texts", repeat=False)
-    trainer = LoaderTrainer(model, args, train_loader=loader)
+    trainer = LoaderTrainer(model, args, train_loader=loader, callbacks=[LoaderCallback()])
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return model.seen
 

@@ -87,7 +87,7 @@ def one_pass(root: Path, encoder: Any, **arguments: Any) -> tuple[list[Any], Any
     """All batches of a pass over the data, and the loader that gave them."""
     dataset = training(root, encoder, repeat=False, **arguments)
     loader = get_savable_loader(dataset, max_skip_rate=1, watchdog_timeout_seconds=None)
-    return list(loader), loader
+    return list(iter(loader)), loader
 
 
 def numbers_of(batches: list[Any]) -> list[int]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import DefaultTaskEncoder, WorkerConfig
+from energon_lite import DefaultTaskEncoder, LoaderCallback, Packing, WorkerConfig, stateless
+from energon_lite.stages.collect import CollectDataset
 
 from ..helpers import text_set
-from .data import Model, in_slot_order, keys_in, train_loader, val_loader
+from .data import DictEncoder, Model, in_slot_order, keys_in, train_loader, val_loader
 from .ranks import run_ranks
 
 accelerate = pytest.importorskip("accelerate")
@@ -182,15 +183,36 @@ class Prepares(Trainer):
         return self.accelerator.prepare(self.loader)
 
 
-class SavesLoader(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-    """What the page "Trainers" advises for long epochs."""
+class Counting(DictEncoder):
+    """Counts the batches that this process makes."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    num_made = 0
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        path = self.root / f"loader-{state.global_step}.pt"
-        torch.save(kwargs["train_dataloader"].state_dict(), path)
+    @stateless
+    def encode_batch(self, batch: Any) -> dict[str, Any]:
+        Counting.num_made += 1
+        return super().encode_batch(batch)
+
+
+class Packs(DictEncoder):
+    """Some 3 samples of a pack, 8 packs of a batch."""
+
+    packing = Packing(capacity=40, buffer_size=8)
+
+    def sample_length(self, sample: Any) -> int:
+        return len(sample.text) + 7 * int(sample.__key__) % 11
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> list[str]:
+        return [sample.__key__ for sample in samples]
+
+    def batch(self, packs: list[list[str]]) -> list[list[str]]:
+        return packs
+
+    @stateless
+    def encode_batch(self, packs: Any) -> dict[str, Any]:
+        keys = [key for pack in packs for key in pack]
+        return {"x": torch.tensor([float(key) for key in keys])[:, None] / 1000, "keys": keys}
 
 
 def hf_train(
@@ -201,32 +223,37 @@ def hf_train(
     validate: bool = False,
     saves_loader: bool = False,
     num_workers: int = 0,
+    num_streams: int = 0,
     loader: dict[str, Any] | None = None,
+    log: dict[str, Any] | None = None,
     **settings: Any,
-) -> tuple[list[list[str]], int, list[list[str]]]:
+) -> tuple[list[list[str]], int, Any]:
     warnings.simplefilter("ignore")
     if validate:
         settings |= {"eval_strategy": "steps", "eval_steps": 10}
     args = transformers.TrainingArguments(
-        output_dir=str(root), save_strategy="steps", save_steps=10, report_to=[], use_cpu=True,
-        disable_tqdm=True, logging_steps=1000, **{"num_train_epochs": 4, **settings},
+        output_dir=str(root), save_strategy="steps", report_to=[], use_cpu=True,
+        disable_tqdm=True,
+        **{"num_train_epochs": 4, "logging_steps": 1000, "save_steps": 10, **settings},
     )  # fmt: skip
     model = Model()
     config = _config(args_place(args), num_workers)
+    config.num_streams = num_streams or config.num_streams
     batches = train_loader(folder, config, **{"repeat": False, "end": "drop", **(loader or {})})
-    saved = root / f"loader-{resume}.pt"
-    if saved.exists():
-        batches.load_state_dict(torch.load(saved, weights_only=True))
     trainer = kind(
         batches,
         val_loader(folder, config) if validate else None,
         model,
         args,
         eval_dataset=[0] if validate else None,
-        callbacks=[SavesLoader(root)] if saves_loader else None,
+        callbacks=[LoaderCallback()] if saves_loader else None,
     )
     trainer.train(resume_from_checkpoint=str(root / f"checkpoint-{resume}") if resume else None)
-    return model.seen, trainer.state.global_step, model.validated
+    state = trainer.state
+    if log is not None:
+        log |= {"history": state.log_history, "max_steps": state.max_steps, "len": len(batches)}
+        log["made"] = Counting.num_made
+    return model.seen, state.global_step, log or model.validated
 
 
 def args_place(args: Any) -> Any:
@@ -269,14 +296,80 @@ def test_trainer_on_two_processes_resumes(validate: bool, tmp_path: Path) -> Non
     assert [seen for seen, _, _ in found] == [seen[20:] for seen in whole]
 
 
-def test_state_that_a_callback_saved_saves_the_skipping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Trainer, Prepares])
+def test_callback_resumes_with_other_workers_and_computes_nothing_again(
+    kind: type[Trainer], tmp_path: Path
+) -> None:
     folder = text_set(tmp_path / "texts", 30)
-    run = {"num_workers": 2, "saves_loader": True, "kind": Prepares}
-    whole, _, _ = run_ranks(1, hf_train, folder, tmp_path, **run)[0]
-    for step in (20, 30):
-        rest, steps, _ = run_ranks(1, hf_train, folder, tmp_path, step, **run)[0]
+    run = {"saves_loader": True, "kind": kind, "loader": {"task_encoder": Counting()}, "log": {}}
+    whole, _, _ = run_ranks(1, hf_train, folder, tmp_path, num_workers=2, **run)[0]
+    for step in (10, 20, 30):
+        rest, steps, log = run_ranks(1, hf_train, folder, tmp_path, step, **run)[0]
         assert rest == whole[step:]
-        assert steps == 60
+        assert (steps, log["made"]) == (60, 60 - step)
+
+
+def test_callback_of_two_processes_resumes_on_one(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 60)
+    run = {"saves_loader": True, "num_streams": 6}
+    found = run_ranks(2, hf_train, folder, tmp_path, **run)
+    whole = in_slot_order([seen for seen, _, _ in found])
+    rest, steps, _ = run_ranks(1, hf_train, folder, tmp_path, 20, **run)[0]
+    assert (rest, steps) == (whole[40:], 20 + 80)
+
+
+def test_callback_logs_shares_skips_and_waits(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    run = {"saves_loader": True, "logging_steps": 5, "max_steps": 10, "log": {}}
+    history = run_ranks(1, hf_train, folder, tmp_path, **run)[0][2]["history"]
+    steps = [entry for entry in history if "loss" in entry]
+    assert len(steps) == 2
+    for name, value in (("actual_share", 1.0), ("skipped", 0.0)):
+        assert [entry[f"data/texts/train/{name}"] for entry in steps] == [value] * 2
+    assert 0 < steps[0]["data/texts/train/wait_sec"] < steps[1]["data/texts/train/wait_sec"]
+
+
+def test_callback_takes_no_state_of_another_run(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 30)
+    run = {"saves_loader": True, "logging_steps": 5, "loader": {"task_encoder": Counting()}}
+    whole, _, _ = run_ranks(1, hf_train, folder, tmp_path / "a", **run)[0]
+    run_ranks(1, hf_train, folder, tmp_path / "b", **run, learning_rate=0.1)
+    name = "checkpoint-20/loader_state.json"
+    (tmp_path / "b" / name).replace(tmp_path / "a" / name)
+    rest, _, log = run_ranks(1, hf_train, folder, tmp_path / "a", 20, log={}, **run)[0]
+    assert rest == whole[20:]
+    assert log["made"] == 45  # those before, in this epoch, again
+
+
+PACKED = {"loader": {"task_encoder": Packs(), "batch_size": 8}, "num_train_epochs": 2}
+
+
+def test_trainer_makes_two_passes_over_streamed_packs(tmp_path: Path) -> None:
+    folder = text_set(tmp_path / "texts", 1500)
+    run = {**PACKED, "log": {}, "logging_steps": 1, "learning_rate": 1.0}
+    whole, steps, log = run_ranks(1, hf_train, folder, tmp_path, **run)[0]
+    assert steps == len(whole) < 1500 / 8
+    seen = keys_in(whole)
+    for keys in (seen[:1500], seen[1500:]):
+        assert sorted(keys) == [f"{n:05d}" for n in range(1500)]
+    assert steps <= log["max_steps"] == pytest.approx(steps, rel=0.1)
+    rates = [entry["learning_rate"] for entry in log["history"] if "loss" in entry]
+    assert rates[steps // 2] == pytest.approx(0.5, abs=0.05)
+    assert rates[-1] < 0.1
+
+
+def test_trainer_that_counts_on_too_long_epochs_resumes_where_it_stood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = text_set(tmp_path / "texts", 300)
+    monkeypatch.setattr(CollectDataset, "trial", (0.0, 0.5))
+    run = {**PACKED, "saves_loader": True, "save_steps": 1, "num_train_epochs": 3, "log": {}}
+    whole, steps, log = run_ranks(1, hf_train, folder, tmp_path, **run)[0]
+    third = steps // 3
+    assert third < log["max_steps"] // 3
+    for step in (third - 1, third, third + 1, third + 2, 2 * third + 3):
+        rest, _, _ = run_ranks(1, hf_train, folder, tmp_path, step, **run)[0]
+        assert rest[: steps - step] == whole[step:]
 
 
 def test_trainer_resumes_endless_data_by_steps_with_accumulation(tmp_path: Path) -> None:
