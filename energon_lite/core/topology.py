@@ -192,14 +192,10 @@ class WorkerConfig:
             raise ValueError(f"num_workers={self.num_workers} is negative; 0 loads in this process")
         if self.num_streams is not None and not 1 <= self.num_streams <= MAX_STREAMS:
             raise ValueError(f"num_streams={self.num_streams} must lie in 1..{MAX_STREAMS:,}")
-        if self.start_method not in (None, *START_METHODS):
-            raise ValueError(
-                f"start_method={self.start_method!r} is not one of {', '.join(START_METHODS)}"
-            )
-        if self.worker_type not in WORKER_TYPES:
-            raise ValueError(
-                f"worker_type={self.worker_type!r} is not one of {', '.join(WORKER_TYPES)}"
-            )
+        for name, allowed in (("start_method", START_METHODS), ("worker_type", WORKER_TYPES)):
+            value = getattr(self, name)
+            if value not in allowed and (name, value) != ("start_method", None):
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
         if self.worker_type == "thread" and self.start_method is not None:
             raise ValueError(
                 f"start_method={self.start_method!r} is of worker processes; leave it out with "

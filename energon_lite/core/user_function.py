@@ -146,10 +146,12 @@ class UserFunction:
         # Cookers, which are replayed whether they are marked or not, have this attribute.
         self.may_draw = bool(getattr(function, "__may_draw__", not self.is_stateless))
         self.restore_seeds = bool(getattr(function, "__restore_seeds__", False))
+        self.on_error: ErrorHandler = config.global_error_handler if config else log_exception
         own_tolerance = getattr(function, "__failure_tolerance__", None)
+        limits = own_tolerance, self.failure_tolerance, self.on_error
+        self.has_default_limits = limits == (None, DEFAULT_FAILURE_TOLERANCE, log_exception)
         if own_tolerance is not None:
             self.failure_tolerance = own_tolerance
-        self.on_error: ErrorHandler = config.global_error_handler if config else log_exception
         self.on_restore_error: ErrorHandler = (
             config.restore_error_handler if config else reraise_exception
         )
@@ -423,9 +425,7 @@ class FunctionRun:
         spec, place = self.spec, place_of(error)
         self.first = self.first or place
         is_code = place == self.first and not isinstance(error, (OSError, DecodingError))
-        limits = spec.failure_tolerance, spec.on_error
-        is_usual = limits == (DEFAULT_FAILURE_TOLERANCE, log_exception)
-        if not (place and is_code and is_usual and current_context().is_new):
+        if not (place and is_code and spec.has_default_limits and current_context().is_new):
             self.failures += _FIRST_INPUTS
         elif self.failures == 0:
             raise FatalSampleError(

@@ -284,6 +284,12 @@ class Tolerant(FirstFail):
     __default_failure_tolerance__ = 101
 
 
+class Marked(FirstFail):
+    encode_sample = stateless(failure_tolerance=100)(  # the default, but chosen
+        lambda self, sample: FirstFail.encode_sample(self, sample)
+    )
+
+
 def keep_quiet(error: Exception, sample: Any, sources: Any) -> None: ...
 
 
@@ -295,10 +301,20 @@ def keep_quiet(error: Exception, sample: Any, sources: Any) -> None: ...
         (FirstFail(DecodingError("a part")), {}),
         (FirstFail(ValueError("one"), TypeError("other")), {}),
         (Tolerant(), {}),
+        (Marked(), {}),
         (FirstFail(), {"handler": keep_quiet}),
         (FirstFail(), {"max_skip_rate": 0.5}),
     ],
-    ids=["skips", "files", "parts", "several errors", "tolerance", "handler", "rate"],
+    ids=[
+        "skips",
+        "files",
+        "parts",
+        "several errors",
+        "tolerance",
+        "own tolerance",
+        "handler",
+        "rate",
+    ],
 )
 def test_first_samples_that_may_fail_stop_no_run(tmp_path, encoder, settings) -> None:
     root = text_set(tmp_path / "texts", 60)
