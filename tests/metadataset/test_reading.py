@@ -210,8 +210,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "numbers of samples for a metadataset": (
         {"path": "inner.yaml", "subset": {"range": [0, 5]}}, ".subset",
         "Can only use absolute subset ranges for a leaf dataset: numbers of samples are only "
-        "allowed for a leaf dataset, a folder or a JSONL file, and inner.yaml is a metadataset; write "
-        "percentages, as ['0%', '50%']",
+        "allowed for a leaf dataset, a folder or a JSONL file, and inner.yaml is a metadataset; "
+        "write percentages, as ['0%', '50%']",
     ),
     "a random blend by tokens": (
         {"unit": "tokens", "blend_mode": "random", "blend": [{"path": "a"}]}, ".unit", BY_TOKENS,
