@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# By file: the functions that become machine code, and those that emit instructions of it.
+# By file: the functions that become machine code.
 _functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
-_emitters: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
 _kernels: list[Kernel] = []
 # The modules with what `compile_all` compiles by default.
 _early_modules: set[str] = set()
@@ -112,15 +111,6 @@ def kernel(*signatures: str, is_early: bool = True) -> Callable[[Function], Func
     return decorate
 
 
-def emitter(function: Function) -> Function:
-    """Makes a function one that emits LLVM's instructions where a kernel of its file calls it.
-
-    Its form is that of numba's `intrinsic`.
-    """
-    _emitters[function.__module__].append(function)
-    return function
-
-
 def prepare_kernels() -> None:
     """Reads the kept code of the kernels imported so far, or has another process compile them.
 
@@ -185,7 +175,6 @@ def _compile(compiled: Any, signature: str) -> None:
 def _dispatchers(module: str) -> dict[str, Any]:
     """Hands the functions of a file to numba, as copies that call each other's compiled code."""
     from numba.core import event
-    from numba.extending import intrinsic
 
     class Compiling(event.Listener):
         """Logs once per process that kernels are compiled because no cached code fits."""
@@ -199,7 +188,6 @@ def _dispatchers(module: str) -> dict[str, Any]:
 
     functions = _functions[module]
     names = dict(functions[0].__globals__)
-    names |= {f.__name__: intrinsic(f) for f in _emitters[module]}
     copies = [FunctionType(f.__code__, names, f.__name__, f.__defaults__) for f in functions]
     for copy, function in zip(copies, functions, strict=True):
         copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__

@@ -12,15 +12,13 @@ import numpy.typing as npt
 
 from energon_lite.core.arrays import UInt8Array
 from energon_lite.core.compile_ahead import CompileAhead
-from energon_lite.core.compiled import compile_kernel, emitter, kernel
+from energon_lite.core.compiled import compile_kernel, kernel
 from energon_lite.core.errors import raise_of_handler
 
 logger = logging.getLogger(__name__)
 
 # A process that decodes fewer does not wait for numba, which takes half a second to be imported.
 _NUM_BEFORE_COMPILING = 256
-# Smaller planes are likely to be read again while they are in the caches.
-_STREAMED_BYTES = 256 << 10
 _numbers = itertools.count()
 _ahead = CompileAhead([__name__], free_sec=0)
 
@@ -41,10 +39,6 @@ def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
     if is_asked_for and not _ahead.allows_plain(()) and _is_compiled():
         planes = planes.reshape(3, -1)
         split = _split_to_floats if is_float else _split_to_bytes
-        # The compiled code takes 64 pixels at a time, and writes to multiples of 16.
-        odd = planes.shape[1] % 64 + planes.__array_interface__["data"][0] % 16
-        if planes.nbytes >= _STREAMED_BYTES and not is_float and not odd:
-            split = _stream_bytes
         split(pixels.reshape(-1), planes)
         return
     values = pixels if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
@@ -57,7 +51,7 @@ def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
 @functools.cache
 def _is_compiled() -> bool:
     try:
-        kernels = (_split_to_bytes, _split_to_floats, _stream_bytes)
+        kernels = (_split_to_bytes, _split_to_floats)
         return all(compile_kernel(kernel) for kernel in kernels)
     except Exception as error:  # which is no fault of the picture
         raise_of_handler(error)
@@ -80,41 +74,3 @@ def _split_to_floats(pixels: UInt8Array, planes: npt.NDArray[np.float32]) -> Non
         planes[0, i] = np.float32(pixels[3 * i]) / white
         planes[1, i] = np.float32(pixels[3 * i + 1]) / white
         planes[2, i] = np.float32(pixels[3 * i + 2]) / white
-
-
-@kernel("(uint8[::1], uint8[:, ::1])", is_early=False)
-def _stream_bytes(pixels: UInt8Array, planes: UInt8Array) -> None:
-    for i in range(0, planes.shape[1], 64):
-        _stream_64(pixels, planes, i)  # type: ignore[call-arg]  # made an intrinsic
-
-
-@emitter
-def _stream_64(_: Any, pixels: Any, planes: Any, i: Any) -> Any:
-    """Emits what splits 64 pixels from pixel `i` on, and writes them past the caches.
-
-    So the memory of the planes is not read before, which takes a fourth of the time. No other
-    thread sees the planes before a lock is released, which waits until all is written.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from llvmlite import ir  # type: ignore[import-untyped]
-
-        source, target = (
-            context.make_array(kind)(context, builder, array)
-            for kind, array in zip(signature.args[:2], arguments[:2], strict=True)
-        )
-        first, size = arguments[2], builder.extract_value(target.shape, 1)
-        number, byte = ir.IntType(32), ir.IntType(8)
-        at = builder.gep(source.data, [builder.mul(first, first.type(3))])
-        wide = builder.bitcast(at, ir.VectorType(byte, 192).as_pointer())
-        bytes_192 = builder.load(wide, align=1)
-        past_caches = builder.module.add_metadata([number(1)])
-        for channel in range(3):
-            places = ir.Constant(ir.VectorType(number, 64), [*range(channel, 192, 3)])
-            split = builder.shuffle_vector(bytes_192, bytes_192, places)
-            place = builder.add(builder.mul(size, first.type(channel)), first)
-            at = builder.bitcast(builder.gep(target.data, [place]), split.type.as_pointer())
-            builder.store(split, at, align=16).set_metadata("nontemporal", past_caches)
-        return first
-
-    return i(pixels, planes, i), emit

@@ -59,22 +59,6 @@ def test_planes_of_large_pictures_are_the_transposed_pixels(
     assert set(memory[:shift].tolist() + memory[shift + size :].tolist()) == {7}
 
 
-@pytest.mark.parametrize("num_pixels", [100_032, 100_000])
-def test_only_planes_of_whole_pieces_are_streamed(
-    num_pixels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    for name in ("_stream_bytes", "_split_to_bytes"):
-        monkeypatch.setattr(planes, name, lambda *_, name=name: called.append(name))
-    monkeypatch.setattr(planes, "_is_compiled", lambda: True)
-    memory = np.empty(3 * num_pixels + 1, np.uint8)
-    for shift in (0, 1):
-        found = memory[shift : shift + 3 * num_pixels].reshape(3, 1, num_pixels)
-        planes.write_planes(np.zeros((1, num_pixels, 3), np.uint8), found)
-    first = "_stream_bytes" if num_pixels % 64 == 0 else "_split_to_bytes"
-    assert called == [first, "_split_to_bytes"]
-
-
 def test_every_byte_divided_by_255_is_that_of_numpy() -> None:
     pixels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3)
     found = np.empty((3, 1, 256), np.float32)
@@ -122,7 +106,7 @@ print(first, {name: dict(stats.cache_misses) for name, stats in found.items()})
 def test_nobody_waits_for_the_first_planes_and_code_that_another_process_compiled_is_used(
     tmp_path: Path,
 ) -> None:
-    none_compiled = "{'_split_to_bytes': {}, '_split_to_floats': {}, '_stream_bytes': {}}"
+    none_compiled = "{'_split_to_bytes': {}, '_split_to_floats': {}}"
     for is_read_at_once in (False, True):
         done = subprocess.run(
             [sys.executable, "-c", AHEAD], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
