@@ -19,7 +19,8 @@ if __name__ == "__main__":
     del sys.argv[0]
     if sys.argv[:1] == ["--install-command"]:
         sys.exit(install_command(*sys.argv[1:2]))
-    _module = sys.argv.pop(0) == "-m" if sys.argv[:1] == ["-m"] else False
+    _module = sys.argv[:1] == ["-m"]
+    del sys.argv[:_module]
     if not sys.argv:
         sys.exit("usage: python -m energon_lite.as_energon SCRIPT | -m MODULE [ARGUMENTS...]")
     sys.path[0] = str(Path.cwd() if _module else Path(sys.argv[0]).resolve().parent)

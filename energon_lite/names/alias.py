@@ -8,6 +8,7 @@ from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import get_data
 from sysconfig import get_path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -38,7 +39,7 @@ def as_energon() -> None:
             )
         return
     sys.meta_path.append(_NoMegatron)
-    sys.meta_path.insert(0, _Version())
+    sys.meta_path.insert(0, _Energon())
     megatron = import_module("megatron")
     aliases = {"": _energon_package()}
     for name in ENERGON_MODULES:
@@ -62,9 +63,9 @@ def main_code(target: str) -> tuple[Any, dict[str, Any]]:
     if spec is not None and spec.submodule_search_locations is not None:
         name += ".__main__"
         spec = find_spec(name)
-    code = None if spec is None else cast(Any, spec.loader).get_code(name)
-    if spec is None or code is None:
+    if spec is None:
         sys.exit(f"there is no module {name} to run; check its name, and PYTHONPATH")
+    code = cast(Any, spec.loader).get_code(name)
     sys.argv[0] = str(spec.origin)
     if name in ("torch.distributed.run", "torch.distributed.launch"):
         options = import_module("torch.distributed.run").get_args_parser().parse_args(sys.argv[1:])
@@ -74,15 +75,6 @@ def main_code(target: str) -> tuple[Any, dict[str, Any]]:
     # Spawned processes run the module of this name again.
     like = SimpleNamespace(name=f"{ROOT}.as_energon", parent=spec.parent)
     return code, {"__file__": spec.origin, "__package__": spec.parent, "__spec__": like}
-
-
-_COMMAND = """#!{}
-# Written by energon_lite; remove this file to be without the command.
-import energon_lite
-energon_lite.as_energon()
-from energon_lite.cli import main
-main()
-"""
 
 
 def install_command(folder: str | None = None) -> str | None:
@@ -95,14 +87,14 @@ def install_command(folder: str | None = None) -> str | None:
         An error: there is a command `energon` of another package; or None.
     """
     command = Path(folder or get_path("scripts")).absolute() / "energon"
-    text = _COMMAND.format(sys.executable)
     if command.exists() and "energon_lite" not in command.read_text(errors="replace"):
         return (
             f"{command} is of Megatron-Energon, or of another package: nothing was written. Name a "
             "folder that comes before it on PATH, or `pip uninstall megatron-energon`"
         )
     command.parent.mkdir(parents=True, exist_ok=True)
-    command.write_text(text)
+    script = (get_data(ROOT, "names/energon_command.txt") or b"").decode()
+    command.write_text(script.replace("PYTHON", sys.executable))
     command.chmod(0o755)
     sys.stdout.write(f"Wrote {command}, which runs energon-lite. To remove it: rm {command}\n")
     return None
@@ -126,25 +118,16 @@ def _energon_package() -> ModuleType:
     return alias
 
 
-_ANY = metadata.DistributionFinder.Context()
-
-
-class _Version(metadata.DistributionFinder):
-    """Knows the version of `megatron-energon`, whichever is installed: its code is not used."""
+class _Energon(metadata.Distribution):
+    """The distribution `megatron-energon`, whichever is installed: its code is not used."""
 
     def find_spec(self, *args: Any) -> None:
         """Finds no module."""
 
-    def find_distributions(
-        self, context: metadata.DistributionFinder.Context = _ANY
-    ) -> list[metadata.Distribution]:
+    def find_distributions(self, context: metadata.DistributionFinder.Context) -> list[Any]:
         """Finds one distribution, by its name."""
         name = (context.name or "").lower().replace("_", "-").replace(".", "-")
-        return [_Energon()] if name == "megatron-energon" else []
-
-
-class _Energon(metadata.Distribution):
-    """What code that asks for the installed Megatron-Energon finds: a version, and no files."""
+        return [self] if name == "megatron-energon" else []
 
     def read_text(self, filename: str) -> str | None:
         """Returns the metadata."""

@@ -76,7 +76,8 @@ def _matching(folder: str, pattern: str) -> set[str]:
 class EPath:
     """An absolute local path, with the methods that Energon's path class has.
 
-    It is a `PathLike`: every function that takes a path takes it. `..` is resolved by text alone.
+    It is a `PathLike`: every function that takes a path takes it. It equals its own text, such as
+    the paths in `__sources__`. `..` is resolved by text alone.
 
     Args:
         initial_path: text or path; a relative one starts at the working directory.
@@ -100,7 +101,8 @@ class EPath:
         return f"EPath({self._path!r})"
 
     def __eq__(self, other: object) -> bool:
-        return self._path == other._path if isinstance(other, EPath) else NotImplemented
+        path = other._path if isinstance(other, EPath) else other
+        return self._path == path if isinstance(path, str) else NotImplemented
 
     def __lt__(self, other: EPath) -> bool:
         return self._path < other._path

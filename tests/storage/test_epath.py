@@ -29,7 +29,9 @@ def test_paths_are_absolute_and_normalised(monkeypatch, tmp_path):
 def test_paths_compare_hash_and_pickle():
     assert EPath("/a") == EPath(Path("/b/../a")) == EPath(EPath("/a"))
     assert EPath("/a") < EPath("/b") >= EPath("/b")
-    assert EPath("/a") != "/a"
+    assert EPath("/a") == "/a" != EPath("/b")
+    assert {"/a": 1}[EPath("/a")] == 1
+    assert EPath("/a") != 5
     assert len({EPath("/a"), EPath("/a")}) == 1
     assert pickle.loads(pickle.dumps(EPath("/a"))) == EPath("/a")
     assert os.fspath(EPath("/a")) == "/a"
