@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from energon_lite.core.compile_ahead import CompileAhead
-from energon_lite.core.errors import raise_of_handler
+from energon_lite.core.errors import pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +163,10 @@ def _compile(compiled: Any, signature: str) -> None:
     try:
         compiled.compile(types)
     except OSError as error:  # no space left, for example; it is compiled all the same
-        raise_of_handler(error)
+        pass_on(error)
         _warn_not_kept(str(error))
     except Exception as error:  # a corrupt file of the cache may raise anything
-        raise_of_handler(error)
+        pass_on(error)
         logger.warning("The cached code of %s is corrupt; compiling it again.", compiled.__name__)
         compiled.recompile()
         compiled.compile(types)

@@ -24,7 +24,6 @@ from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snaps
 from energon_lite.core.stream_context import (
     DEFAULT_MAX_SKIP_RATE,
     StreamContext,
-    context_of,
 )
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
@@ -477,14 +476,17 @@ class StreamRun(Iterator[T]):
         context.worker_config = self.context.worker_config
         cursor = self._dataset.cursor(self.stream)
         context.generators = own = generators_of(self._dataset, self.stream, drawn)
-        with context_of(context), own.turn if own else nullcontext(), own or nullcontext():
-            context.batch_index = num_returned * self.stream.num_streams + self.stream.index
-            try:
+        context.batch_index = num_returned * self.stream.num_streams + self.stream.index
+        before, current.context = current.context, context
+        try:
+            with own.turn if own else nullcontext(), own or nullcontext():
                 cursor.restore(snapshot.inner[0])
-            except Exception as error:
-                if (damage := as_damage(error, self._name)) is not error:
-                    raise damage from error
-                raise
+        except Exception as error:
+            if (damage := as_damage(error, self._name)) is not error:
+                raise damage from error
+            raise
+        finally:
+            current.context = before
         # Re-created items may have drawn, too.
         context.generators = generators_of(self._dataset, self.stream, drawn)
         # What is skipped while samples are re-created was counted when it was skipped first.

@@ -99,7 +99,7 @@ FATAL_EXCEPTIONS = (
 )
 
 
-def raise_of_handler(error: BaseException | None) -> None:
+def pass_on(error: BaseException | None) -> None:
     """Raises an error again that a signal handler raised: for the training loop, of no sample.
 
     Wherever errors are tolerated, this is asked first. Only handlers count that are installed now,
@@ -111,19 +111,18 @@ def raise_of_handler(error: BaseException | None) -> None:
     """
     if error is None:
         return
-    installed = filter(callable, map(_signal.getsignal, range(1, signal.NSIG)))
-    codes = {_code_of(handler) for handler in installed}
+    handlers = filter(callable, map(_signal.getsignal, range(1, signal.NSIG)))
+    codes = {*map(_code_of, handlers)}
     outer = {frame for frame, _ in traceback.walk_stack(None)}
-    inner: BaseException | None = error
-    seen = set[int]()
-    while inner is not None and id(inner) not in seen:
-        seen.add(id(inner))
+    inner, seen = error, list[BaseException]()
+    while inner not in seen:
         frames = [frame for frame, _ in traceback.walk_tb(inner.__traceback__)]
-        if inner is not error and frames and frames[0] in outer:
+        if seen and not outer.isdisjoint(frames[:1]):
             return  # an `except` of the caller's handles it, and iterates the loader meanwhile
-        if any(frame.f_code in codes for frame in frames):
+        if not codes.isdisjoint(frame.f_code for frame in frames):
             raise inner from inner.__cause__
-        inner = inner.__cause__ or inner.__context__
+        seen.append(inner)
+        inner = inner.__cause__ or inner.__context__ or inner
 
 
 def _code_of(handler: Any) -> object:
@@ -137,7 +136,7 @@ class Ignored(suppress):
 
     def __exit__(self, *caught: Any) -> bool:
         """Decides by the exception that ended the block."""
-        raise_of_handler(caught[1])
+        pass_on(caught[1])
         return bool(super().__exit__(*caught))
 
 

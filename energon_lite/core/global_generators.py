@@ -132,8 +132,9 @@ def seed_generators(key: int, which: int = ALL) -> None:
         random.seed(key)
 
 
-# Held while hooks have the generators of this process; of its threads, one at a time.
-_turn = threading.RLock()
+# Held while hooks have the generators of this process; of its threads, one at a time. Only a `with`
+# statement takes and releases it: between two instructions a handler of a signal may raise.
+turn = threading.RLock()
 # How long a fork waits until no other thread's hooks have the generators. In the child they would
 # stay where the hooks are, and torch's lock of its generator might stay locked.
 _FORK_SEC = 5.0
@@ -142,37 +143,27 @@ _forks: list[bool] = []
 
 def has_turn() -> bool:
     """Returns whether a hook has the generators that waits for the caller."""
-    return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+    return turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
 def _end_fork(is_child: bool = False) -> None:
-    global _turn
     if _forks.pop():
-        _turn.release()
+        turn.release()
     elif is_child:
-        _turn = threading.RLock()
+        turn._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 os.register_at_fork(
-    before=lambda: _forks.append(_turn.acquire(timeout=_FORK_SEC)),
+    before=lambda: _forks.append(turn.acquire(timeout=_FORK_SEC)),
     after_in_parent=_end_fork,
     after_in_child=lambda: _end_fork(is_child=True),
 )
 
 
-def turn() -> AbstractContextManager[Any]:
-    """Returns the lock of the generators, for a `with` statement.
-
-    Only the statement takes a lock and releases it whatever comes: between two instructions of an
-    `__enter__`, a handler of a signal may raise.
-    """
-    return _turn
-
-
 class Seeded:
     """Seeds the global generators for a `with` block, and puts them back after it.
 
-    The block has its `turn()`.
+    The block has `turn`.
     """
 
     def __init__(self, key: int) -> None:
@@ -224,6 +215,7 @@ class StreamGenerators:
 
     Attributes:
         drawn: the generators that are seeded for each call.
+        turn: the lock that a `with` statement takes before this object; in a worker process none.
     """
 
     def __init__(
@@ -237,6 +229,7 @@ class StreamGenerators:
         self._marks: tuple[Any, ...] = ()
         self._before: GlobalStates | None = None
         self._is_worker = get_worker_info() is not None and current.worker_id is None
+        self.turn: AbstractContextManager[Any] = nullcontext() if self._is_worker else turn
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -247,11 +240,6 @@ class StreamGenerators:
     def seed(self, *names: object) -> None:
         """Seeds what was drawn from, by texts, integers and tuples of these."""
         seed_generators(key_of(*names), self.drawn)
-
-    @property
-    def turn(self) -> AbstractContextManager[Any]:
-        """The lock that a `with` statement takes before this object; in a worker process none."""
-        return nullcontext() if self._is_worker else turn()
 
     def __enter__(self) -> None:
         """Takes over the generators."""

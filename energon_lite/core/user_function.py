@@ -29,8 +29,8 @@ from energon_lite.core.errors import (
     describe,
     log_exception,
     note_place,
+    pass_on,
     place_of,
-    raise_of_handler,
     reraise_exception,
 )
 from energon_lite.core.global_generators import Seeded, turn
@@ -107,7 +107,7 @@ def _seeded(function: F) -> F:
         if config is None:
             return function(*args, **kwargs)
         place = config.worker_seed(), config.active_worker_sample_index
-        with turn(), Seeded(key_of("restore_seeds", *place)):
+        with turn, Seeded(key_of("restore_seeds", *place)):
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
@@ -180,13 +180,15 @@ class UserFunction:
     def call(self, key: RestoreKey, argument: Any) -> Any:
         """Calls the function once, seeded if it wants to be; whatever it raises goes through."""
         self.enter(current_context(), key)
-        if self.restore_seeds:
-            with turn(), Seeded(key_of("restore_seeds", self.seed, key, self.name)):
-                result = self.function(argument)
-        else:
-            result = self.function(argument)
+        result = self._run_seeded((self.seed, key, self.name), self.function, argument)
         is_same = result is argument and result is not None
         return result if is_same else self.checked(key, result)
+
+    def _run_seeded(self, seeds: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
+        if not self.restore_seeds:
+            return function(*args)
+        with turn, Seeded(key_of("restore_seeds", *seeds)):
+            return function(*args)
 
     def checked(self, key: RestoreKey, result: Any) -> Any:
         """Returns a result with its restore key; refuses what is none."""
@@ -206,11 +208,7 @@ class UserFunction:
             self.enter(context, key, number)
             # What it draws with sample_rng() continues from item to item.
             context.rng = rng
-            if self.restore_seeds:
-                with turn(), Seeded(key_of("restore_seeds", self.seed, key, self.name, number)):
-                    item = next(items, SKIPPED)
-            else:
-                item = next(items, SKIPPED)
+            item = self._run_seeded((self.seed, key, self.name, number), next, items, SKIPPED)
             rng = context.rng
             if item is SKIPPED:
                 return
@@ -262,7 +260,7 @@ class UserFunction:
                 if place in numbers:
                     made[key] = item
         except Exception as error:
-            raise_of_handler(error)
+            pass_on(error)
             if restore_key not in made:  # else a sibling fails, and will when it is asked for
                 raise
         if restore_key not in made:
@@ -386,7 +384,7 @@ class FunctionRun:
         spec = self.spec
         on_purpose = isinstance(error, SkipSample)
         if not on_purpose:
-            raise_of_handler(error)
+            pass_on(error)
         argument = samples_of(argument)
         name, sources = describe_input(argument)
         name = name or name_of_key(key)

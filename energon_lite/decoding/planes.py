@@ -13,7 +13,7 @@ import numpy.typing as npt
 from energon_lite.core.arrays import UInt8Array
 from energon_lite.core.compile_ahead import CompileAhead
 from energon_lite.core.compiled import compile_kernel, kernel
-from energon_lite.core.errors import raise_of_handler
+from energon_lite.core.errors import pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def _is_compiled() -> bool:
         kernels = (_split_to_bytes, _split_to_floats)
         return all(compile_kernel(kernel) for kernel in kernels)
     except Exception as error:  # which is no fault of the picture
-        raise_of_handler(error)
+        pass_on(error)
         logger.warning("Pictures become tensors by numpy, since numba fails: %r", error)
         return False
 

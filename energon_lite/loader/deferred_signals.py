@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from _thread import interrupt_main
 from collections import deque
 from collections.abc import Callable
@@ -33,12 +34,13 @@ class DeferredSignals:
     exception interrupts its beginning or its end, all handlers are installed again.
     """
 
-    _outermost: DeferredSignals | None = None
+    # Returns the block, or None: a block that was not left is forgotten with its object.
+    _outermost: Callable[[], Any] = type(None)
 
     def __enter__(self) -> None:
         """Begins to defer signals."""
         is_main = threading.current_thread() is threading.main_thread()
-        if DeferredSignals._outermost is not None or not is_main:
+        if DeferredSignals._outermost() is not None or not is_main:
             return
         try:
             for number in range(1, signal.NSIG):
@@ -46,7 +48,7 @@ class DeferredSignals:
                 if callable(handler) and handler is not _hold:
                     _waiting[number] = handler
                     _signal.signal(number, _hold)
-            DeferredSignals._outermost = self
+            DeferredSignals._outermost = weakref.ref(self)
         except BaseException:
             try:
                 _let_through()
@@ -56,7 +58,7 @@ class DeferredSignals:
 
     def __exit__(self, *_: object) -> None:
         """Lets the signals through that have come."""
-        if DeferredSignals._outermost is self:
+        if DeferredSignals._outermost() is self:
             try:
                 _let_through()
             finally:  # again, where a handler that is installed raised
@@ -64,14 +66,14 @@ class DeferredSignals:
 
 
 def _hold(number: int, frame: FrameType | None) -> None:
-    if DeferredSignals._outermost is None:  # a block begins or ends
+    if DeferredSignals._outermost() is None:  # a block begins or ends
         _waiting[number](number, frame)
     else:
         _came.append(number)
 
 
 def _let_through() -> None:
-    DeferredSignals._outermost = None
+    DeferredSignals._outermost = type(None)
     for number, handler in _waiting.items():
         _signal.signal(number, handler)
     _waiting.clear()

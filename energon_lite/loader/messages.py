@@ -39,7 +39,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from energon_lite.core.batch_rows import LARGE_BYTES
 from energon_lite.core.edataclass import has_own
-from energon_lite.core.errors import Ignored, add_note, raise_of_handler
+from energon_lite.core.errors import Ignored, add_note, pass_on
 from energon_lite.core.sample_columns import later_fields
 from energon_lite.core.samples import Batch, Sample, SourceInfo
 from energon_lite.core.state import Snapshot
@@ -748,7 +748,7 @@ class Inlet:
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise_of_handler(error)
+                pass_on(error)
                 raise Closed from error
             if not part:
                 raise Closed

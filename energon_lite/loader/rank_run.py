@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.errors import append, raise_of_handler
+from energon_lite.core.errors import append, pass_on
 from energon_lite.core.state import Snapshot, checksum, digest
 from energon_lite.core.topology import RankSlots, Stream, WorkerConfig
 from energon_lite.loader.deferred_signals import DeferredSignals
@@ -36,8 +36,6 @@ from energon_lite.loader.worker_pool import WorkerPool
 from energon_lite.stages.loss_weights import warn_of_unused_weights
 
 T = TypeVar("T")
-A = TypeVar("A")
-R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +86,8 @@ class RankRun(Generic[T]):
         self._snapshots: dict[int, Snapshot] = {}
         self._deliveries: WorkerPool | RankFeed | None = None
         self._place = self._mark  # where the run stood after the last step that was done
-        self._is_in_step = False
-        self._is_torn = False  # by a step in progress, or one that was broken off twice
+        # The second also after a step that was broken off twice.
+        self._is_in_step = self._is_torn = False
 
     def go_to(self, position: LoaderPosition) -> None:
         """Stops the worker processes; the next batch is that of `position`."""
@@ -127,13 +125,10 @@ class RankRun(Generic[T]):
         self._whole(self._begin, self.seek)
         yield from self._batches(partial(self._whole, self._advance))
 
-    def _whole(self, advance: Callable[[A], R], argument: A) -> R:
+    def _whole(self, advance: Callable[[Any], Any], argument: Any) -> Any:
         """Makes a step; until it is done, the run stands, and is saved, where it stood before."""
         if self._is_in_step:
-            raise RuntimeError(
-                "The loader computes a batch. Meanwhile a signal handler or another thread may "
-                "save its state; iterate or restore it between two batches"
-            )
+            raise RuntimeError("A batch is under way: iterate or restore the loader between two")
         if self._is_torn:
             self._go_back()
         try:
@@ -208,8 +203,7 @@ class RankRun(Generic[T]):
     def _mark(self) -> Any:
         """Where the run stands, as values that are never changed."""
         position, counter = self.position, self.counter
-        attributes = vars(position).copy()
-        return position, attributes, self._snapshots, self.seek, counter, counter.mark
+        return position, vars(position).copy(), self._snapshots, self.seek, counter, counter.mark
 
     def _go_back(self) -> None:
         """Returns to before the step; what was computed ahead is lost, and is computed again."""
@@ -291,7 +285,7 @@ class RankRun(Generic[T]):
             self._ahead = [self._computed_step()]
             self.is_last = self._ahead[0] is None
         except Exception as error:
-            raise_of_handler(error)
+            pass_on(error)
             self.stop_workers()
             self._ahead = [error]  # raised with the next step
 
@@ -404,9 +398,8 @@ class RankRun(Generic[T]):
         return self._state_at(self._place)
 
     def _state_at(self, place: Any) -> dict[str, Any]:
-        position, attributes, snapshots, _, counter, counted = place
-        position, counter = copy.copy(position), copy.copy(counter)
-        vars(position).update(attributes)
+        _, attributes, snapshots, _, counter, counted = place
+        position, counter = LoaderPosition(**attributes), copy.copy(counter)
         counter.mark = counted
         stats = counter.to_json(self._run_items_at(position))
         state = position.to_json(snapshots, stats) | self._saved_config

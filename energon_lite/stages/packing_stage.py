@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from energon_lite.batching.rules import Packing
 from energon_lite.core.dataset import Cursor, SavableDataset, Traits
-from energon_lite.core.errors import FatalSampleError, raise_of_handler
+from energon_lite.core.errors import FatalSampleError, pass_on
 from energon_lite.core.keys import is_piece, leaves, whole
 from energon_lite.core.sample_columns import Columns
 from energon_lite.core.stage import Stage, StageCursor
@@ -145,7 +145,7 @@ class _PackCursor(MapCursor[T]):
         try:
             columns: Columns = self.spec.pack_columns(packs)
         except Exception as error:
-            raise_of_handler(error)
+            pass_on(error)
             # Of one of them: it is named and counted where packs are made singly.
             items, keys = unskipped(self._run.call_timed(keys, packs), keys) if keys else ([], [])
             more, own = self.take(n - len(keys))

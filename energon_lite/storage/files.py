@@ -25,12 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from energon_lite.core.errors import (
-    DatasetFormatError,
-    FatalSampleError,
-    is_worth_a_line,
-    raise_of_handler,
-)
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, is_worth_a_line, pass_on
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +147,7 @@ def retried(
     """
     if getattr(_current, "is_trying", False):
         return attempt()
-    raise_of_handler(first)
+    pass_on(first)
     slept, pause = 0.0, _FIRST_SEC
     begun, tries = (0.0, 1) if first is None else (clock(), 2)
     while True:
@@ -161,7 +156,7 @@ def retried(
             result = attempt()
             break
         except OSError as error:
-            raise_of_handler(error)
+            pass_on(error)
             # Since the first error: the attempt itself may take long.
             begun = begun or clock()
             spent = max(slept, clock() - begun)
@@ -254,7 +249,7 @@ class Patience:
         try:
             return retried(attempt, path, patience, first)
         except OSError as error:
-            raise_of_handler(error)
+            pass_on(error)
             if is_away:
                 raise FatalSampleError(
                     f"{self._root}: no file of the dataset can be read any more: {error}. No "
@@ -462,12 +457,8 @@ class _Map:
         }
 
     # At the end of a program the module is emptied before the last object is gone.
-    def __del__(
-        self,
-        is_finalizing: Callable[[], bool] = sys.is_finalizing,
-        munmap: Callable[[int, int], object] = libc.munmap,
-    ) -> None:
-        if not is_finalizing():  # then threads may still read
+    def __del__(self, is_ending: Any = sys.is_finalizing, munmap: Any = libc.munmap) -> None:
+        if not is_ending():  # then threads may still read
             munmap(self._address, self._size)
 
 

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import Self
 
 from energon_lite.core.arrays import Int64Array
-from energon_lite.core.errors import DatasetFormatError, raise_of_handler
+from energon_lite.core.errors import DatasetFormatError, pass_on
 from energon_lite.storage import files
 from energon_lite.storage.nvmeta import INDEX_UUID, META
 from energon_lite.storage.shards import ShardReader
@@ -261,7 +261,7 @@ class JoinSide:
                     raise self.misfit(f"shard {shard} of its split part is not there, or excluded")
                 offsets = self.reader.offsets(number)
             except (OSError, DatasetFormatError) as error:
-                raise_of_handler(error)
+                pass_on(error)
                 lost.update(dict.fromkeys(own.tolist(), error))
                 continue
             first, size = rows[own, 1], rows[own, 2]

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array, UInt8Array
-from energon_lite.core.errors import DatasetFormatError, Ignored, raise_of_handler
+from energon_lite.core.errors import DatasetFormatError, Ignored, pass_on
 from energon_lite.storage import files
 from energon_lite.storage.large_files import CACHED_ONLY, LARGE_BYTES, FileContents, read_files
 from energon_lite.storage.nvmeta import INFO_JSON, META, index_path, read_index, reindex
@@ -216,7 +216,7 @@ class KeyCheck:
         except FileNotFoundError:
             return {}
         except (DatasetFormatError, OSError) as error:
-            raise_of_handler(error)
+            pass_on(error)
             files.warn_once(f"{error}. Until then keys of samples are not compared with it")
             return {}
 
@@ -335,7 +335,7 @@ class OpenShards:
             self._fill(shard, target, base)
             return {}
         except (OSError, DatasetFormatError) as error:
-            raise_of_handler(error)
+            pass_on(error)
             failure = error
         starts, stops = rows.starts[first:last].tolist(), rows.stops[first:last].tolist()
         missing = dict(enumerate(zip(starts, stops, strict=True), first))
@@ -357,7 +357,7 @@ class OpenShards:
         try:
             self._patiently(shard, read_missing, failure)
         except (OSError, DatasetFormatError) as error:
-            raise_of_handler(error)
+            pass_on(error)
             return dict.fromkeys(missing, error)
         return {}
 
@@ -377,7 +377,7 @@ class OpenShards:
             descriptors = [opened[number].descriptor for number in numbers]
             found = read_files(descriptors, rows.starts, rows.stops)
         except (OSError, DatasetFormatError) as error:
-            raise_of_handler(error)
+            pass_on(error)
             return None  # reading a range reports what is wrong, and waits if it has to
         if found is None:
             self._no_large = SLOW_BLOCKS
@@ -389,7 +389,7 @@ class OpenShards:
         try:
             num_read = os.preadv(descriptor, [target], start, CACHED_ONLY)
         except OSError as error:  # file systems that do not know are often on other machines
-            raise_of_handler(error)
+            pass_on(error)
             num_read = -1
         if num_read == len(target):
             return True
@@ -789,7 +789,7 @@ class ShardReader(BlockReader):
             try:
                 offsets = offsets_of(number)
             except (OSError, DatasetFormatError) as error:
-                raise_of_handler(error)
+                pass_on(error)
                 lost.update(dict.fromkeys(order[first:last].tolist(), error))
                 continue
             starts[first:last] = offsets[places[first:last]]

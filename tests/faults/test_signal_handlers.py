@@ -22,6 +22,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.core.global_generators import has_turn
+from energon_lite.core.topology import current
 from energon_lite.loader.deferred_signals import DeferredSignals
 
 from ..helpers import (
@@ -146,7 +147,7 @@ def test_a_handler_restores_nothing_in_the_middle_of_a_batch(texts) -> None:
     with handling(signal.SIGUSR1, lambda *_: None):
         expected = [keys_of(next(batches)) for _ in range(3)]
         loader.restore_state_rank(state)
-    with handling(signal.SIGUSR1, restore), pytest.raises(RuntimeError, match="between two batch"):
+    with handling(signal.SIGUSR1, restore), pytest.raises(RuntimeError, match="loader between two"):
         next(iter(loader))
     with handling(signal.SIGUSR1, lambda *_: None):
         assert list(map(keys_of, islice(loader, 3))) == expected
@@ -205,6 +206,16 @@ def test_ctrl_c_works_after_an_exception_at_any_moment(number) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def test_a_block_that_was_not_left_holds_nothing_and_the_next_one_restores_all() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    DeferredSignals().__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with DeferredSignals():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_all_signals_that_came_in_a_block_are_handled_though_one_raises() -> None:
     ran = []
 
@@ -239,6 +250,7 @@ def test_no_lock_stays_taken_after_an_exception_at_any_moment(texts, number) -> 
             raise
         finally:
             assert not has_turn()
+            assert current.context is None
 
     assert interrupted(step, number, 5e-3) > number / 20
     threads = loader_of(train(texts, "skipping"), "threads")

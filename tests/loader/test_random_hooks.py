@@ -271,7 +271,7 @@ def test_python_whose_generator_cannot_be_copied_draws_the_same(
 
 def test_seeding_makes_other_numbers_for_each_generator() -> None:
     """All three are Mersenne twisters: of one seed, they would give the same words."""
-    with turn(), Seeded(12345):
+    with turn, Seeded(12345):
         words = [int(torch.randint(1 << 32, ())) for _ in range(50)]
         words += np.random.randint(1 << 32, size=50).tolist()
         words += [random.getrandbits(32) for _ in range(50)]

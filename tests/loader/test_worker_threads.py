@@ -541,7 +541,7 @@ def test_fork_waits_a_moment_only_for_a_hook_that_has_the_generators(
     is_inside, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with global_generators.turn(), global_generators.Seeded(7):
+        with global_generators.turn, global_generators.Seeded(7):
             is_inside.set()
             may_end.wait()
 
@@ -550,7 +550,7 @@ def test_fork_waits_a_moment_only_for_a_hook_that_has_the_generators(
     is_inside.wait()
 
     def can_draw() -> bool:
-        with global_generators.turn(), global_generators.Seeded(8):
+        with global_generators.turn, global_generators.Seeded(8):
             return True
 
     assert is_true_in_fork(can_draw)
