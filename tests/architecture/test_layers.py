@@ -27,7 +27,6 @@ OPTIONAL: dict[str, str] = {
     "accelerate": "energon_lite/loader/trainers.py",
     "mfusepy": "energon_lite/inspect/mounting.py",
     "numba": "energon_lite/core/compiled.py",  # slow to import
-    "llvmlite": "energon_lite/decoding/planes.py",  # of numba
     "PIL": "energon_lite/decoding/images.py",
     "simplejpeg": "energon_lite/decoding/images.py",
     "webdataset": "energon_lite/decoding/part_formats.py",  # tenbin only; slow to import
