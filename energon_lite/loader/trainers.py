@@ -203,7 +203,7 @@ class LoaderCallback:
             path = Path(folder, self.file)
             saved = json.loads(path.read_bytes()) if path.is_file() else {}
             # The Trainer read its log from the checkpoint that it resumes from.
-            if json.dumps(saved.get("log_history")) == json.dumps(state.log_history):
+            if saved.get("log") == json.dumps(state.log_history, sort_keys=True):
                 kwargs["train_dataloader"].load_state_dict(saved["loader"])
                 return
         if state.global_step:
@@ -222,10 +222,8 @@ class LoaderCallback:
         Raises:
             StateError: Some ranks did not call it in time.
         """
-        saved = {
-            "log_history": state.log_history,
-            "loader": kwargs["train_dataloader"].state_dict(),
-        }
+        loader = kwargs["train_dataloader"].state_dict()
+        saved = {"log": json.dumps(state.log_history, sort_keys=True), "loader": loader}
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if args.should_save and folder.is_dir():  # a search of hyperparameters has other folders
             write_atomically(folder / self.file, json.dumps(saved).encode())

@@ -302,6 +302,7 @@ def test_callback_resumes_with_other_workers_and_computes_nothing_again(
 ) -> None:
     folder = text_set(tmp_path / "texts", 30)
     run = {"saves_loader": True, "kind": kind, "loader": {"task_encoder": Counting()}, "log": {}}
+    run["logging_steps"] = 3
     whole, _, _ = run_ranks(1, hf_train, folder, tmp_path, num_workers=2, **run)[0]
     for step in (10, 20, 30):
         rest, steps, log = run_ranks(1, hf_train, folder, tmp_path, step, **run)[0]
