@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from PIL import Image
+from torch.distributed import checkpoint
 from typer.testing import CliRunner
 
 from energon_lite.balance import CostModel
@@ -567,8 +568,9 @@ def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
     assert result.exit_code == 0, result.output
     assert "Checkpoint type: Per-rank checkpoint files, 2 states" in result.stdout
     assert "Number of DP ranks: 2\nNumber of streams: 4\n\n" in result.stdout
-    assert "  Rank 1 (rank1.json):\n    Pass 0: 7 batches returned\n" in result.stdout
-    assert "    texts/train: 21 samples returned, 0 skipped" in result.stdout
+    assert "  Rank 1 (rank1.json):\n    Pass 0\n" in result.stdout
+    assert "    Batches since the pass, or a virtual epoch, began: 7\n" in result.stdout
+    assert "    texts/train: 21 samples read (also into buffers), 0 skipped" in result.stdout
     alone = run("checkpoint", "info", files[1])
     assert "warning: no state of rank 0: those of all 2 ranks are needed" in alone.stdout
     megatron = {"iteration": 7, "dataloader_state_dict": states[0], "model": torch.zeros(3)}
@@ -581,6 +583,30 @@ def test_states_are_described_of_json_and_of_torch_files(states, tmp_path):
     assert report["warnings"] == []
     files[0].write_text(json.dumps({**states[0], "count": 8}))
     assert "rank 0 (rank0.json): was edited" in run("checkpoint", "info", *files).stdout
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_is_found_in_the_folder_of_a_trainer(states, tmp_path):
+    run_of = {"loader_state": json.dumps(states)}
+    torch.save({"dl": run_of, "w": torch.zeros(3)}, tmp_path / "accelerate_dl_state_dict.bin")
+    (tmp_path / "lightning").mkdir()
+    torch.save({"callbacks": {"x": run_of}}, tmp_path / "lightning/last.ckpt")
+    content = {"model": {"w": torch.zeros(9)}, "loader": run_of, "more": {"b": torch.ones(9)}}
+    checkpoint.save(content, checkpoint_id=tmp_path / "dcp")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/state.json").write_text(json.dumps(run_of))
+    torch.save({"w": torch.zeros(3)}, tmp_path / "hf/optimizer.pt")
+    (tmp_path / "hf/empty.safetensors").touch()
+    for folder in ("lightning", "dcp", "hf"):
+        result = run("checkpoint", "info", tmp_path / folder, "--json")
+        assert result.exit_code == 0, result.output
+        assert [state["rank"] for state in json.loads(result.stdout)["states"]] == [0, 1]
+    assert "8 states of" in run("checkpoint", "info", tmp_path).stdout
+    (tmp_path / "hf/state.json").unlink()
+    refused = run("checkpoint", "info", tmp_path / "hf")
+    assert refused.exit_code == 1
+    assert "none of the 2 files in it holds a state of a loader" in refused.stderr
+    assert "remove" not in refused.stderr
 
 
 class _Code:

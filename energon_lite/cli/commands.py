@@ -421,7 +421,9 @@ app.add_typer(checkpoint_app)
 
 @checkpoint_app.command("info")
 def checkpoint_info(
-    files: list[Path] = Argument(metavar="FILES", help="States, as JSON or in torch files."),
+    files: list[Path] = Argument(
+        metavar="FILES", help="States in JSON or torch files, or folders of a trainer."
+    ),
     as_json: bool = options.AS_JSON,
 ) -> None:
     """Describes saved states: their ranks and streams, and how far each of them is."""

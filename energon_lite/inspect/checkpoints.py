@@ -5,27 +5,41 @@ Nothing is unpickled but tensors and plain values.
 
 from __future__ import annotations
 
+import io
 import json
+import mmap
+import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
 from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum
 from energon_lite.loader.resume import decompressed, states_of
-from energon_lite.storage.files import read_file
+from energon_lite.prepare.choose_shards import files_below
+from energon_lite.storage.files import open_regular
 
+_MARK = FORMAT.encode()
+_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
+_LARGEST_STATE_BYTES = 64 << 20
+_SAVE = (
+    "Save `loader.save_state_rank()` of each rank, or `loader.state_dict()`, as JSON or in the "
+    "checkpoint of the trainer"
+)
 _MAX_DEPTH = 8  # of a state in what a trainer saves
 
 
 def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
-    """Describes the states in some files: JSON, or what `torch.save` wrote.
+    """Describes the states in some files: JSON, or what `torch.save` or DCP wrote.
 
     Args:
-        paths: the files. A state may lie anywhere in them, as in a trainer's checkpoint.
+        paths: the files, or folders of them. A state may lie anywhere in them, as in a trainer's
+            checkpoint.
 
     Returns:
         `files`, `world_size`, `num_streams`, `states` (of each: `file`, `rank`, `count`, ...) and
@@ -33,8 +47,10 @@ def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        StateError: A file holds no state of this library, or a state of Megatron-Energon.
+        StateError: A file or folder holds no state of this library, or a file one of
+            Megatron-Energon.
     """
+    paths = [file for path in paths for file in _files_with_states(path)]
     states = [_described(path, state) for path in paths for state in _states_in(path)]
     states.sort(key=lambda state: state["rank"])
     worlds = sorted({state["world_size"] for state in states})
@@ -57,37 +73,82 @@ def checkpoint_info(paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _states_in(path: Path) -> list[dict[str, Any]]:
-    found = [state for part in _parts_with_states(_content(path), _MAX_DEPTH) for state in part]
+def _files_with_states(path: Path) -> list[Path]:
+    """Returns the file, or the files below a folder that have the mark of a state."""
+    if not path.is_dir():
+        return [path]
+    files = [path / name for name in sorted(files_below(path))]
+    found = [file for file in files if file.is_file() and _has_mark(file)]
     if not found:
         raise StateError(
-            f"{path}: holds no state of a loader. Save `loader.save_state_rank()` of each rank, or "
-            "`loader.state_dict()`, as JSON or in the checkpoint of the trainer"
+            f"{path}: none of the {len(files):,} files in it holds a state of a loader. {_SAVE} "
+            "(the Trainer of Hugging Face saves none, and resumes by skipping batches)"
         )
     return found
 
 
+def _has_mark(file: Path) -> bool:
+    with _mapped(file) as content:
+        return content.find(_MARK) >= 0
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[bytes | mmap.mmap]:
+    """Maps a file, as checkpoints are larger than memory; an empty one cannot be mapped."""
+    with os.fdopen(open_regular(file), "rb") as opened:
+        if not os.fstat(opened.fileno()).st_size:
+            yield b""
+            return
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+
+def _states_in(path: Path) -> list[dict[str, Any]]:
+    found = [state for part in _parts_with_states(_content(path), _MAX_DEPTH) for state in part]
+    if not found:
+        raise StateError(f"{path}: holds no state of a loader. {_SAVE}")
+    return found
+
+
 def _content(path: Path) -> Any:
-    raw = read_file(path)
-    if raw[:1] in (b"{", b"["):
+    with _mapped(path) as raw:
+        if raw[:1] in (b"{", b"["):
+            try:
+                return json.loads(raw[:])
+            except (ValueError, RecursionError) as error:
+                raise StateError(f"{path}: no valid JSON ({error})") from None
         try:
-            return json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise StateError(f"{path}: no valid JSON ({error})") from None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        if b"megatron.energon" in raw:
+            if path.suffix == ".distcp":
+                # DCP stores the leaves of a dict: here the text of the state.
+                return [{STATE_KEY: _plain(leaf)} for leaf in _archives_with_states(raw)]
+            return _plain(path, is_archive=raw[:2] == b"PK")
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile) as error:
+            if raw.find(b"megatron.energon") >= 0:
+                raise StateError(
+                    f"{path}: a state of Megatron-Energon, which holds places in its own order of "
+                    "samples; these have no counterpart here. Train to the end of an epoch with "
+                    "Energon, or start the data from the beginning (docs/migrating.md)"
+                ) from None
+            first = str(error).split("\n")[0]
             raise StateError(
-                f"{path}: a state of Megatron-Energon, which holds places in its own order of "
-                "samples; these have no counterpart here. Train to the end of an epoch with "
-                "Energon, or start the data from the beginning (docs/migrating.md)"
+                f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing "
+                "else is unpickled: save the state with json.dump"
             ) from None
-        first = str(error).split("\n")[0]
-        raise StateError(
-            f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing else "
-            "is unpickled: save the state with json.dump"
-        ) from None
+
+
+def _plain(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+
+
+def _archives_with_states(raw: bytes | mmap.mmap) -> Iterator[io.BytesIO]:
+    """Yields each torch file with a state in a file of DCP, where such files lie end to end."""
+    stop = 0
+    while (found := raw.find(_MARK, stop)) >= 0 and (end := raw.find(_ZIP_END, found)) >= 0:
+        stop = end + _ZIP_END_BYTES
+        window = raw[max(0, found - _LARGEST_STATE_BYTES) : stop]
+        with ZipFile(io.BytesIO(window)) as archive:
+            start = min(member.header_offset for member in archive.infolist())
+        yield io.BytesIO(window[start:])
 
 
 def _parts_with_states(value: Any, depth: int) -> Iterator[list[dict[str, Any]]]:

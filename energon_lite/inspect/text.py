@@ -90,12 +90,14 @@ def checkpoint_text(report: Mapping[str, Any]) -> str:
         end = ", at the end" if state["ended"] else ""
         lines += [
             f"  Rank {state['rank']} ({state['file']}):",
-            f"    Pass {state['pass']}: {state['items_in_pass']:,} batches returned{end}",
+            f"    Pass {state['pass']}{end}",
+            f"    Batches since the pass, or a virtual epoch, began: {state['items_in_pass']:,}",
             f"    Batches since the topology last changed: {state['count']:,}",
             f"    Number of stream states: {state['streams']}",
         ]
         lines += [
-            f"    {name}: {row['samples']:,} samples returned, {row['skipped']:,} skipped"
+            f"    {name}: {row['samples']:,} samples read (also into buffers), "
+            f"{row['skipped']:,} skipped"
             for name, row in state["sources"].items()
         ]
     return "\n".join(lines)

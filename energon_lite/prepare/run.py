@@ -84,7 +84,7 @@ def check_places(plan: decisions.Plan) -> None:
     """
     partial = plan.root / META / PARTIAL
     if partial.is_symlink():
-        raise DatasetFormatError(f"{partial} is a link; remove it")
+        raise DatasetFormatError(f"{partial} is a link; move it away")
     for folder in sorted({partial, *plan.folders}):
         if files.leads_out(folder, plan.root):
             raise DatasetFormatError(

@@ -118,7 +118,7 @@ def _own_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o22 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(f"{folder} is not a folder of this user alone; remove it")
+        raise PermissionError(f"{folder} is not a folder of this user alone; move it away")
     return folder
 
 

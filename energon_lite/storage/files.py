@@ -90,10 +90,10 @@ _REMEDIES = {
         "free some space there, then run the same command again",
     ),
     errno.ENAMETOOLONG: "give the files and folders shorter names",
-    errno.ELOOP: "links lead in a circle, or a link is where there may be none; remove it",
-    errno.ENOTDIR: "a file is in the place of a folder; remove it",
-    errno.EEXIST: "something else is in the place of a folder; remove it",
-    errno.EISDIR: "a folder is in the place of a file; remove it",
+    errno.ELOOP: "links lead in a circle, or a link is where there may be none; move it away",
+    errno.ENOTDIR: "a file is in the place of a folder; move it away",
+    errno.EEXIST: "something else is in the place of a folder; move it away",
+    errno.EISDIR: "a folder is in the place of a file; move it away",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the limit of open files of the machine",
     errno.ENOMEM: "free some memory",
@@ -375,7 +375,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 def _irregular(path: Path, mode: int) -> DatasetFormatError:
     kind = _KINDS.get(stat.S_IFMT(mode), "no file")
     return DatasetFormatError(
-        f"{path} is {kind}, not a regular file; remove it, or put the file in its place"
+        f"{path} is {kind}, not a regular file; give another path, or put the file in its place"
     )
 
 

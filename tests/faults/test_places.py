@@ -100,7 +100,7 @@ def test_a_folder_that_leads_out_is_written_to_only_with_follow_links(
     for options in (OPTIONS, {"tar_index_only": True, "num_workers": 0}):
         if name == "linked" and "tar_index_only" in options:
             continue
-        with pytest.raises(DatasetFormatError, match=r"follow_links=True|is a link; remove it"):
+        with pytest.raises(DatasetFormatError, match=r"follow_links=True|is a link; move it away"):
             prepare_dataset(root, **options)
     assert content(outside) == before
     if "partial" not in name:

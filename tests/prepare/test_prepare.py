@@ -267,7 +267,9 @@ def test_a_missing_folder_a_file_a_remote_path_and_a_folder_without_tars_are_ref
 
 def test_a_folder_that_cannot_be_written_to_is_named(root, monkeypatch):
     (root / ".nv-meta").write_text("a file where the folder should be")
-    with pytest.raises(NotADirectoryError, match="a file is in the place of a folder; remove it"):
+    with pytest.raises(
+        NotADirectoryError, match="a file is in the place of a folder; move it away"
+    ):
         prepare_dataset(root, **ALL_TRAIN)
     (root / ".nv-meta").unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "parts")
