@@ -74,7 +74,7 @@ def test_prepare_info_and_lint_of_a_jsonl_file_ask_nothing(tmp_path):
     assert lint.exit_code == 1
     assert "line 2 (blank lines not counted)" in lint.stdout
     refused = run("prepare", path, "--split-ratio", "8,1,1")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "split_ratio is for folders of tars" in refused.stderr
 
 
@@ -133,9 +133,9 @@ def test_a_missing_or_malformed_option_is_a_usage_error_that_names_it(root, args
         (["--split-parts", "a:*.tar", "--skip-dataset-yaml"], "looks like a glob"),
     ],
 )
-def test_answers_that_do_not_fit_exit_with_one(root, args, message):
+def test_answers_that_do_not_fit_exit_with_two(root, args, message):
     result = run("prepare", root, *args, *(["--field-map", "a=b"] if "Nope" in args else []))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -250,7 +250,7 @@ def test_plan_predicts_what_a_run_will_read(root, blend):
         ([], 2, "--steps"),
         (["--steps", "0"], 2, "--steps"),
         (["--steps", "1", "--split-part", "tain"], 1, "no split 'tain'. Did you mean 'train'?"),
-        (["--steps", "1", "--no-repeat"], 1, "`until: first` or `until: all_once`"),
+        (["--steps", "1", "--no-repeat"], 2, "`until: first` or `until: all_once`"),
     ],
 )
 def test_an_impossible_plan_names_the_reason(blend, args, code, message):
@@ -364,7 +364,7 @@ def test_without_a_sample_type_energons_scripts_write_no_dataset_yaml(root):
 @pytest.mark.parametrize("ratio", ["8", "1,2,3,4", "1,-1,1", "0,0,0", "a,b,c", "8,1,1"])
 def test_a_ratio_that_cannot_work_is_refused_before_the_other_questions(root, ratio):
     result = run("prepare", root, "--split-ratio", ratio, answers="y\n8\ny\ntxt\n")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "split ratio" in result.stderr
     assert "?" not in result.stdout
     assert not list(root.rglob("*.idx"))
@@ -551,7 +551,7 @@ def test_media_metadata_are_stored_in_a_dataset_and_in_a_folder(tmp_path):
     ).stdout  # fmt: skip
     for options in ([], ["--media-metadata-by-header", "--media-metadata-by-extension"]):
         refused = run("prepare-media", tmp_path / "files", *options)
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
         assert "Exactly one of GLOB, HEADER, or EXTENSION" in refused.stderr
 
 
@@ -607,6 +607,44 @@ def test_a_state_is_found_in_the_folder_of_a_trainer(states, tmp_path):
     assert refused.exit_code == 1
     assert "none of the 2 files in it holds a state of a loader" in refused.stderr
     assert "remove" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["prepare", "data", "--split-ratio", "8,x"], 2, "give two or three numbers"),
+        (["prepare", "data", "--non-interactive"], 2, "missing: shares of train,val,test"),
+        (["prepare", "none", *TYPED], 1, "does not exist"),
+        (["prepare-media", "data"], 2, "Exactly one of"),
+        (["lengths", "data", "--with", "energon_lite:Pakcing"], 2, "Did you mean 'Packing'?"),
+        (["lengths", "data", "--with", "nothing:Encoder"], 2, "No module named"),
+        (["info", "."], 1, "of its folders one, two are: give the path of one"),
+        (["info", "data"], 1, "run `energon-lite prepare data`"),
+        (["prepare", "data", "--split-ratio", "1", *TYPED[2:]], 0, ""),
+    ],
+)
+def test_wrong_options_exit_with_two_and_faults_of_data_with_one(
+    root, monkeypatch, args, code, words
+):
+    for name in ("one", "two"):
+        write_tar(root.parent / name / "0.tar", [("0.txt", b"x")])
+        assert run("prepare", root.parent / name, "--split-ratio", "1", *TYPED[2:]).exit_code == 0
+    monkeypatch.chdir(root.parent)
+    result = run(*args)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    if not code:
+        assert list(read_info(root).shard_counts) and "train: 20 samples" in result.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_prepared_by_links(root, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("energon_lite.storage.files.open_own", refuse)
+    result = run("prepare", root, *TYPED)
+    assert result.exit_code == 1
+    assert f"`mkdir FOLDER && ln -s {root}/*.tar FOLDER`" in result.stderr
 
 
 class _Code:

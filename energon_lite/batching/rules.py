@@ -10,13 +10,24 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, wraps
 from types import UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from energon_lite.core.arrays import BoolArray, Int64Array
+from energon_lite.core.errors import did_you_mean
 
 # What a pack holds most of, and what a plain number means.
 TOKENS = "tokens"
@@ -39,6 +50,9 @@ _PILE = 2
 # When n samples of a group of share p have come, chance makes others sqrt(n / p) too many or too
 # few: room for that up to n = 256 squared.
 _CHANCE = 256
+
+
+T = TypeVar("T")
 
 
 class OverlongError(ValueError):
@@ -200,6 +214,22 @@ def at_least(name: str, value: int, least: int = 1) -> int:
     return number
 
 
+def _hinting(kind: type[T]) -> type[T]:
+    """Lets a dataclass name the closest of its settings where one is unknown."""
+    make = kind.__init__
+
+    @wraps(make)
+    def checked(self: Any, *values: Any, **settings: Any) -> None:
+        known = [field.name for field in fields(self) if field.init]
+        for name in settings.keys() - set(known):
+            hint = did_you_mean(name, known)
+            raise TypeError(f"{kind.__name__} has no setting {name!r}.{hint}")
+        make(self, *values, **settings)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
 def check_fields(settings: Any) -> None:
     """Checks the fields of a dataclass against their annotations.
 
@@ -227,6 +257,7 @@ def check_fields(settings: Any) -> None:
                 at_least(name, number, each.metadata.get("least", 1))
 
 
+@_hinting
 @dataclass(frozen=True)
 class Packing(LengthRules):
     """How a task encoder's samples are packed.
@@ -373,6 +404,7 @@ def _by_resource(value: int | Mapping[str, int]) -> dict[str, int]:
     return dict(value) if isinstance(value, Mapping) else {TOKENS: value}
 
 
+@_hinting
 @dataclass(frozen=True)
 class Buckets(LengthRules):
     """How a task encoder's samples share batches, by their `sample_length`.
@@ -501,6 +533,7 @@ def _sizes_by_function(lengths_N: Int64Array, batch_size_fn: Callable[[int], int
     return limits[places_N]
 
 
+@_hinting
 @dataclass(frozen=True)
 class ModalitySplit(LengthRules):
     """How samples become batches of one group, the same group on all ranks at the same step.

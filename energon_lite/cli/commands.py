@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -334,12 +335,16 @@ def _encoder(text: str) -> Any:
         )
     # At the end: a dataset in the current folder cannot take the place of installed modules.
     sys.path.append(str(Path.cwd()))
+    found: Any = None
     try:
-        found: Any = importlib.import_module(module_name)
+        found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise typer.BadParameter(f"{text}: {error}", param_hint="--with") from None
+        names = dir(found) if isinstance(error, AttributeError) else ()
+        close = get_close_matches(attribute.rpartition(".")[2], names, n=1)
+        hint = f". Did you mean {close[0]!r}?" if close else ""
+        raise typer.BadParameter(f"{text}: {error}{hint}", param_hint="--with") from None
     encoder = late("task_encoder.base.TaskEncoder")
     if isinstance(found, type) and issubclass(found, encoder):
         return found()

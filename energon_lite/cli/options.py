@@ -78,7 +78,7 @@ def print_report(report: Any, text: str, as_json: bool) -> None:
 
 @contextmanager
 def errors_as_text() -> Iterator[None]:
-    """Turns errors of data into a text on stderr and exit code 1."""
+    """Turns errors into a text on stderr; exit code 1 for data and folders, 2 for options."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
@@ -86,7 +86,8 @@ def errors_as_text() -> Iterator[None]:
             # Names in a dataset may hold what a terminal obeys, or what cannot be printed.
             shown = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
             typer.echo(shown, err=True)
-        raise typer.Exit(1) from None
+        # A plain ValueError is one of the arguments; subclasses are of data and states.
+        raise typer.Exit(2 if type(error) is ValueError else 1) from None
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.", err=True)
         raise typer.Exit(130) from None

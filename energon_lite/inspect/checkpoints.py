@@ -120,8 +120,8 @@ def _content(path: Path) -> Any:
         try:
             if path.suffix == ".distcp":
                 # DCP stores the leaves of a dict: here the text of the state.
-                return [{STATE_KEY: _plain(leaf)} for leaf in _archives_with_states(raw)]
-            return _plain(path, is_archive=raw[:2] == b"PK")
+                return [{STATE_KEY: _plain_values(leaf)} for leaf in _archives_with_states(raw)]
+            return _plain_values(path, is_archive=raw[:2] == b"PK")
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile) as error:
             if raw.find(b"megatron.energon") >= 0:
                 raise StateError(
@@ -136,7 +136,7 @@ def _content(path: Path) -> Any:
             ) from None
 
 
-def _plain(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
+def _plain_values(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
 
 

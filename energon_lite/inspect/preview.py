@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 
 from energon_lite.core.topology import WorkerConfig
+from energon_lite.decoding.av_decoder import AVDecoder
 from energon_lite.decoding.sample_decoder import SampleDecoder
+from energon_lite.metadataset.build import build_training, build_validation
 from energon_lite.metadataset.energon_api import load_dataset
+from energon_lite.metadataset.nodes import Blend, Leaf, walk
+from energon_lite.metadataset.open import LeafOpener
 
 _COLUMNS, _ROWS = 60, 12  # of a picture
 _SHADES = " .:-=+*#%@"
@@ -23,9 +28,10 @@ def sample_texts(
     path: str | os.PathLike[str], split_part: str, *, dataset_config: str | None = None,
     trust: bool | None = None,
 ) -> Iterator[str]:  # fmt: skip
-    """Yields each sample of a split as text: its fields, their types and values.
+    """Yields the samples of a split as text: their fields, with types and values.
 
-    Samples are decoded, but no task encoder or cooker runs.
+    Samples of a blend come in the order of a run, as many as its sources have. They are decoded,
+    but no task encoder or cooker runs.
 
     Args:
         path: a prepared folder, a JSONL file or a metadataset.
@@ -38,13 +44,15 @@ def sample_texts(
         DatasetFormatError: It is not valid, or has no such split.
     """
     settings = {"dataset_config": dataset_config} if dataset_config else {}
-    loaded = load_dataset(path, **settings).get_datasets(
-        training=False, split_part=split_part, decoder=SampleDecoder(), trust=trust,
+    node = load_dataset(path, **settings).node(split_part)
+    is_by_tokens = any(isinstance(one, Blend) and one.unit == "tokens" for one in walk(node))
+    is_blend = not isinstance(node, Leaf) and not is_by_tokens  # tokens need an encoder
+    opener = LeafOpener(
+        node=node, decoder=SampleDecoder(), settings={"trust": trust}, training=is_blend,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
     )  # fmt: skip
-    for entry in loaded.datasets:
-        for sample in entry.dataset.build():
-            yield sample_text(sample)
+    make = build_training(opener, repeat=True) if is_blend else build_validation(node, opener)
+    yield from map(sample_text, islice(make, sum(map(len, opener.factories))))
 
 
 def sample_text(sample: Any) -> str:
@@ -64,6 +72,9 @@ def sample_text(sample: Any) -> str:
 def _value_text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, AVDecoder):
+        found = value.get_metadata().to_dict().items()
+        return ", ".join(f"{name} {number}" for name, number in found)
     text = repr(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text):,} characters)"
 

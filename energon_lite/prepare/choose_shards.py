@@ -50,7 +50,7 @@ def parse_ratio(ratio: Ratio) -> dict[str, Fraction]:
     """Reads the share of each split part; decimals are taken exactly.
 
     Args:
-        ratio: two or three shares, of train, val and test; or shares by name.
+        ratio: two or three shares, of train, val and test; 1 for train alone; or shares by name.
 
     Raises:
         ValueError: They are not numbers of at least 0, one of them above.
@@ -66,8 +66,8 @@ def parse_ratio(ratio: Ratio) -> dict[str, Fraction]:
         shares = {}
     if not shares or min(shares.values()) < 0 or not any(shares.values()):
         raise ValueError(
-            f"split ratio {ratio!r}: give three numbers for train,val,test such as 8,1,1 "
-            "(0 for a part without shards)"
+            f"split ratio {ratio!r}: give two or three numbers for train,val,test such as 8,1,1 "
+            "(0 for a part without shards), or 1 for train alone"
         )
     return shares
 
@@ -78,7 +78,8 @@ def _named_shares(ratio: Ratio) -> dict[str, object]:
     shares = ratio.split(",") if isinstance(ratio, str) else list(ratio)
     if shares and all(isinstance(share, tuple | list) for share in shares):
         return dict(shares)  # type: ignore[arg-type]  # pairs
-    return dict(zip(RATIO_PARTS, shares, strict=False)) if len(shares) in (2, 3) else {}
+    is_known = len(shares) in (2, 3) or [str(share).strip() for share in shares] == ["1"]
+    return dict(zip(RATIO_PARTS, shares, strict=False)) if is_known else {}
 
 
 def refuse(message: str) -> None:

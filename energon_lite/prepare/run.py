@@ -55,7 +55,8 @@ def partial_folder(plan: decisions.Plan) -> Iterator[Path]:
             raise files.explained(error, folder) from None
         raise PermissionError(
             f"{plan.root} cannot be written to ({error.strerror}: {folder}); a prepared dataset "
-            f"has a folder {META} and an index next to each tar"
+            f"has a folder {META} and an index next to each tar. Prepare a folder of links to the "
+            f"tars: `mkdir FOLDER && ln -s {plan.root.absolute()}/*.tar FOLDER`"
         ) from None
     with lock:
         try:

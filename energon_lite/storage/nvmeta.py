@@ -183,6 +183,11 @@ def not_prepared(root: Path) -> FileNotFoundError | DatasetFormatError:
             f"{root} is a filesystem dataset: files without samples. Let a cooker read them, by "
             f"`aux: {{name: filesystem://{root}}}`; if it has tars, {prepare}"
         )
+    below = [path.name for path in sorted(root.iterdir()) if is_prepared(path)]
+    if below:
+        more = f" and {len(below) - 10} more" if len(below) > 10 else ""
+        names = ", ".join(below[:10]) + more
+        prepare = f"of its folders {names} are: give the path of one, or of a metadataset"
     return FileNotFoundError(f"{text} (no {META}/{INFO_JSON}); {prepare}")
 
 
