@@ -13,6 +13,7 @@ import copyreg
 import dataclasses
 import errno
 import functools
+import io
 import math
 import mmap
 import os
@@ -20,6 +21,7 @@ import pickle
 import select
 import socket
 import struct
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +31,7 @@ from multiprocessing.reduction import ForkingPickler
 from operator import methodcaller
 from time import perf_counter
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -373,13 +375,54 @@ def packed(value: Any) -> Packed:
     return Packed(body, buffers, columns is not None)
 
 
-def packed_delivery(value: Delivery | ExceptionWrapper) -> Packed:
+class WorkerError(ExceptionWrapper):
+    """The error that is being handled in a worker, for the training loop.
+
+    Args:
+        where: names the worker.
+    """
+
+    parts: tuple[Any, Any] | None = None  # of an error that cannot be made of its text
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where=where)  # type: ignore[no-untyped-call]
+        error: Any = sys.exc_info()[1]
+        try:
+            self.reraise()
+        except BaseException as found:
+            if isinstance(found, self.exc_type):
+                return
+        try:
+            self.parts = pickle.loads(pickle.dumps((error.args, vars(error))))
+            self._made()
+        except Exception:
+            self.has_text_alone()
+
+    def has_text_alone(self) -> None:
+        """Makes it a RuntimeError, whose text names the type."""
+        self.exc_type, self.parts = RuntimeError, None
+
+    def _made(self) -> Any:
+        args, attributes = self.parts or ((), {})
+        made: Any = self.exc_type.__new__(self.exc_type, *args)
+        vars(made).update(attributes)
+        add_note(made, f"It was raised {self.where}. Original {self.exc_msg}")
+        return made
+
+    def reraise(self) -> None:
+        """Raises it, of its type if that can be made, with its text and traceback."""
+        if self.parts is not None:
+            raise self._made()
+        super().reraise()  # type: ignore[no-untyped-call]
+
+
+def packed_delivery(value: Delivery | WorkerError) -> Packed:
     """Pickles a delivery, or an error; in place of what cannot be pickled, the reason."""
     try:
         return packed(value)
     except Exception as error:
-        if isinstance(value, ExceptionWrapper):
-            value.exc_type = RuntimeError  # its own type cannot be pickled; the text names it
+        if isinstance(value, WorkerError):
+            value.has_text_alone()  # as its own type cannot be pickled
             return packed(value)
         reason = Unsendable(_reason(value.item, error))
         return packed(value._replace(item=reason, snapshot=None, skipped=[]))
@@ -440,6 +483,46 @@ def _reason(item: Any, error: Exception) -> str:
         "(encode_batch, or the hook that adds it), define it at the top level of a module, or use "
         "WorkerConfig(num_workers=0)."
     )
+
+
+def _unpickled(body: memoryview, buffers: Any) -> Any:
+    try:
+        return pickle.loads(body, buffers=buffers)
+    except Exception as error:
+        with Ignored(Exception):
+            value = _Tolerant(io.BytesIO(body), buffers=buffers).load()
+            item: Any = value.item if isinstance(value, Delivery) else _delivery_of(*value).item
+            keys = item["__key__"] if isinstance(item, dict) else getattr(item, "__key__", "")
+            path = unpicklable_part(item)[0]
+            add_note(error, f"{path}, of a worker process, cannot be unpickled; samples: {keys}")
+        raise
+
+
+class _Broken:
+    """Replaces a part that cannot be unpickled; nor can it be pickled."""
+
+    __reduce__: Any = None
+
+
+class _Tolerant(pickle._Unpickler):
+    """Unpickles all that can be unpickled."""
+
+    dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)
+
+
+def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    def step(unpickler: Any) -> None:
+        depth = len(unpickler.stack) - 2
+        try:
+            load(unpickler)
+        except Exception:
+            unpickler.stack[depth:] = [_Broken()]
+
+    return step
+
+
+for _code in (pickle.REDUCE, pickle.BUILD, pickle.NEWOBJ, pickle.STACK_GLOBAL):
+    _Tolerant.dispatch[_code[0]] = _tolerant(_Tolerant.dispatch[_code[0]])
 
 
 def unpicklable_part(
@@ -703,7 +786,7 @@ class Inlet:
                 if row[0] == number:
                     most = row[-1]
                     self._num_awaited = most // 2 if most > self._num_deliveries else 1
-                    value = pickle.loads(body, buffers=buffers)
+                    value = _unpickled(body, buffers)
                     return _delivery_of(*value) if row[-2] else value
             finally:
                 self._confirm()

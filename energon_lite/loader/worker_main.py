@@ -29,12 +29,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from energon_lite.core import batch_rows
 from energon_lite.loader import messages
-from energon_lite.loader.messages import Closed, Outlet, WorkerJob
+from energon_lite.loader.messages import Closed, Outlet, WorkerError, WorkerJob
 from energon_lite.loader.rank_feed import Delivery, PassStart, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.stores.cache_pool import CachePool
@@ -272,15 +271,14 @@ class _Work:
             dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
         )
         while self._may_go_on():
-            delivery: Delivery | ExceptionWrapper
+            delivery: Delivery | WorkerError
             try:
                 delivery = next(feed)
             except StopIteration:
                 return
             except Exception:
-                where = f"in worker process {info.id}"
-                delivery = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            is_error = isinstance(delivery, ExceptionWrapper)
+                delivery = WorkerError(f"in worker process {info.id}")
+            is_error = isinstance(delivery, WorkerError)
             self._is_packing = True
             content = messages.packed_delivery(delivery)
             del delivery  # for the outlet copies what is still used here

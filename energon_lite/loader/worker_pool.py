@@ -9,6 +9,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import pickle
+import platform
 import signal
 import socket
 import threading
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.worker import WorkerInfo
 
@@ -34,7 +34,7 @@ from energon_lite.core.seeds import key_of
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.loader import messages
 from energon_lite.loader.deferred_signals import DeferredSignals
-from energon_lite.loader.messages import Closed, Inlet, Unsendable, WorkerJob
+from energon_lite.loader.messages import Closed, Inlet, Unsendable, WorkerError, WorkerJob
 from energon_lite.loader.rank_feed import Delivery, Mark, PassStart, StreamStart, due_slots
 from energon_lite.loader.worker_main import (
     GRACE_SEC,
@@ -60,6 +60,15 @@ _ANSWER_SEC = 1.0
 _KILL_SEC = 2.0
 # Between two looks at a process that closed its files and has not ended.
 _PAUSE_SEC = 0.005
+# How long no thread of a forked process may be able to run.
+_LOCKED_SEC = 5.0
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_CLOCK, _PRIVATE_WAITS = 256, (128, 137)
+_LOCKED = (
+    "It waits for a lock that a thread of the training process, as one that logs or prints, had "
+    "when the process was forked, and that is never released. Start the loader before such "
+    'threads, or use WorkerConfig(start_method="forkserver") or worker_type="thread".'
+)
 _STATES = {
     "D": "it waits for the kernel, often for a storage that does not answer",
     "R": "it runs native code that keeps Python's lock",
@@ -88,7 +97,8 @@ class Worker:
         args = (other, WorkerJob(settings, first), is_main)
         self.process = context.Process(target=work, args=args, daemon=True)
         _workers.add(self)
-        if context.get_start_method() != "fork":
+        self.is_forked = context.get_start_method() == "fork"
+        if not self.is_forked:
             multiprocessing.resource_tracker.ensure_running()  # which would unblock the signal
         # Until it ignores them, the process would print a traceback of an interrupt.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -199,6 +209,8 @@ class _SocketWait(Wait):
         super().__init__(worker.name, limits)
         self._worker = worker
         self._answer_due = 0.0
+        self._free_at = time.monotonic()
+        self._is_locked = False
 
     def __call__(self) -> None:
         """Waits until there is a delivery, or something to read in the socket.
@@ -214,7 +226,11 @@ class _SocketWait(Wait):
             if not worker.process.is_alive() and not worker.is_ready():
                 raise Closed
             now = time.monotonic()
-            if self.is_due():
+            if not (worker.is_forked and _is_locked(worker.process.pid)):
+                self._free_at = now
+            is_locked = now > self._free_at + _LOCKED_SEC
+            if self.is_due() or (is_locked and not self._is_locked):
+                self._is_locked = is_locked
                 self._answer_due = now + _ANSWER_SEC
                 worker.ask()
             if self._answer_due and now > self._answer_due:
@@ -225,10 +241,31 @@ class _SocketWait(Wait):
         """Logs what the process does, or ends the wait."""
         self._answer_due = 0.0
         try:
+            if self._is_locked:
+                raise WorkerDied(f"{self._name} (waits for a lock)", f"{_LOCKED} {report}")
             super().on_report(report)
         except WorkerDied:
             end_workers([self._worker], grace_sec)
             raise
+
+
+def _is_locked(pid: int) -> bool:
+    """Whether no thread of a process can run again, as all wait for locks in its memory.
+
+    All but one, which listens; without a limit of time, and so that no other process could end the
+    wait. Other waits, for a network, a time or a process, are none for locks.
+    """
+    num_others = 0
+    with suppress(OSError, ValueError):  # of a system without it; a thread runs
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            words = (task / "syscall").read_text().split()[:5]
+            call, _, kind, _, limit = (int(word, 0) for word in words)
+            is_lock = call == _FUTEX and kind & ~_CLOCK in _PRIVATE_WAITS and not limit
+            if int(task.name) == pid and not is_lock:
+                return False
+            num_others += not is_lock
+        return num_others <= 1
+    return False
 
 
 def _state_of(pid: int) -> str:
@@ -395,8 +432,8 @@ class WorkerPool(Iterator[Delivery]):
             )
         delivery: Any = self._received_from(self._worker_of(slot))
         self._limits = self._settings.limits
-        if isinstance(delivery, ExceptionWrapper):
-            delivery.reraise()  # type: ignore[no-untyped-call]
+        if isinstance(delivery, WorkerError):
+            delivery.reraise()
         if type(delivery.item) is Unsendable:
             raise TypeError(delivery.item.reason)
         if delivery.item is Mark.END:

@@ -15,10 +15,9 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
 from energon_lite.core.dataset import SavableDataset, drawing_functions
 from energon_lite.core.topology import current
+from energon_lite.loader.messages import WorkerError
 from energon_lite.loader.rank_feed import Delivery, RankFeed
 from energon_lite.loader.watchdog import describe_thread
 from energon_lite.loader.worker_main import Limits, Pass, Wait, WorkerDied, WorkerSettings
@@ -73,7 +72,7 @@ class WorkerThread:
         self._settings = settings
         self._orders: SimpleQueue[Pass | type[_Taken] | None] = SimpleQueue()
         # The last entry describes how the thread ended.
-        self._outbox: SimpleQueue[tuple[int, Delivery | ExceptionWrapper] | str] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[int, Delivery | WorkerError] | str] = SimpleQueue()
         self._feed: RankFeed | None = None
         self._is_given_up = False
         self._thread = threading.Thread(
@@ -167,14 +166,14 @@ class WorkerThread:
                     return order  # the rest of this pass is not wanted
                 room += 1
             room -= 1
-            found: Delivery | ExceptionWrapper
+            found: Delivery | WorkerError
             try:
                 found = next(feed)
             except StopIteration:
                 is_over = True
                 continue
             except Exception:
-                found = ExceptionWrapper(where=f"in worker {self.name}")  # type: ignore[no-untyped-call]
+                found = WorkerError(f"in worker {self.name}")
                 is_over = True
             self._outbox.put((job.number, found))
             del found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import dataclasses
 import gc
@@ -386,6 +387,109 @@ def test_batch_that_cannot_be_sent_is_an_error_that_names_the_part(texts, kind, 
     alone = make(0)
     alone.load_state_dict(loader.state_dict())
     assert [batch.__key__ for batch in islice(iter(alone), 2)] == keys[2:]
+
+
+class SeveralError(Exception):
+    """Is made of several arguments, and not of a text."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text}, code {code}")
+        self.code = code
+
+
+class MessageError(Exception):
+    """Has the text as an attribute of its own."""
+
+    message = "something"
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"failed with {self.code}"
+
+
+class Unmaking:
+    """Can be pickled, and not unpickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return {"function": (not_made, (1,)), "state": (Unmade, (), {"x": 1})}[self.name]
+
+
+class Unmade:
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("it cannot be made here")
+
+
+def not_made(number: int) -> Any:
+    raise KeyError(f"it cannot be made here {number}")
+
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "several": lambda: SeveralError(5, "it broke"),
+    "message": lambda: MessageError(7),
+}
+Group: Any = getattr(builtins, "ExceptionGroup", None)
+if Group is not None:
+    ERRORS["group"] = lambda: Group("it broke", [ValueError("a"), OSError(5, "b")])
+    ERRORS["unsendable group"] = lambda: Group("it broke", [ValueError(threading.Lock())])
+
+
+class Raising(DefaultTaskEncoder):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if self.name in ERRORS:
+            raise ERRORS[self.name]()
+        return Parts(batch.__key__, {"a": torch.ones(20_000), "odd": [1, Unmaking(self.name)]})
+
+
+def raise_it(error: Exception, *_: object) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_error_of_several_arguments_has_its_type_text_and_traceback(texts, name, kind) -> None:
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=1, worker_type=kind, global_error_handler=raise_it
+    )
+    dataset = get_train_dataset(
+        texts, batch_size=4, worker_config=config, task_encoder=Raising(name)
+    )
+    expected = ERRORS[name]()
+    with pytest.raises(Exception, match=r"it broke|failed with 7") as caught:
+        next(iter(get_savable_loader(dataset)))
+    found: Any = caught.value
+    if name == "unsendable group":
+        assert type(found) is RuntimeError
+        assert "ExceptionGroup: it broke" in str(found)
+        return
+    assert type(found) is type(expected)
+    assert str(found) == str(expected)
+    assert getattr(found, "code", 0) == getattr(expected, "code", 0)
+    if name == "group":
+        assert [repr(error) for error in found.exceptions] == ["ValueError('a')", "OSError(5, 'b')"]
+    assert any("in encode_batch" in note for note in found.__notes__)
+
+
+@pytest.mark.parametrize("name", ["function", "state"])
+def test_value_that_cannot_be_unpickled_is_an_error_that_names_its_field(texts, name) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(
+        texts, batch_size=2, worker_config=config, task_encoder=Raising(name)
+    )
+    with pytest.raises(KeyError, match="cannot be made here") as caught:
+        next(iter(get_savable_loader(dataset)))
+    (note,) = caught.value.__dict__["__notes__"]
+    assert "batch.meta['odd'][1]" in note
+    assert re.search(r"samples: \['\d+', '\d+'\]", note)
 
 
 def kinds_of_tensors() -> dict[str, torch.Tensor]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import multiprocessing
 import os
 import random
 import re
+import select
 import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -209,6 +214,96 @@ def test_stuck_worker_is_reported_and_replaced(texts, tmp_path, caplog, kind, re
     assert "(stuck for" in message
     assert "stall_timeout_sec=0.4" in message
     assert re.search(report, message), message
+
+
+LOCK = threading.Lock()
+
+
+class Waiting(DefaultTaskEncoder):
+    """Waits in each batch, in some way."""
+
+    def __init__(self, wait: Any) -> None:
+        super().__init__()
+        self.wait = wait
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        self.wait()
+        return batch
+
+
+def take_lock() -> None:
+    with LOCK:
+        pass
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_worker_that_was_forked_while_a_thread_had_a_lock_is_found(
+    texts, caplog, monkeypatch, is_released
+) -> None:
+    monkeypatch.setattr(worker_pool, "_LOCKED_SEC", 0.5)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
+    dataset = get_train_dataset(
+        texts, batch_size=2, worker_config=config, task_encoder=Waiting(take_lock), **ORDER
+    )
+    start = worker_pool.WorkerPool._replace
+
+    def replace(*args: Any) -> None:
+        if is_released:
+            LOCK.release()
+        start(*args)
+
+    monkeypatch.setattr(worker_pool.WorkerPool, "_replace", replace)
+    holder = threading.Thread(target=LOCK.acquire)
+    holder.start()
+    holder.join()
+    words = r"\(waits for a lock\) of rank 0 died.*"
+    with get_savable_loader(dataset, restart_workers=1) as loader:
+        if is_released:
+            assert next(iter(loader)).__key__ == ["00000", "00001"]
+            text = caplog.records[0].getMessage()
+        else:
+            with pytest.raises(RuntimeError) as caught:
+                next(iter(loader))
+            LOCK.release()
+            text = str(caught.value)
+    assert re.search(words, text)
+    assert len(caplog.records) == 1
+    for word in ("when the process was forked", 'start_method="forkserver"', "in take_lock"):
+        assert word in text
+
+
+SEMAPHORE = multiprocessing.get_context("fork").Semaphore(0)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: time.sleep(2),
+        lambda: threading.Event().wait(2),
+        lambda: subprocess.run(["sleep", "2"], check=True),
+        lambda: concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 2).result(),
+        lambda: SEMAPHORE.acquire(timeout=None),
+        lambda: select.select([], [], [], 2),
+    ],
+    ids=["sleep", "event", "process", "thread", "other process", "file"],
+)
+def test_hook_that_waits_for_something_is_not_taken_for_locked(
+    texts, caplog, monkeypatch, wait
+) -> None:
+    monkeypatch.setattr(worker_pool, "_LOCKED_SEC", 0.1)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, start_method="fork")
+    dataset = get_train_dataset(
+        texts, batch_size=2, worker_config=config, task_encoder=Waiting(wait), **ORDER
+    )
+    release = threading.Timer(2, SEMAPHORE.release)
+    release.start()
+    with get_savable_loader(dataset, restart_workers=0) as loader:
+        assert next(iter(loader)).__key__ == ["00000", "00001"]
+    release.join()
+    while SEMAPHORE.acquire(block=False):
+        pass
+    assert not caplog.records
 
 
 def test_slow_worker_reports_what_it_does_and_fails_by_setting(texts, tmp_path, caplog) -> None:
