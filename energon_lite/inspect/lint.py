@@ -413,8 +413,8 @@ def _check_parts(
     is_ours = isinstance(settings.get("decoder"), dict)  # not a function of the user's class
     kind = factory.sample_type if field_map and is_ours else None
     num_samples = sum(info.shard_counts.values())
-    for odd in odd_parts(index.path, counts, num_samples, field_map, kind):
-        (report.add_error if odd.is_error else report.add_warning)(root, odd.text)
+    for text, is_error in odd_parts(index.path, counts, num_samples, field_map, kind):
+        (report.add_error if is_error else report.add_warning)(root, text)
 
 
 def _length(root: Path, part: SplitPart) -> int:

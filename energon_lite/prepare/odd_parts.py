@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,20 +29,13 @@ _TAKEN_BY: dict[type, set[Any]] = {
 _PLAIN = {str, int, float, list, torch.Tensor, np.ndarray, type(None)}
 
 
-class OddPart(NamedTuple):
-    """One thing that is odd, and whether a run would skip samples or read wrong ones."""
-
-    text: str
-    is_error: bool
-
-
 def odd_parts(
     index: Path,
     counts: Mapping[str, int],
     num_samples: int,
     field_map: FieldMap | None,
     sample_type: type[Any] | None,
-) -> list[OddPart]:
+) -> list[tuple[str, bool]]:
     """Lists parts that look like samples of their own, and parts of another type than their field.
 
     Args:
@@ -51,6 +44,9 @@ def odd_parts(
         num_samples: number of samples.
         field_map: the fields and their parts; None for crude samples.
         sample_type: the class of the samples, for the types of its fields.
+
+    Returns:
+        What is odd, and whether a run would read wrong samples.
     """
     named = frozenset() if field_map is None else field_map.parts
     odd = _numbered(index, counts, num_samples, named)
@@ -65,7 +61,7 @@ def odd_parts(
             if made is not None and shown and not wanted & _TAKEN_BY[made]:
                 text = f"field {name!r} is of type {shown}, and its part {path.part!r} becomes "
                 text += f"{made.__name__}; map it to another part, or use another sample type"
-                odd.append(OddPart(text, True))
+                odd.append((text, True))
     return odd
 
 
@@ -86,7 +82,7 @@ def missing_parts(index: Path, num_samples: int, field_map: FieldMap | None) -> 
 
 def _numbered(
     index: Path, counts: Mapping[str, int], num_samples: int, named: Collection[str]
-) -> list[OddPart]:
+) -> list[tuple[str, bool]]:
     """Finds parts of one sample that are rather samples of their own, with dots in their keys."""
     forms: dict[str, list[str]] = {}
     for part in counts.keys() - named:
@@ -97,9 +93,9 @@ def _numbered(
     is_error = False
     for parts in forms.values():
         is_sure = len(parts) > num_samples
-        if len(parts) > 1 and sum(counts[part] for part in parts) > num_samples:
-            if is_sure or _LEADING.search(parts[0]):
-                suspects.update(parts)
+        has_several = len(parts) > 1 and sum(counts[part] for part in parts) > num_samples
+        if is_sure or (has_several and _LEADING.search(parts[0])):
+            suspects.update(parts)
             is_error |= is_sure
     if not suspects:
         return []
@@ -111,7 +107,7 @@ def _numbered(
         f"sample {key!r} has {len(parts):,} parts that differ by numbers only: {names}. "
         f"{FIRST_DOT}; where these are samples of their own, write keys without dots ({fixed!r})"
     )
-    return [OddPart(text, is_error)]
+    return [(text, is_error)]
 
 
 def _annotations(sample_type: type[Any]) -> dict[str, set[Any]]:

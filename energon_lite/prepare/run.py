@@ -295,7 +295,7 @@ def _odd_parts(plan: decisions.Plan, index: Path, results: Sequence[ShardResult]
     name, num_samples = plan.request.sample_type, sum(result.samples for result in results)
     kind = None if name is None else decisions.sample_type_of(name)
     found = odd_parts(index, _parts_of(results), num_samples, plan.field_map, kind)
-    return [odd.text for odd in found] + missing_parts(index, num_samples, plan.field_map)
+    return [text for text, _ in found] + missing_parts(index, num_samples, plan.field_map)
 
 
 def _report(
