@@ -83,9 +83,11 @@ class ActingEncoder(SkippingEncoder):
         half = self.payload // 2
         made["tensor"] = torch.full((half,), made["slot"] % 256, dtype=torch.uint8)
         made["array"] = np.full((half,), made["slot"] % 256, np.uint8)
-        # As torch would share them with the process that it would fetch them from.
-        made["shared"] = torch.full((50,), float(made["slot"])).share_memory_()
-        made["grad"] = torch.full((50,), float(made["slot"]), requires_grad=True).share_memory_()
+        made["shared"] = torch.full((50,), float(made["slot"]))
+        made["grad"] = torch.full((50,), float(made["slot"]), requires_grad=True)
+        if multiprocessing.parent_process() is not None:  # else they would keep files open
+            made["shared"].share_memory_()
+            made["grad"].share_memory_()
         return {**made, "pid": os.getpid()}
 
 
