@@ -428,6 +428,7 @@ print((peak() - before) / SIZE)
         gzip.compress(b"") + bytes(5) + gzip.compress(b"ab"),
         gzip.compress(b"ab") + bytes(40_000),
     ],
+    ids=["three members", "an empty one first", "much padding"],  # the bytes have the time
 )
 def test_members_of_gzip_data_are_joined_and_padding_is_passed_over(packed) -> None:
     assert SampleDecoder().decode("bin.gz", packed) == b"ab"
