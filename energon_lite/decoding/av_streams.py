@@ -288,13 +288,11 @@ class VideoReader:
         if len(ranges) > 1 and self._media.index_mode() is AVIndexMode.PTS:
             # The first seek reads the index. Later, it would move what is being read.
             self._media.container.seek(0)
-        if self._has_no_times():
-            rate = float(self.rate)
-            numbers = [tuple(_floor((x + _TOLERANCE) * rate) for x in pair) for pair in ranges]
-            return self._clips([(first, last) for first, last in numbers])
         unit, start = float(self._base), float(self._start)
-        ticks = [tuple(_floor((x + start + _TOLERANCE) / unit) for x in pair) for pair in ranges]
-        return self._clips([(first, last) for first, last in ticks])
+        if self._has_no_times():
+            unit, start = float(1 / self.rate), 0.0
+        places = [tuple(_floor((x + start + _TOLERANCE) / unit) for x in pair) for pair in ranges]
+        return self._clips([(first, last) for first, last in places])
 
     def by_number(self, ranges: Sequence[Range]) -> list[Clip | None]:
         """Returns the frames of each range of numbers, both ends included.
@@ -317,15 +315,8 @@ class VideoReader:
             self._is_counted = True
             return self._clips(numbers)
         end = len(times) - 1
-        clips = iter(
-            self._clips(
-                [
-                    (times[max(0, int(first))], times[int(min(max(0, last), end))])
-                    for first, last in numbers
-                    if first <= end
-                ]
-            )
-        )
+        inside = [(max(0, int(first)), max(0, last)) for first, last in numbers if first <= end]
+        clips = iter(self._clips([(times[a], times[int(min(b, end))]) for a, b in inside]))
         return [next(clips) if first <= end else None for first, _ in numbers]
 
     def _has_no_times(self) -> bool:

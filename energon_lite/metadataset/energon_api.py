@@ -14,14 +14,7 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.core.topology import WorkerConfig
 from energon_lite.decoding.sample_decoder import SampleDecoder
 from energon_lite.metadataset.loaded import LoadedDatasetList, loaded_datasets
-from energon_lite.metadataset.nodes import (
-    Aux,
-    Join,
-    JoinMember,
-    Leaf,
-    Node,
-    leaves,
-)
+from energon_lite.metadataset.nodes import Aux, Join, JoinMember, Leaf, Node, leaves
 from energon_lite.metadataset.open import LeafOpener, open_node, opened_store, prepare_joins
 from energon_lite.metadataset.read import is_metadataset, read_metadataset, split_names
 from energon_lite.metadataset.values import Place

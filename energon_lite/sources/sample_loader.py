@@ -14,12 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_lite.core.errors import (
-    DatasetFormatError,
-    FatalSampleError,
-    SkipSample,
-    add_note,
-)
+from energon_lite.core.errors import DatasetFormatError, FatalSampleError, SkipSample, add_note
 from energon_lite.core.sample_columns import Origin, SampleColumns, SampleForm
 from energon_lite.core.samples import SAMPLE_TYPES, CrudeSample, Sample, SourceInfo
 from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, layout_of

@@ -391,22 +391,22 @@ def read_file(path: Path, max_bytes: int = MAX_WHOLE_BYTES) -> bytes:
         DatasetFormatError: It is no regular file, or a longer one.
         OSError: It cannot be read.
     """
-    return retried(lambda: _read_file(path, max_bytes), path)
+    return bytes(retried(lambda: _whole(path, max_bytes), path))
 
 
-def _read_file(path: Path, max_bytes: int) -> bytes:
+def _whole(path: Path, max_bytes: int, is_mapped: bool = False) -> bytes | memoryview:
     with open(open_file(path), "rb") as file:
-        return _whole(file, path, max_bytes)
-
-
-def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    size = os.fstat(file.fileno()).st_size
-    if size > max_bytes:
-        raise DatasetFormatError(
-            f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
-        )
-    with errors_of(path):
-        data = file.read(size)
+        size = os.fstat(file.fileno()).st_size
+        if is_mapped and size > MAPPED_BYTES:
+            address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+            if address != _NO_MAP:
+                return np.asarray(_Map(address, size)).data
+        if size > max_bytes:
+            raise DatasetFormatError(
+                f"{path}: {size:,} bytes, where at most {max_bytes:,} can be right"
+            )
+        with errors_of(path):
+            data = file.read(size)
     if len(data) < size:
         raise OSError(errno.EIO, f"reading ended at byte {len(data):,} of {size:,}", str(path))
     return data
@@ -420,18 +420,7 @@ def map_file(path: Path) -> bytes | memoryview:
         DatasetFormatError: It is no regular file.
         OSError: It cannot be read.
     """
-    return retried(lambda: _map_or_read(path), path)
-
-
-def _map_or_read(path: Path) -> bytes | memoryview:
-    with open(open_file(path), "rb") as file:
-        descriptor = file.fileno()
-        size = os.fstat(descriptor).st_size
-        if size > MAPPED_BYTES:
-            address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-            if address != _NO_MAP:
-                return np.asarray(_Map(address, size)).data
-        return _whole(file, path, MAX_WHOLE_BYTES)
+    return retried(lambda: _whole(path, MAX_WHOLE_BYTES, is_mapped=True), path)
 
 
 class _Map:

@@ -332,7 +332,7 @@ class _OpenLines(OpenShards):
     """
 
     def __init__(self, path: Path, size_bytes: int, num_samples: int | None = None) -> None:
-        self._path, self._size_bytes = path, size_bytes
+        self._path = path
         self._lines = line_offsets(path, size_bytes)
         self.num_samples = len(self._lines) - 1
         if num_samples not in (None, self.num_samples):
@@ -341,10 +341,6 @@ class _OpenLines(OpenShards):
                 "run began; begin a run of the new data"
             )
         super().__init__(path.parent, (path.name,), (self.num_samples,), (0,))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the path only: another process finds the lines itself."""
-        return _OpenLines, (self._path, self._size_bytes, self.num_samples)
 
     def _load_offsets(self, number: int) -> Int64Array:
         del number
@@ -389,12 +385,10 @@ class LineReader(ShardReader):
         os.close(descriptor)
         lines = _OpenLines(path, self.size_bytes)
         super().__init__(path.parent, (path.name,), (lines.num_samples,), (0,), max_open=max_open)
-        self.root = path
-        self._lines = lines
+        self.root, self._opened = path, lines
 
-    @property
-    def _files(self) -> OpenShards:
-        return self._lines
+    def _new_files(self) -> OpenShards:
+        return _OpenLines(self.root, self.size_bytes, self.num_samples)
 
     def path_of(self, number: int) -> Path:
         """Returns the path of the file."""

@@ -19,13 +19,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError, EmptyDatasetError, did_you_mean
 from energon_lite.core.seeds import key_of
 from energon_lite.storage.braces import check_num_names, compress, expand
-from energon_lite.storage.files import (
-    is_there,
-    map_file,
-    retried,
-    warn_once,
-    write_atomically,
-)
+from energon_lite.storage.files import is_there, map_file, retried, warn_once, write_atomically
 from energon_lite.storage.tar import BLOCK
 from energon_lite.storage.yaml import YamlMap, check_keys, dump_config, load_yaml
 

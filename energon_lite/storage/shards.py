@@ -645,10 +645,12 @@ class ShardReader(BlockReader):
         """
         found: OpenShards | None = self.__dict__.get("_opened")
         if found is None:
-            counts = np.diff(self.starts).tolist()
-            made = OpenShards(self.root, self.shards, counts, self.tar_file_ids)
-            found = self.__dict__.setdefault("_opened", made)
+            found = self.__dict__.setdefault("_opened", self._new_files())
         return found
+
+    def _new_files(self) -> OpenShards:
+        counts = np.diff(self.starts).tolist()
+        return OpenShards(self.root, self.shards, counts, self.tar_file_ids)
 
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the shard of each sample, by number, and its place there; both (N,)."""

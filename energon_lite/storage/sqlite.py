@@ -644,9 +644,7 @@ def keep_media(path: Path, old: Path, is_there: Callable[[str], bool] | None = N
 
 
 def _take_over(
-    connection: sqlite3.Connection,
-    tables: Set[str],
-    is_there: Callable[[str], bool] | None,
+    connection: sqlite3.Connection, tables: Set[str], is_there: Callable[[str], bool] | None
 ) -> int:
     """Copies media metadata of the database `old` into `main`; returns how many entries it did not.
 

@@ -483,9 +483,7 @@ def _read_others(buffer: UInt8Array, others: list[list[int]], found: list[Any]) 
     return long
 
 
-def _plain_headers(
-    heads: UInt8Array,
-) -> tuple[npt.NDArray[np.bytes_], Int64Array, BoolArray]:
+def _plain_headers(heads: UInt8Array) -> tuple[npt.NDArray[np.bytes_], Int64Array, BoolArray]:
     """Reads headers, shape (K, 512): names, sizes, and whether they are plain and valid."""
     names = np.ascontiguousarray(heads[:, :100]).view("S100")[:, 0]
     sizes = heads[:, 124:135] @ _SIZE + _SIZE_OFFSET
