@@ -113,13 +113,7 @@ def _make_rest(value: Any) -> None:
 
 def _service_fields(value: Any) -> dict[str, Any]:
     """Returns the service fields of a sample or batch by name."""
-    return {
-        "__key__": value.__key__,
-        "__restore_key__": value.__restore_key__,
-        "__subflavors__": value.__subflavors__,
-        "__sources__": value.__sources__,
-        "__loss_weight__": value.__loss_weight__,
-    }
+    return {name: getattr(value, name) for name in SERVICE_FIELDS}
 
 
 @edataclass

@@ -78,7 +78,6 @@ class BatchLists(ListDataset[list[Any]]):
 
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
-        del stream
         return _BatchCursor(self, inner)
 
     def num_items(self, stream: Stream) -> int:
@@ -263,10 +262,7 @@ class BatcherDataset(MapDataset[T]):
     Args:
         lists: lists of samples.
         batcher: makes a batch of a list of samples.
-        batcher_stateless: this argument and the next ones are as in `BatcherKeywords`.
-        batcher_config: settings of the batcher.
-        failure_tolerance: failures in a row that end the run.
-        worker_config: has seed and error handlers.
+        keywords: see `BatcherKeywords`.
 
     Raises:
         ValueError: The batcher is a generator function where a list must stay one batch.
@@ -279,20 +275,11 @@ class BatcherDataset(MapDataset[T]):
         self,
         lists: SavableDataset[list[Any]],
         batcher: Callable[[list[Any]], T] | UserFunction,
-        *,
-        batcher_stateless: bool | None = None,
-        batcher_config: FunctionConfig = None,
-        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
-        worker_config: WorkerConfig | None = None,
+        **keywords: Unpack[BatcherKeywords],
     ) -> None:
-        super().__init__(
-            lists,
-            batcher,
-            stateless_map_fn=batcher_stateless,
-            map_fn_config=batcher_config,
-            failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
-        )
+        names = {"batcher_stateless": "stateless_map_fn", "batcher_config": "map_fn_config"}
+        settings: dict[str, Any] = {names.get(name, name): own for name, own in keywords.items()}
+        super().__init__(lists, batcher, **settings)
         if self.stays_one and self.function.is_generator:
             raise ValueError(f"{self.function.where} is a generator; {self.stays_one}")
 

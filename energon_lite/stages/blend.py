@@ -274,8 +274,6 @@ class _BySamples:
         stop: the length of `plan`.
     """
 
-    counts = False
-
     def __init__(self, order: BlendOrder, num_datasets: int) -> None:
         self._order = order
         self._num_datasets = num_datasets
@@ -335,11 +333,6 @@ class _BySamples:
         else:
             self._next_plan = max(self._next_plan, later)
         return self._only_one_left
-
-    def drew(self, child: int, key: RestoreKey) -> None:
-        """Counts a draw; the cursor does so itself, since `counts` is not set."""
-        del child, key
-        self.at += 1
 
     def take(self, num_draws: int) -> Int64Array:
         """Returns the datasets of the next draws, shape (num_draws,); none may have ended."""
@@ -406,7 +399,6 @@ class _ByTokens:
     between the draw and the next one.
     """
 
-    counts = True
     plan: Sequence[int] = ()
     planned: Any = ()
     at = stop = size = 0
@@ -613,7 +605,7 @@ class _BlendCursor(StageCursor[T]):
     def _count(self, child: int) -> None:
         """Counts a draw that the cursor of its dataset has returned."""
         chooser = self._chooser
-        if chooser.counts:
+        if isinstance(chooser, _ByTokens):
             chooser.drew(child, self.key)
             return
         chooser.at += 1
@@ -638,7 +630,7 @@ class _BlendCursor(StageCursor[T]):
         with suppress(StopIteration):
             while len(keys) < n:
                 left = n - len(keys)
-                if not chooser.counts:  # else `next` chooses
+                if isinstance(chooser, _BySamples):  # else `next` chooses
                     self._next_child()
                 if ahead is not None and (num := ahead.num_ready(left)):
                     columns, own = ahead.take(num)
@@ -686,7 +678,7 @@ class _BlendCursor(StageCursor[T]):
         return (
             self._is_plain
             and not self.spec.is_flat
-            and not self._chooser.counts
+            and isinstance(self._chooser, _BySamples)
             and all(
                 dataset.endless and isinstance(cursor, OrderCursor) and cursor.has_columns
                 for dataset, cursor in zip(self.spec.datasets, self.cursors, strict=True)

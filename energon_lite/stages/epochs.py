@@ -71,7 +71,6 @@ class LimitDataset(EpochizeDataset[T]):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        del reset_after_epoch
         super().__init__(dataset, length, worker_config=worker_config)
 
     def own_traits(self, below: Traits) -> Traits:

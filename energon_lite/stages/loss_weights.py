@@ -101,7 +101,6 @@ class LossWeightDataset(PerItemStage[T]):
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        del stream
         return LossWeightCursor(self, inner)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:
@@ -147,11 +146,8 @@ def _is_batch(key: RestoreKey) -> bool:
 class LossWeightCursor(StageCursor[T]):
     """Writes loss weights on the items of another cursor."""
 
-    key: RestoreKey = ()
-
     def __next__(self) -> T:
         """Returns the next item, with its loss weights."""
         item: T = next(self.inner)
-        self.key = self.inner.key
-        self.spec.weigh(item, self.key)
+        self.spec.weigh(item, self.inner.key)
         return item

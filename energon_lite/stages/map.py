@@ -144,7 +144,6 @@ class MapDataset(Stage[T]):
 
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        del stream
         return (_ExpandCursor if self.function.is_generator else MapCursor)(self, inner)
 
     def restore_sample(self, restore_key: RestoreKey) -> T:

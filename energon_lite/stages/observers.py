@@ -54,7 +54,6 @@ class GcDataset(PerItemStage[T]):
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""
-        del stream
         return _GcCursor(self, inner)
 
 

@@ -202,8 +202,7 @@ class BalancedLists(CollectDataset[list[Any]]):
         """Returns what measures the cost of a pack, as the bits of a float."""
         cost = self.packing.cost
 
-        def units(key: RestoreKey, samples: list[Any]) -> Iterable[Unit]:
-            del samples
+        def units(key: RestoreKey, _: list[Any]) -> Iterable[Unit]:
             tokens = [lengths[0] for lengths in inner.lengths]
             tiles = sum(lengths[1] for lengths in inner.lengths if len(lengths) > 1)
             squares = sum(length * length for length in tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -27,8 +28,24 @@ _NUM_VALUES = torch.Tensor.numel  # half of the time of `len`
 _NUM_DIMENSIONS = attrgetter("ndim")
 
 
+@dataclass(kw_only=True)
+class _PackFields:
+    """The fields that packs and batches of them have."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    segment_ids: torch.Tensor
+    loss_weights: torch.Tensor
+    cu_seqlens: torch.Tensor
+    cu_seqlens_padded: torch.Tensor
+    max_seqlen: int
+    images: list[torch.Tensor]
+    image_segments: torch.Tensor
+
+
 @edataclass
-class PackedSample(Sample):
+class PackedSample(_PackFields, Sample):
     """n samples, one after the other, in one sequence of T tokens.
 
     Attributes:
@@ -48,16 +65,6 @@ class PackedSample(Sample):
         __keys__: the key of each sample.
     """
 
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    position_ids: torch.Tensor
-    segment_ids: torch.Tensor
-    loss_weights: torch.Tensor
-    cu_seqlens: torch.Tensor
-    cu_seqlens_padded: torch.Tensor
-    max_seqlen: int
-    images: list[torch.Tensor]
-    image_segments: torch.Tensor
     __keys__: list[str]
 
     @classmethod
@@ -67,7 +74,7 @@ class PackedSample(Sample):
 
 
 @edataclass
-class PackedBatch(Batch):
+class PackedBatch(_PackFields, Batch):
     """B rows of L tokens, each a pack; or one row with all packs (`layout="thd"`).
 
     Attributes:
@@ -84,17 +91,6 @@ class PackedBatch(Batch):
         image_segments: (number of images, 2) int64; row and segment of each.
         __key__: the key of each sample of all packs.
     """
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    position_ids: torch.Tensor
-    segment_ids: torch.Tensor
-    loss_weights: torch.Tensor
-    cu_seqlens: torch.Tensor
-    cu_seqlens_padded: torch.Tensor
-    max_seqlen: int
-    images: list[torch.Tensor]
-    image_segments: torch.Tensor
 
     @property
     def efficiency(self) -> float:
@@ -116,27 +112,17 @@ class PackedBatch(Batch):
         """
         if not packs:
             raise ValueError("PackedBatch.from_packs: there is no pack")
-        rows = [_joined(packs)] if packing and packing.layout == "thd" else [_row(p) for p in packs]
-        length = max(len(row["input_ids"]) for row in rows)
-        if packing and packing.pads_to_capacity:
-            length = max(length, packing.tokens * len(packs) // len(rows))
-        ignore_index, pad_id = (packing.ignore_index, packing.pad_id) if packing else (-100, 0)
-        paddings: dict[str, float | None] = {
-            **dict.fromkeys(_PER_TOKEN, 0), "input_ids": pad_id, "labels": ignore_index,
-            **dict.fromkeys(_PER_SAMPLE),
-        }  # fmt: skip
-        num_samples = max(len(row["cu_seqlens"]) for row in rows)
-        images = [
-            (number, segment)
-            for number, row in enumerate(rows)
-            for segment in row["image_segments"].tolist()
-        ]
+        packing = packing or _AS_NEEDED
+        rows = [_joined(packs)] if packing.layout == "thd" else [_row(p) for p in packs]
+        least = packing.tokens * len(packs) // len(rows) if packing.pads_to_capacity else 0
+        paddings = {"input_ids": packing.pad_id, "labels": packing.ignore_index}
         columns: dict[str, Any] = {
-            name: _stacked(
-                [row[name] for row in rows], num_samples if padding is None else length, padding
-            )
-            for name, padding in paddings.items()
+            name: _stacked([row[name] for row in rows], paddings.get(name, 0), least)
+            for name in _PER_TOKEN
         }
+        columns |= {name: _stacked([row[name] for row in rows]) for name in _PER_SAMPLE}
+        segments = [row["image_segments"].tolist() for row in rows]
+        images = [(number, segment) for number, own in enumerate(segments) for segment in own]
         return cls(
             __key__=list(chain.from_iterable(pack.__keys__ for pack in packs)),
             __restore_key__=tuple(pack.__restore_key__ for pack in packs),
@@ -150,6 +136,7 @@ class PackedBatch(Batch):
 
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "segment_ids", "loss_weights")
 _PER_SAMPLE = ("cu_seqlens", "cu_seqlens_padded")
+_AS_NEEDED = Packing(1, pad_to_capacity=False)
 
 
 def _row(pack: PackedSample) -> dict[str, torch.Tensor]:
@@ -174,12 +161,20 @@ def _joined(packs: Sequence[PackedSample]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def _stacked(rows: Sequence[torch.Tensor], length: int, padding: float | None) -> torch.Tensor:
-    """Stacks rows; short ones are filled with `padding`, None for their last value."""
+def _stacked(
+    rows: Sequence[torch.Tensor], padding: int | None = None, least: int = 0
+) -> torch.Tensor:
+    """Stacks rows; short ones are filled with `padding`, None for their last value.
+
+    Args:
+        rows: of any lengths.
+        padding: behind short rows.
+        least: entries of a row at least.
+    """
     # Through numpy, whose calls take half of the time of torch's.
+    length = max(least, *map(len, rows))
     parts = []
-    for row in rows:
-        array = row.numpy()
+    for array in map(torch.Tensor.numpy, rows):
         parts.append(array)
         if len(array) < length:
             fill = array[-1] if padding is None else padding

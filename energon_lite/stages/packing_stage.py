@@ -228,7 +228,6 @@ class PackMembers(Stage[list[Any]]):
 
     def open(self, inner: Cursor[Any], stream: Stream) -> Cursor[list[Any]]:
         """Returns a fresh cursor."""
-        del stream
         return _MemberCursor(self, inner)
 
     def loss_weights(self) -> dict[str, float]:
