@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -155,15 +155,5 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
 
     Args:
         path: the file.
-        subflavors: tags of all samples; none is the empty map.
         kwargs: as in `CrudeJsonlDatasetFactory`.
     """
-
-    def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        subflavors: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(path, subflavors=subflavors, **kwargs)

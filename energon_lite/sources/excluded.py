@@ -60,8 +60,7 @@ def _excluded_positions(
     if not wanted:
         return []
     found = sample_indices(root, sorted(wanted))
-    positions, start = [], 0
-    unknown: list[str] = []
+    positions, unknown, start = list[int](), list[str](), 0
     for shard, count in zip(part.shards, part.counts, strict=True):
         keys = part.excluded.get(shard, ())
         places: dict[str, int] = {}
@@ -76,11 +75,8 @@ def _excluded_positions(
                     f"{root / nvmeta.META / INDEX_SQLITE}: {what} of {shard}, which has {count} "
                     f"samples; run `energon-lite prepare {root} --tar-index-only`"
                 )
-        for key in keys:
-            if key in places:
-                positions.append(start + places[key])
-            else:
-                unknown.append(f"{shard}/{key}")
+        positions += [start + places[key] for key in keys if key in places]
+        unknown += [f"{shard}/{key}" for key in keys if key not in places]
         start += count
     for entry in unknown[:_LISTED]:  # Energon passes over such entries, so this is no error
         logger.warning(

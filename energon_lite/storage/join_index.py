@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -71,14 +70,9 @@ class JoinIndexReader:
             # A plain array of the mapped bytes: indexing a `memmap` takes longer.
             return np.asarray(np.memmap(file, "<i8", "r", offset=_HEADER.size, shape=shape))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the mapped rows behind; another process maps them itself."""
-        return {**self.__dict__, "_rows": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Maps the rows."""
-        self.__dict__.update(state)
-        self._rows = self._mapped()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the path: another process maps the rows itself."""
+        return type(self), (self.path, self.column)
 
     @property
     def num_columns(self) -> int:
@@ -163,16 +157,11 @@ class JoinIndexWriter:
         """Returns the writer."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Renames the file to its name; or removes it, after an error."""
         if self._file is not None:
             self._file = None
-            self._context.__exit__(kind, error, trace)
+            self._context.__exit__(*error)
 
 
 # ------------------------------------------------------------------------------------- the sides

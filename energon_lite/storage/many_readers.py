@@ -28,21 +28,9 @@ _SHARD = 1 << 40
 _WAITS = 16
 
 
-class ReadAtOnce(NamedTuple):
-    """What was read of some requests.
-
-    Attributes:
-        block: the samples of the requests that could be read, by their turns.
-        is_read: which requests are in it.
-        is_slow: whether many reads had to wait for storage.
-    """
-
-    block: Block
-    is_read: list[bool]
-    is_slow: bool
-
-
-def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]]) -> ReadAtOnce:
+def read_at_once(
+    requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]],
+) -> tuple[Block, list[bool], bool]:
     """Reads samples of one file each.
 
     Args:
@@ -50,15 +38,16 @@ def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]])
             among the samples of all; both of shape (N,).
 
     Returns:
-        What was read. If a sample of a request fails, or has other files, then its block has
-        nothing of that request: the reader itself reports what is wrong, or tries again.
+        The samples of the requests that could be read, by their turns; which requests these are;
+        and whether many reads had to wait for storage. If a sample of a request fails, or has other
+        files, the block has nothing of it: the reader itself reports what is wrong, or tries again.
     """
     found = [reader.ranges_at_once(indices) for reader, indices, _ in requests]
     parts = [part for part in found if part is not None]
     is_read = np.array([part is not None for part in found], dtype=bool)
     if not parts:
         nothing = Block(memoryview(b""), OneFileEach([], [], []), [], [])
-        return ReadAtOnce(nothing, is_read.tolist(), is_slow=False)
+        return nothing, is_read.tolist(), False
     turns = [turns for (*_, turns), is_in in zip(requests, is_read, strict=True) if is_in]
     order = argsort(np.concatenate(turns))
     shards, *columns = _all_ranges(parts)
@@ -83,7 +72,7 @@ def read_at_once(requests: Sequence[tuple[ShardReader, Int64Array, Int64Array]])
             break
     names = np.array([*(shard.name for shard in shards), ""], dtype=object)[rows.owners].tolist()
     block = Block(data.data, members, names, rows.places.tolist())
-    return ReadAtOnce(block, is_read.tolist(), is_slow)
+    return block, is_read.tolist(), is_slow
 
 
 def advise_at_once(requests: Sequence[tuple[ShardReader, Int64Array]]) -> None:

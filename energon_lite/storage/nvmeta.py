@@ -334,12 +334,11 @@ def read_dataset_config(root: Path, name: str | None = None) -> YamlMap:
         DatasetFormatError: The file is not a mapping.
     """
     path = config_path(root, name or DEFAULT_DATASET)
-    return load_config(
-        root,
-        path,
+    remedy = (
         "it defines how samples are made. Write it (sample_type and field_map), "
-        f"or run `energon-lite prepare {root} --force-overwrite` with --sample-type",
+        f"or run `energon-lite prepare {root} --force-overwrite` with --sample-type"
     )
+    return load_config(root, path, remedy)
 
 
 # ---------------------------------------------------------------------------------- split.yaml

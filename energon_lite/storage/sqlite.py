@@ -260,10 +260,8 @@ class IndexDatabase(ReadOnlyDatabase):
         if not is_utf8(sample_key) or not is_utf8(part):
             return None
         has_parts = "sample_parts" in self.tables
-        if has_parts:
-            rows = self.rows(_FIND_PART, (sample_key, part), int, int, int, int)
-        else:
-            rows = self.rows(_FIND_SAMPLE, (sample_key,), int, int, int, int)
+        query, values = (_FIND_PART, [part]) if has_parts else (_FIND_SAMPLE, [])
+        rows = self.rows(query, [sample_key, *values], int, int, int, int)
         if len({row[:2] for row in rows}) > 1:
             raise self.error(f"several samples have the key {sample_key!r}")
         # Of several parts of one name the last counts, as in a tar.
