@@ -174,8 +174,8 @@ def lint_dataset(
         parts = [part for part in parts if part.name in split_parts]
     if decode:
         open_part = partial(load_factory, root, dataset_config=dataset_config, trust=trust,
-                            split_config=split_config)  # fmt: skip
-        _check_parts(partial(open_part, decoder=SampleDecoder()), root, info, parts, report)
+                            split_config=split_config, decoder=SampleDecoder())  # fmt: skip
+        _check_parts(open_part, info, parts, report)
         _decode_all(open_part, [(part.name, _length(root, part)) for part in parts], report, each)
     return report
 
@@ -245,7 +245,8 @@ def _lint_lines(path: Path, decode: bool, each: _Each) -> LintReport:
     report.add_warning(path, *broken_lines(lines))
     if decode and report.is_ok:
         reader = LineReader(path)  # while it lives, no task looks for the lines again
-        _decode_all(partial(load_factory, path), [(LINES, reader.num_samples)], report, each)
+        open_lines = partial(load_factory, path, decoder=SampleDecoder())
+        _decode_all(open_lines, [(LINES, reader.num_samples)], report, each)
     return report
 
 
@@ -391,30 +392,24 @@ def _check_splits(
 
 
 def _check_parts(
-    open_part: Callable[..., Any],
-    root: Path,
-    info: DatasetInfo,
-    parts: Sequence[SplitPart],
-    report: LintReport,
+    open_part: Callable[..., Any], info: DatasetInfo, parts: Sequence[SplitPart], report: LintReport
 ) -> None:
     """Checks the parts of all samples, by the index, against the fields of the sample type."""
     try:
-        settings: dict[str, Any] = {}
-        with IndexDatabase(root) as index:
-            sizes = index.part_sizes()
-        for part in parts[:1]:
-            factory = open_part(split_part=part.name)
-            settings = factory.sample_settings()
+        with IndexDatabase(report.path) as index:
+            sizes = index.part_sizes() or {}
+        factory: Any = open_part(split_part=parts[0].name) if parts else None
+        settings = factory.sample_settings() if factory else {}
     except Exception:  # is reported where the index is checked, or samples are decoded
         return
-    mapping = settings.get("field_map")
-    field_map = None if mapping is None else FieldMap(mapping)
-    counts = {name: count for name, (count, _) in (sizes or {}).items()}
-    is_ours = isinstance(settings.get("decoder"), dict)  # not a function of the user's class
-    kind = factory.sample_type if field_map and is_ours else None
+    field_map = FieldMap(settings["field_map"]) if settings.get("field_map") else None
+    # A function of the user's class in the place of our decoder may make anything.
+    kind = factory.sample_type if isinstance(settings.get("decoder"), dict) else None
+    counts = {name: count for name, (count, _) in sizes.items()}
     num_samples = sum(info.shard_counts.values())
-    for text, is_error in odd_parts(index.path, counts, num_samples, field_map, kind):
-        (report.add_error if is_error else report.add_warning)(root, text)
+    errors, warnings = odd_parts(index.path, counts, num_samples, field_map, kind)
+    report.add_error(report.path, *errors)
+    report.add_warning(report.path, *warnings)
 
 
 def _length(root: Path, part: SplitPart) -> int:
@@ -453,7 +448,7 @@ def _decode_all(
 def _decode(open_part: Callable[..., Any], task: tuple[str, int]) -> tuple[int, list[str]]:
     """Decodes up to 4,096 samples of a split part; returns their number, and the errors."""
     name, start = task
-    factory = open_part(split_part=name, decoder=SampleDecoder())
+    factory = open_part(split_part=name)
     source = factory.build()
     errors: list[str] = []
     numbers = range(start, min(start + _SAMPLES_PER_TASK, len(factory)))

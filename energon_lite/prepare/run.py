@@ -25,7 +25,7 @@ from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Ratio, Shard, local_root, size_of
 from energon_lite.prepare.indexing import ORIGINAL, ShardResult, index_shard, rename_samples
 from energon_lite.prepare.lines import prepare_lines
-from energon_lite.prepare.odd_parts import missing_parts, odd_parts
+from energon_lite.prepare.odd_parts import odd_parts
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.prepare.report import PrepareReport, SplitCount
 from energon_lite.storage import files, nvmeta
@@ -178,9 +178,13 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
                 raise
             _rename(plan)
             results = read_shards(plan, folder)
-        odd = _odd_parts(plan, folder / INDEX_SQLITE, results)
+        parts: Counter[str] = Counter()
+        for result in results:
+            parts.update(result.parts)
+        num_samples = sum(result.samples for result in results)
+        odd = _check_parts(plan, folder / INDEX_SQLITE, num_samples, parts)
         dropped = 0 if dry_run else _commit(plan, folder, results)
-    return _report(plan, results, dropped, odd)
+    return _report(plan, results, dropped, parts, odd)
 
 
 def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
@@ -207,9 +211,6 @@ def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
                 request.progress(decisions.Progress(number + 1, num_shards, samples, size, total))
         if errors:
             raise combined(errors, num_shards)
-    if plan.field_map is not None:
-        parts = _parts_of(results)
-        decisions.check_samples(plan.field_map, folder / INDEX_SQLITE, parts, samples, plan.root)
     return results
 
 
@@ -284,30 +285,31 @@ def media_warnings(
     return stored, lines
 
 
-def _parts_of(results: Sequence[ShardResult]) -> Counter[str]:
-    parts: Counter[str] = Counter()
-    for result in results:
-        parts.update(result.parts)
-    return parts
-
-
-def _odd_parts(plan: decisions.Plan, index: Path, results: Sequence[ShardResult]) -> list[str]:
-    name, num_samples = plan.request.sample_type, sum(result.samples for result in results)
+def _check_parts(
+    plan: decisions.Plan, index: Path, num_samples: int, parts: Mapping[str, int]
+) -> list[str]:
+    """Checks that there are samples; returns what is odd about their parts."""
+    if plan.field_map is not None:
+        decisions.check_samples(plan.field_map, index, parts, num_samples, plan.root)
+    name = plan.request.sample_type
     kind = None if name is None else decisions.sample_type_of(name)
-    found = odd_parts(index, _parts_of(results), num_samples, plan.field_map, kind)
-    return [text for text, _ in found] + missing_parts(index, num_samples, plan.field_map)
+    errors, warnings = odd_parts(index, parts, num_samples, plan.field_map, kind)
+    return errors + warnings
 
 
 def _report(
-    plan: decisions.Plan, results: Sequence[ShardResult], dropped: int, odd: Sequence[str]
+    plan: decisions.Plan,
+    results: Sequence[ShardResult],
+    dropped: int,
+    parts: dict[str, int],
+    odd: list[str],
 ) -> PrepareReport:
     counts = {result.shard.name: result.samples for result in results}
     splits = {
         part: SplitCount(len(names), sum(counts[name] for name in names))
         for part, names in (plan.splits or {}).items()
     }
-    warnings = [result.warning for result in results if result.warning]
-    warnings += odd
+    warnings = [result.warning for result in results if result.warning] + odd
     if plan.splits is not None:
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
@@ -321,7 +323,7 @@ def _report(
         samples=sum(counts.values()),
         size_bytes=sum(result.size_bytes for result in results),
         splits=splits,
-        parts=dict(_parts_of(results)),
+        parts=dict(parts),
         resumed_shards=sum(result.is_resumed for result in results),
         written=("*.tar.idx", *(f"{META}/{name}" for name in written)),
         warnings=tuple(warnings),
