@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.decoding.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.prepare import decisions
-from energon_lite.prepare.choose_shards import files_below, local_root
-from energon_lite.prepare.indexing import is_count_of_media, made_by, rows_path
-from energon_lite.prepare.pool import ordered_results
+from energon_lite.prepare.choose_shards import Shard, files_below, local_root
+from energon_lite.prepare.indexing import ShardResult, is_count_of_media, made_by, rows_path
 from energon_lite.prepare.run import (
     check_places,
-    combined,
     media_warnings,
     partial_folder,
+    read_all,
     read_shards,
 )
 from energon_lite.storage import files, nvmeta
@@ -35,7 +34,6 @@ from energon_lite.storage.sqlite import (
     INDEX_SQLITE,
     ShardRows,
     keep_media,
-    new_index,
     read_shard_rows,
 )
 
@@ -108,15 +106,15 @@ def prepare_media(
     written = plan._replace(shards=[], texts={})
     check_places(written)
     with files.errors_of(root), partial_folder(written) as folder:
-        counts = _read_tars(plan, folder) if is_webdataset else _read_folder(root, request, folder)
+        results = (_read_tars if is_webdataset else _read_folder)(plan, folder)
         is_there = None if is_webdataset else lambda key: (root / key).is_file()
         dropped = keep_media(folder / INDEX_SQLITE, target, is_there)
         (folder / INDEX_SQLITE).replace(target)
-    stored, warnings = media_warnings(counts, dropped)
+    stored, warnings = media_warnings(results, dropped)
     return MediaReport(root, stored, is_webdataset, tuple(warnings))
 
 
-def _read_tars(plan: decisions.Plan, folder: Path) -> list[tuple[int, int, int, str]]:
+def _read_tars(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Writes the index of a WebDataset again, with media metadata, in `folder`."""
     results = read_shards(plan, folder)
     for result in results:
@@ -126,7 +124,7 @@ def _read_tars(plan: decisions.Plan, folder: Path) -> list[tuple[int, int, int, 
                 f"{result.shard.path}: is not the tar that was prepared; run `energon-lite prepare "
                 f"{plan.root} --tar-index-only` first"
             )
-    return [result.media for result in results]
+    return results
 
 
 # -------------------------------------------------------------------------------- plain files
@@ -138,36 +136,20 @@ class _FileGroup(NamedTuple):
     root: Path
     files: list[tuple[str, int, int]]
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the files."""
+        return sum(size for _, size, _ in self.files)
 
-def _read_folder(
-    root: Path, request: decisions.Request, folder: Path
-) -> list[tuple[int, int, int, str]]:
+
+def _read_folder(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Makes the index of a folder of files in `folder`."""
-    media_filter = request.media_filter
+    media_filter = plan.request.media_filter
     assert media_filter is not None
-    groups = _file_groups(root, media_filter)
-    total = sum(size for group in groups for _, size, _ in group.files)
-    counts: list[tuple[int, int, int, str]] = []
-    errors: list[Exception] = []
-    num_files = size = 0
-    with new_index(folder / INDEX_SQLITE, media_filter.row(), has_samples=False) as add:
-        read = partial(_read_group, folder=folder, media_filter=media_filter)
-        found = request.watch(ordered_results(read, groups, request.num_workers), len(groups))
-        for number, (group, result) in enumerate(zip(groups, found, strict=True), start=1):
-            if isinstance(result, Exception):
-                errors.append(result)
-                continue
-            rows, count = result
-            add(rows, 0)
-            counts.append(count)
-            num_files += len(group.files)
-            size += sum(file[1] for file in group.files)
-            if request.progress is not None:
-                at = decisions.Progress(number, len(groups), num_files, size, total)
-                request.progress(at)
-        if errors:
-            raise combined(errors, len(groups))
-    return counts
+    groups = _file_groups(plan.root, media_filter)
+    total = sum(group.size_bytes for group in groups)
+    read = partial(_read_group, folder=folder, media_filter=media_filter)
+    return read_all(plan, folder, read, groups, total, has_samples=False)
 
 
 def _file_groups(root: Path, media_filter: MediaFilterConfig) -> list[_FileGroup]:
@@ -194,23 +176,20 @@ def _file_groups(root: Path, media_filter: MediaFilterConfig) -> list[_FileGroup
     return groups
 
 
-def _read_group(
-    group: _FileGroup, folder: Path, media_filter: MediaFilterConfig
-) -> tuple[Path, tuple[int, int, int, str]]:
-    """Writes the metadata of some files, or takes those of an earlier run.
-
-    Returns:
-        The file of the rows, and what was found as in `ShardResult.media`.
-    """
+def _read_group(group: _FileGroup, folder: Path, media_filter: MediaFilterConfig) -> ShardResult:
+    """Writes the metadata of some files, or takes those of an earlier run."""
     made_from = [3, *made_by(media_filter), hashlib.sha1(repr(group.files).encode()).hexdigest()]
-    rows = rows_path(folder, f"files {group.files[0][0]}")
+    name = f"files {group.files[0][0]}"
+    rows = rows_path(folder, name)
     kept = _kept_count(rows, made_from)
-    if kept is not None:
-        return rows, kept
-    found = media_rows((MediaFile(n, group.root / n) for n, _, _ in group.files), media_filter)
-    count = (len(found.rows), *found[1:])
-    ShardRows([], [], found.rows).write(rows, json.dumps([made_from, count]))
-    return rows, count
+    if kept is None:
+        found = media_rows((MediaFile(n, group.root / n) for n, _, _ in group.files), media_filter)
+        count = (len(found.rows), *found[1:])
+        ShardRows([], [], found.rows).write(rows, json.dumps([made_from, count]))
+    return ShardResult(
+        Shard(name, group.root), rows, group.size_bytes, is_resumed=kept is not None,
+        samples=len(group.files), parts={}, warning="", media=kept or count,
+    )  # fmt: skip
 
 
 def _kept_count(rows: Path, made_from: list[Any]) -> tuple[int, int, int, str] | None:
@@ -218,9 +197,8 @@ def _kept_count(rows: Path, made_from: list[Any]) -> tuple[int, int, int, str] |
         stored, count = json.loads(read_shard_rows(rows)[0])
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return None
-    if stored != made_from or not is_count_of_media(count):
-        return None
-    return (count[0], count[1], count[2], count[3])
+    is_kept = stored == made_from and is_count_of_media(count)
+    return tuple(count) if is_kept else None
 
 
 # ------------------------------------------------------------ with the arguments of Energon's

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.decoding.av_streams import INSTALL
@@ -189,15 +190,27 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
 
 def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
     """Reads all tars and makes the index database in `folder`."""
-    request, num_shards, total = plan.request, len(plan.shards), sum(map(size_of, plan.shards))
+    index = partial(index_shard, media_filter=plan.request.media_filter)
+    tasks = [(shard, folder) for shard in plan.shards]
+    return read_all(plan, folder, index, tasks, sum(map(size_of, plan.shards)))
+
+
+def read_all(
+    plan: decisions.Plan,
+    folder: Path,
+    read: Callable[[Any], ShardResult],
+    tasks: Sequence[Any],
+    num_bytes: int,
+    has_samples: bool = True,
+) -> list[ShardResult]:
+    """Reads tars, or groups of other files, in parallel; makes the index database in `folder`."""
+    request, media = plan.request, plan.request.media_filter
     results: list[ShardResult] = []
     errors: list[Exception] = []
     samples = size = 0
-    media = request.media_filter
-    with new_index(folder / INDEX_SQLITE, None if media is None else media.row()) as add:
-        tasks = [(shard, folder) for shard in plan.shards]
-        index = partial(index_shard, media_filter=media)
-        found = request.watch(ordered_results(index, tasks, request.num_workers), num_shards)
+    row = None if media is None else media.row()
+    with new_index(folder / INDEX_SQLITE, row, has_samples=has_samples) as add:
+        found = request.watch(ordered_results(read, tasks, request.num_workers), len(tasks))
         for number, result in enumerate(found):
             if isinstance(result, Exception):
                 errors.append(result)
@@ -208,9 +221,10 @@ def read_shards(plan: decisions.Plan, folder: Path) -> list[ShardResult]:
                 results.append(result)
                 samples, size = samples + result.samples, size + result.size_bytes
             if request.progress is not None:
-                request.progress(decisions.Progress(number + 1, num_shards, samples, size, total))
+                at = decisions.Progress(number + 1, len(tasks), samples, size, num_bytes)
+                request.progress(at)
         if errors:
-            raise combined(errors, num_shards)
+            raise _combined(errors, len(tasks))
     return results
 
 
@@ -234,7 +248,7 @@ def _rename(plan: decisions.Plan) -> None:
     found = list(ordered_results(rename_samples, plan.shards, plan.request.num_workers))
     errors = [result for result in found if isinstance(result, Exception)]
     if errors:
-        raise combined(errors, len(plan.shards))
+        raise _combined(errors, len(plan.shards))
     renamed = sum(bool(result) for result in found)
     logger.warning(
         "%s: %d new tars with unique sample keys; the old ones are beside them, as *.tar%s. Remove "
@@ -242,7 +256,7 @@ def _rename(plan: decisions.Plan) -> None:
     )  # fmt: skip
 
 
-def combined(errors: Sequence[Exception], num_shards: int) -> Exception:
+def _combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     """Returns one error for those of several shards, or groups of files."""
     if len(errors) == 1:
         return errors[0]
@@ -253,19 +267,17 @@ def combined(errors: Sequence[Exception], num_shards: int) -> Exception:
     return kind(f"{len(errors)} of {num_shards} shards cannot be used:\n  {text}")
 
 
-def media_warnings(
-    counts: Iterable[tuple[int, int, int, str]], dropped: int = 0
-) -> tuple[int, list[str]]:
+def media_warnings(results: Sequence[ShardResult], dropped: int = 0) -> tuple[int, list[str]]:
     """Adds up what was found in parts of a dataset.
 
     Args:
-        counts: `ShardResult.media` of each.
+        results: what was found in each.
         dropped: entries of an earlier run that are gone.
 
     Returns:
         The number of files with metadata, and what is odd.
     """
-    found = list(counts)
+    found = [result.media for result in results]
     stored = sum(count[0] for count in found)
     unreadable, without_pyav = sum(c[1] for c in found), sum(c[2] for c in found)
     first = next((count[3] for count in found if count[3]), "")
@@ -314,7 +326,7 @@ def _report(
         unused = len(counts) - len({name for names in plan.splits.values() for name in names})
         if unused:
             warnings.append(f"{unused} of {len(counts)} shards are in no split part")
-    media_files, lines = media_warnings((result.media for result in results), dropped)
+    media_files, lines = media_warnings(results, dropped)
     warnings += lines
     written = [INDEX_SQLITE, *plan.texts, *([INFO_JSON] if plan.writes_info(counts) else [])]
     return PrepareReport(
