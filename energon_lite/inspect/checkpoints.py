@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-import mmap
-import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -22,10 +20,10 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.state import FORMAT, STATE_KEY, VERSION, checksum
 from energon_lite.loader.resume import decompressed, states_of
 from energon_lite.prepare.choose_shards import files_below
-from energon_lite.storage.files import open_regular
+from energon_lite.storage.files import map_file
 
-_MARK = FORMAT.encode()
-_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
+_MARK = re.escape(FORMAT.encode())
+_UP_TO_ZIP_END = re.compile(_MARK + rb".*?PK\x05\x06.{18}", re.DOTALL)
 _LARGEST_STATE_BYTES = 64 << 20
 _SAVE = (
     "Save `loader.save_state_rank()` of each rank, or `loader.state_dict()`, as JSON or in the "
@@ -78,29 +76,14 @@ def _files_with_states(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = [path / name for name in sorted(files_below(path))]
-    found = [file for file in files if file.is_file() and _has_mark(file)]
+    # Checkpoints are larger than memory, and mapped.
+    found = [file for file in files if file.is_file() and re.search(_MARK, map_file(file))]
     if not found:
         raise StateError(
             f"{path}: none of the {len(files):,} files in it holds a state of a loader. {_SAVE} "
             "(the Trainer of Hugging Face saves none, and resumes by skipping batches)"
         )
     return found
-
-
-def _has_mark(file: Path) -> bool:
-    with _mapped(file) as content:
-        return content.find(_MARK) >= 0
-
-
-@contextmanager
-def _mapped(file: Path) -> Iterator[bytes | mmap.mmap]:
-    """Maps a file, as checkpoints are larger than memory; an empty one cannot be mapped."""
-    with os.fdopen(open_regular(file), "rb") as opened:
-        if not os.fstat(opened.fileno()).st_size:
-            yield b""
-            return
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content
 
 
 def _states_in(path: Path) -> list[dict[str, Any]]:
@@ -111,41 +94,39 @@ def _states_in(path: Path) -> list[dict[str, Any]]:
 
 
 def _content(path: Path) -> Any:
-    with _mapped(path) as raw:
-        if raw[:1] in (b"{", b"["):
-            try:
-                return json.loads(raw[:])
-            except (ValueError, RecursionError) as error:
-                raise StateError(f"{path}: no valid JSON ({error})") from None
+    raw = map_file(path)
+    if raw[:1] in (b"{", b"["):
         try:
-            if path.suffix == ".distcp":
-                # DCP stores the leaves of a dict: here the text of the state.
-                return [{STATE_KEY: _plain_values(leaf)} for leaf in _archives_with_states(raw)]
-            return _plain_values(path, is_archive=raw[:2] == b"PK")
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile) as error:
-            if raw.find(b"megatron.energon") >= 0:
-                raise StateError(
-                    f"{path}: a state of Megatron-Energon, which holds places in its own order of "
-                    "samples; these have no counterpart here. Train to the end of an epoch with "
-                    "Energon, or start the data from the beginning (docs/migrating.md)"
-                ) from None
-            first = str(error).split("\n")[0]
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"{path}: no valid JSON ({error})") from None
+    try:
+        if path.suffix == ".distcp":
+            # DCP stores the leaves of a dict: here the text of the state.
+            return [{STATE_KEY: _plain_values(leaf)} for leaf in _archives_with_states(raw)]
+        return _plain_values(path, is_archive=raw[:2] == b"PK")
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile) as error:
+        if re.search(rb"megatron\.energon", raw):
             raise StateError(
-                f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing "
-                "else is unpickled: save the state with json.dump"
+                f"{path}: a state of Megatron-Energon, which holds places in its own order of "
+                "samples; these have no counterpart here. Train to the end of an epoch with "
+                "Energon, or start the data from the beginning (docs/migrating.md)"
             ) from None
+        first = str(error).split("\n")[0]
+        raise StateError(
+            f"{path}: neither JSON nor a torch file of plain values ({first:.200}). Nothing else "
+            "is unpickled: save the state with json.dump"
+        ) from None
 
 
 def _plain_values(file: Path | io.BytesIO, is_archive: bool = False) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
 
 
-def _archives_with_states(raw: bytes | mmap.mmap) -> Iterator[io.BytesIO]:
+def _archives_with_states(raw: bytes | memoryview) -> Iterator[io.BytesIO]:
     """Yields each torch file with a state in a file of DCP, where such files lie end to end."""
-    stop = 0
-    while (found := raw.find(_MARK, stop)) >= 0 and (end := raw.find(_ZIP_END, found)) >= 0:
-        stop = end + _ZIP_END_BYTES
-        window = raw[max(0, found - _LARGEST_STATE_BYTES) : stop]
+    for found in _UP_TO_ZIP_END.finditer(raw):
+        window = raw[max(0, found.start() - _LARGEST_STATE_BYTES) : found.end()]
         with ZipFile(io.BytesIO(window)) as archive:
             start = min(member.header_offset for member in archive.infolist())
         yield io.BytesIO(window[start:])

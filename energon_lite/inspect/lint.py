@@ -181,10 +181,7 @@ def lint_dataset(
 
 
 def _lint_folders(
-    file: Path,
-    splits: Sequence[str] | None,
-    config: str | None,
-    check: Callable[..., LintReport],
+    file: Path, splits: Sequence[str] | None, config: str | None, check: Callable[..., LintReport]
 ) -> LintReport:
     """Reads each dataset of a metadataset once."""
     if config:
@@ -426,10 +423,7 @@ def _length(root: Path, part: SplitPart) -> int:
 
 
 def _decode_all(
-    open_part: Callable[..., Any],
-    parts: Sequence[tuple[str, int]],
-    report: LintReport,
-    each: _Each,
+    open_part: Callable[..., Any], parts: Sequence[tuple[str, int]], report: LintReport, each: _Each
 ) -> None:
     tasks = [(name, n) for name, size in parts for n in range(0, size, _SAMPLES_PER_TASK)]
     unreadable: set[str] = set()

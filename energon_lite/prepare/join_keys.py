@@ -23,12 +23,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.pool import ordered_results
 from energon_lite.storage import files
-from energon_lite.storage.join_index import (
-    MISSING,
-    JoinIndexReader,
-    JoinIndexWriter,
-    JoinSide,
-)
+from energon_lite.storage.join_index import MISSING, JoinIndexReader, JoinIndexWriter, JoinSide
 from energon_lite.storage.nvmeta import META, read_index, read_info
 from energon_lite.storage.sqlite import INDEX_SQLITE, IndexDatabase
 

@@ -7,12 +7,7 @@ import os
 from energon_lite.core.errors import DatasetFormatError
 from energon_lite.prepare.decisions import Progress, Request
 from energon_lite.prepare.report import PrepareReport
-from energon_lite.storage.jsonl import (
-    Lines,
-    line_index_path,
-    scan_lines,
-    write_line_index,
-)
+from energon_lite.storage.jsonl import Lines, line_index_path, scan_lines, write_line_index
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import ONE_OBJECT_PER_LINE
 

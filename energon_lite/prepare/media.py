@@ -30,12 +30,7 @@ from energon_lite.prepare.run import (
 )
 from energon_lite.storage import files, nvmeta
 from energon_lite.storage.nvmeta import META, is_utf8
-from energon_lite.storage.sqlite import (
-    INDEX_SQLITE,
-    ShardRows,
-    keep_media,
-    read_shard_rows,
-)
+from energon_lite.storage.sqlite import INDEX_SQLITE, ShardRows, keep_media, read_shard_rows
 
 _FILES_PER_TASK = 256
 
