@@ -8,7 +8,6 @@ import logging
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import typer
 import typer.main
 from typer import Argument, Option
 
+from energon_lite import __version__
 from energon_lite.cli import options
 from energon_lite.cli.options import errors_as_text, late, print_report
 
@@ -44,11 +44,7 @@ app = typer.Typer(
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        try:
-            version = metadata.version("energon_lite")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
-        typer.echo(f"energon-lite {version}")
+        typer.echo(f"energon-lite {__version__}")
         raise typer.Exit
 
 
@@ -341,7 +337,8 @@ def _encoder(text: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        names = dir(found) if isinstance(error, AttributeError) else ()
+        lazy = getattr(found, "__all__", ())
+        names = {*dir(found), *lazy} if isinstance(error, AttributeError) else ()
         close = get_close_matches(attribute.rpartition(".")[2], names, n=1)
         hint = f". Did you mean {close[0]!r}?" if close else ""
         raise typer.BadParameter(f"{text}: {error}{hint}", param_hint="--with") from None

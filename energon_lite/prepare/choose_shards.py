@@ -17,6 +17,7 @@ from energon_lite.storage.local_paths import local_path, local_text
 from energon_lite.storage.nvmeta import META, is_utf8, no_folder
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_TARS = (".tar", *_PACKED)
 _EXCLUDING = r"\.(tgz|tar\.\w+)$"  # matches each of these, and no .tar
 _GLOB = re.compile(r"[*?\[]")
 RATIO_PARTS = ("train", "val", "test")
@@ -212,11 +213,7 @@ def find_shards(
         DatasetFormatError: A tar is compressed.
         ValueError: `exclude` is no regular expression.
     """
-    names = (
-        sorted(files_below(root, (".tar", *_PACKED)))
-        if paths is None
-        else _named_shards(root, paths)
-    )
+    names = sorted(files_below(root, _TARS)) if paths is None else _named_shards(root, paths)
     if exclude is not None:
         num_tars, pattern = len(names), compile_pattern(exclude, "exclude")
         names = [name for name in names if not pattern.search(name)]
@@ -278,7 +275,7 @@ def _named_shards(root: Path, paths: Iterable[str | os.PathLike[str]]) -> list[s
             if not (root / name).is_file():
                 matches = filter(Path.is_file, root.glob(name) if is_glob else ())
                 tars = [tar.relative_to(root).as_posix() for tar in matches]
-                found = sorted(tar for tar in tars if tar.endswith((".tar", *_PACKED)))
+                found = sorted(tar for tar in tars if tar.endswith(_TARS))
             if not found:
                 of = "" if name == text else f" (of path {text!r})"
                 what = "matches no .tar file" if is_glob else "does not exist"

@@ -183,7 +183,7 @@ def prepare_as(path: str | os.PathLike[str], request: decisions.Request) -> Prep
         for result in results:
             parts.update(result.parts)
         num_samples = sum(result.samples for result in results)
-        odd = _check_parts(plan, folder / INDEX_SQLITE, num_samples, parts)
+        odd = _odd_parts(plan, folder / INDEX_SQLITE, num_samples, parts)
         dropped = 0 if dry_run else _commit(plan, folder, results)
     return _report(plan, results, dropped, parts, odd)
 
@@ -297,7 +297,7 @@ def media_warnings(results: Sequence[ShardResult], dropped: int = 0) -> tuple[in
     return stored, lines
 
 
-def _check_parts(
+def _odd_parts(
     plan: decisions.Plan, index: Path, num_samples: int, parts: Mapping[str, int]
 ) -> list[str]:
     """Checks that there are samples; returns what is odd about their parts."""
