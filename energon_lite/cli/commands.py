@@ -8,6 +8,7 @@ import logging
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import typer
 import typer.main
 from typer import Argument, Option
 
-from energon_lite import __version__
 from energon_lite.cli import options
 from energon_lite.cli.options import errors_as_text, late, print_report
 
@@ -44,7 +44,11 @@ app = typer.Typer(
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"energon-lite {__version__}")
+        try:
+            version = metadata.version("energon_lite")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        typer.echo(f"energon-lite {version}")
         raise typer.Exit
 
 

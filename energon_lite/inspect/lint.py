@@ -254,10 +254,8 @@ def _check_yaml(root: Path, info: DatasetInfo, files: Sequence[str], report: Lin
         try:
             value = load_yaml(old)
             if not isinstance(value, dict) or value.get("shard_counts") != info.shard_counts:
-                report.add_warning(
-                    old,
-                    f"differs from {INFO_JSON}, which is what counts; prepare again or delete it",
-                )
+                what = f"differs from {INFO_JSON}, which is what counts"
+                report.add_warning(old, f"{what}; prepare again or delete it")
         except DatasetFormatError as error:
             report.add_warning(old, error)
     for path in (root / META / name for name in files):

@@ -11,6 +11,8 @@ import os
 import shutil
 import tarfile
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +95,7 @@ def _index_shard(shard: Shard, folder: Path, media_filter: MediaFilterConfig | N
     size = status.st_size
     # The first number is the format of the record.
     made_from = [3, shard.name, size, status.st_mtime_ns, *made_by(media_filter)]
-    kept = _kept_record(rows, made_from)
+    kept = kept_record(rows, made_from, partial(_is_whole, size))
     if kept is not None:
         return ShardResult(shard, rows, size, True, **kept)
     found, end = scan_shard(shard.path)
@@ -123,24 +125,34 @@ def made_by(media_filter: MediaFilterConfig | None) -> list[Any]:
     return [] if media_filter is None else [*media_filter.row(), has_pyav()]
 
 
-def _kept_record(rows: Path, made_from: list[Any]) -> dict[str, Any] | None:
-    """Returns what an earlier run found, if its rows are of this tar and whole."""
+def kept_record(
+    rows: Path, made_from: list[Any], is_valid: Callable[[Any, list[int]], bool]
+) -> Any:
+    """Returns what an earlier run found, if its rows were made from the same and are whole.
+
+    Args:
+        rows: the file of the rows.
+        made_from: what they must have been made from.
+        is_valid: whether a record fits to the values of `.tar.idx`.
+    """
     try:
         text, offsets = read_shard_rows(rows)
         stored, record = json.loads(text)
-        is_whole = (
-            stored == made_from
-            and record.keys() == {"samples", "parts", "warning", "media"}
-            and is_count_of_media(record["media"])
-            and all(type(number) is int for number in record["parts"].values())
-            and record["samples"] == len(offsets) - 1 > 0
-            and isinstance(record["warning"], str)
-            and all(a < b for a, b in pairwise(offsets))
-            and 0 <= offsets[0] < offsets[-1] <= made_from[2]
-        )
+        return record if stored == made_from and is_valid(record, offsets) else None
     except (FileNotFoundError, ValueError, AttributeError, TypeError, RecursionError):
         return None
-    return record if is_whole else None
+
+
+def _is_whole(size: int, record: Any, offsets: list[int]) -> bool:
+    return (
+        record.keys() == {"samples", "parts", "warning", "media"}
+        and is_count_of_media(record["media"])
+        and all(type(number) is int for number in record["parts"].values())
+        and record["samples"] == len(offsets) - 1 > 0
+        and isinstance(record["warning"], str)
+        and all(a < b for a, b in pairwise(offsets))
+        and 0 <= offsets[0] < offsets[-1] <= size
+    )
 
 
 def is_count_of_media(value: Any) -> bool:

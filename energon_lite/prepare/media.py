@@ -20,7 +20,13 @@ from energon_lite.core.errors import DatasetFormatError
 from energon_lite.decoding.media_headers import MediaFile, MediaFilterConfig, media_rows
 from energon_lite.prepare import decisions
 from energon_lite.prepare.choose_shards import Shard, files_below, local_root
-from energon_lite.prepare.indexing import ShardResult, is_count_of_media, made_by, rows_path
+from energon_lite.prepare.indexing import (
+    ShardResult,
+    is_count_of_media,
+    kept_record,
+    made_by,
+    rows_path,
+)
 from energon_lite.prepare.run import (
     check_places,
     media_warnings,
@@ -176,24 +182,16 @@ def _read_group(group: _FileGroup, folder: Path, media_filter: MediaFilterConfig
     made_from = [3, *made_by(media_filter), hashlib.sha1(repr(group.files).encode()).hexdigest()]
     name = f"files {group.files[0][0]}"
     rows = rows_path(folder, name)
-    kept = _kept_count(rows, made_from)
-    if kept is None:
+    count = kept_record(rows, made_from, lambda record, _: is_count_of_media(record))
+    is_resumed = count is not None
+    if not is_resumed:
         found = media_rows((MediaFile(n, group.root / n) for n, _, _ in group.files), media_filter)
-        count = (len(found.rows), *found[1:])
+        count = [len(found.rows), *found[1:]]
         ShardRows([], [], found.rows).write(rows, json.dumps([made_from, count]))
     return ShardResult(
-        Shard(name, group.root), rows, group.size_bytes, is_resumed=kept is not None,
-        samples=len(group.files), parts={}, warning="", media=kept or count,
+        Shard(name, group.root), rows, group.size_bytes, is_resumed,
+        samples=len(group.files), parts={}, warning="", media=tuple(count),
     )  # fmt: skip
-
-
-def _kept_count(rows: Path, made_from: list[Any]) -> tuple[int, int, int, str] | None:
-    try:
-        stored, count = json.loads(read_shard_rows(rows)[0])
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
-        return None
-    is_kept = stored == made_from and is_count_of_media(count)
-    return tuple(count) if is_kept else None
 
 
 # ------------------------------------------------------------ with the arguments of Energon's
