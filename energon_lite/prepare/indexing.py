@@ -11,9 +11,9 @@ import os
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from energon_lite.decoding.media_headers import (
 )
 from energon_lite.prepare.choose_shards import Shard
 from energon_lite.storage.files import errors_of, is_there, new_file, open_regular, retried
+from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import is_utf8
 from energon_lite.storage.sqlite import ShardRows, read_shard_rows
 from energon_lite.storage.tar import TarError, iter_tar, split_name
@@ -95,7 +96,7 @@ def _index_shard(shard: Shard, folder: Path, media_filter: MediaFilterConfig | N
     size = status.st_size
     # The first number is the format of the record.
     made_from = [3, shard.name, size, status.st_mtime_ns, *made_by(media_filter)]
-    kept = kept_record(rows, made_from, partial(_is_whole, size))
+    kept = kept_record(rows, made_from, partial(_is_whole_record, size))
     if kept is not None:
         return ShardResult(shard, rows, size, True, **kept)
     found, end = scan_shard(shard.path)
@@ -143,7 +144,7 @@ def kept_record(
         return None
 
 
-def _is_whole(size: int, record: Any, offsets: list[int]) -> bool:
+def _is_whole_record(size: int, record: Any, offsets: list[int]) -> bool:
     return (
         record.keys() == {"samples", "parts", "warning", "media"}
         and is_count_of_media(record["media"])
@@ -219,17 +220,35 @@ def first_parts(path: Path) -> tuple[str, ...]:
     Raises:
         TarError: The tar is unreadable before these samples end.
     """
-    keys: set[str] = set()
-    parts: dict[str, None] = {}
-    for header in iter_tar(path):
-        found = header.key_and_part()
-        if found is None:
-            continue
-        keys.add(found[0])
-        if len(keys) > 100:
-            break
-        parts[found[1]] = None
-    return tuple(parts)
+    samples = islice(iter_dataset_content(path), 100)
+    return tuple(dict.fromkeys(part for sample in samples for part in sample))
+
+
+def iter_dataset_content(
+    path: str | os.PathLike[str], extract_keys: Container[str] = ()
+) -> Iterator[dict[str, bytes | None]]:
+    """Yields the samples of a tar: for each part its bytes if it is in `extract_keys`, else None.
+
+    Raises:
+        DatasetFormatError: The tar is unreadable.
+    """
+    tar, key = local_path(path), None
+    sample: dict[str, bytes | None] = {}
+    with os.fdopen(open_regular(tar), "rb") as file:
+        for header in iter_tar(tar):
+            found = header.key_and_part()
+            if found is None:
+                continue
+            if found[0] != key and sample:
+                yield sample
+                sample = {}
+            key, part = found
+            sample[part] = None
+            if part in extract_keys:
+                file.seek(header.data)
+                sample[part] = file.read(header.size)
+    if sample:
+        yield sample
 
 
 def _twice(

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from energon_lite.storage.jsonl import is_jsonl
 from energon_lite.storage.local_paths import local_path
 from energon_lite.storage.nvmeta import INFO_JSON, INFO_YAML, META
 from energon_lite.storage.sqlite import INDEX_SQLITE, keep_media, new_index, read_shard_rows
-from energon_lite.storage.tar import iter_tar
 
 # The version of Energon whose formats these are.
 FORMAT_VERSION = "7.4.1"
@@ -433,30 +432,3 @@ def prepare_like_energon(
     for warning in report.warnings if media_filter is not None else ():
         files.warn_once(f"{report.path}: {warning}")
     return set(report.parts)
-
-
-def iter_dataset_content(
-    path: str | os.PathLike[str], extract_keys: Container[str] = ()
-) -> Iterator[dict[str, bytes | None]]:
-    """Yields the samples of a tar: for each part its bytes if it is in `extract_keys`, else None.
-
-    Raises:
-        DatasetFormatError: The tar is unreadable.
-    """
-    tar, key = local_path(path), None
-    sample: dict[str, bytes | None] = {}
-    with os.fdopen(files.open_regular(tar), "rb") as file:
-        for header in iter_tar(tar):
-            found = header.key_and_part()
-            if found is None:
-                continue
-            if found[0] != key and sample:
-                yield sample
-                sample = {}
-            key, part = found
-            sample[part] = None
-            if part in extract_keys:
-                file.seek(header.data)
-                sample[part] = file.read(header.size)
-    if sample:
-        yield sample

@@ -27,7 +27,7 @@ class WebdatasetPreparator:
     """Energon's name for what prepares folders; see `prepare_dataset` of this package."""
 
     prepare_dataset = LazyFunction("energon_lite.prepare.run:prepare_like_energon")
-    iter_dataset_content = LazyFunction("energon_lite.prepare.run:iter_dataset_content")
+    iter_dataset_content = LazyFunction("energon_lite.prepare.indexing:iter_dataset_content")
     add_media_metadata = LazyFunction("energon_lite.prepare.media:add_media_metadata")
 
 
