@@ -48,10 +48,10 @@ MAX_RESIDENT = 600 << 10  # [Unit: KiB], beyond what the process had
 
 # What an error says that somebody can do about it.
 REMEDY = re.compile(
-    r"run `|remove|rename|move it|write|give|restore|correct|link|prepare|must|allowed|did you mean|"
-    r"should|trust|check|exclude|put|unpack|import|free some|raise the|mount|try again|copy|set it|keep|"
-    r"use |make |can be|name|leave|at most|has no|no valid|expected|save|such as|"
-    r"is there twice|list shards|needs",
+    r"run `|remove|rename|move it|write|give|restore|correct|link|prepare|must|allowed|should|"
+    r"did you mean|trust|check|exclude|put|unpack|import|free some|raise the|mount|try again|"
+    r"copy|set it|keep|use |make |can be|name|leave|at most|has no|no valid|expected|save|"
+    r"such as|is there twice|list shards|needs",
     re.IGNORECASE,
 )
 
