@@ -303,14 +303,10 @@ def _opened(
     multiplier = settings.pop("shuffle_over_epochs_multiplier", 1)
     slice_length = settings.pop("max_samples_per_sequence", None)
     opener = LeafOpener(
-        node=open_node(path, split_part, settings),
-        shuffle_buffer_size=window,
-        block=batch_size,
-        settings={"max_samples_per_sequence": slice_length, **settings},
-        training=True,
-        worker_config=config,
-        multiplier=multiplier,
-    )
+        node=open_node(path, split_part, settings), shuffle_buffer_size=window, block=batch_size,
+        settings={"max_samples_per_sequence": slice_length, **settings}, training=True,
+        worker_config=config, multiplier=multiplier,
+    )  # fmt: skip
     return build_training(opener, repeat)
 
 

@@ -57,17 +57,10 @@ def prepare_lines(path: str | os.PathLike[str], request: Request | None = None) 
     if not request.dry_run:
         write_line_index(file, lines.offsets)
     return PrepareReport(
-        path=file,
-        shards=1,
-        samples=num_samples,
-        size_bytes=size,
-        splits={},
-        parts={"json": num_samples},
-        resumed_shards=0,
-        written=(line_index_path(file).name,),
-        warnings=broken_lines(lines),
-        is_dry_run=request.dry_run,
-    )
+        file, shards=1, samples=num_samples, size_bytes=size, splits={},
+        parts={"json": num_samples}, resumed_shards=0, written=(line_index_path(file).name,),
+        warnings=broken_lines(lines), is_dry_run=request.dry_run,
+    )  # fmt: skip
 
 
 def broken_lines(lines: Lines) -> tuple[str, ...]:

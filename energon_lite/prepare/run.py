@@ -415,19 +415,12 @@ def prepare_like_energon(
     """
     del index_sqlite_tmp_path
     request = decisions.Request(
-        split_ratio=None if tar_index_only else split_parts_ratio,
-        split_parts=None if tar_index_only else split_parts_patterns,
-        split_config=split_config,
-        shuffle_seed=shuffle_seed,
-        force_overwrite=True,
-        paths=paths,
-        on_odd=logger.warning,
-        num_workers=workers,
-        tar_index_only=tar_index_only,
-        fix_duplicates=fix_duplicates,
-        watch=progress_fn,
-        media_filter=media_filter,
-    )
+        None if tar_index_only else split_parts_ratio,
+        None if tar_index_only else split_parts_patterns,
+        split_config=split_config, shuffle_seed=shuffle_seed, force_overwrite=True, paths=paths,
+        on_odd=logger.warning, num_workers=workers, tar_index_only=tar_index_only,
+        fix_duplicates=fix_duplicates, watch=progress_fn, media_filter=media_filter,
+    )  # fmt: skip
     report = prepare_as(parent_path, request)
     for warning in report.warnings if media_filter is not None else ():
         files.warn_once(f"{report.path}: {warning}")
