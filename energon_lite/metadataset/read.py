@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -87,7 +87,7 @@ class _Around(NamedTuple):
     split_part: str
     subflavors: dict[str, Any]
     loss_weight: float = 1.0
-    multiplier: int | None = 1
+    shuffle_over_epochs_multiplier: int | None = 1
     subset: tuple[SubsetRange, ...] = ()
     name: str | None = None
     mode: str = "exact"
@@ -98,11 +98,12 @@ class _Around(NamedTuple):
     def entered(self, node: Node) -> _Around:
         """Returns the effective values of a node, which its children inherit."""
         tags = node.subflavors
+        outer, inner = self.shuffle_over_epochs_multiplier, node.shuffle_over_epochs_multiplier
         return self._replace(
             split_part=node.split_part or self.split_part,
             subflavors={**tags, **self.subflavors} if tags else self.subflavors,
             loss_weight=self.loss_weight * node.loss_weight,
-            multiplier=combined_multiplier(self.multiplier, node.shuffle_over_epochs_multiplier),
+            shuffle_over_epochs_multiplier=combined_multiplier(outer, inner),
             subset=(*node.subset, *self.subset),
             name=self.name or node.name,
             depth=self.depth + 1,
@@ -110,14 +111,8 @@ class _Around(NamedTuple):
 
     def effective(self) -> dict[str, Any]:
         """Returns the values that a leaf gets."""
-        return {
-            "name": self.name,
-            "split_part": self.split_part,
-            "subflavors": self.subflavors,
-            "loss_weight": self.loss_weight,
-            "shuffle_over_epochs_multiplier": self.multiplier,
-            "subset": self.subset,
-        }
+        own = self._asdict()
+        return {field.name: own[field.name] for field in fields(Leaf) if field.name in own}
 
 
 def is_metadataset(path: Source) -> bool:
@@ -299,7 +294,8 @@ def _join(node: Join, file: _File, here: _Around) -> Join:
         path=primary.path,
         cache=file.folder.path / f"{Path(file.name).name}.cache" if is_file else None,
         source_id=here.name or "+".join(member.source_id for member in members),
-        **here._replace(multiplier=primary.shuffle_over_epochs_multiplier).effective(),
+        **here.effective()
+        | {"shuffle_over_epochs_multiplier": primary.shuffle_over_epochs_multiplier},
     )
 
 

@@ -430,9 +430,8 @@ class SampleLoader:
         sample_key = key_of_members(members)
         if place < 0 and not sample_key:
             return f"{self.root}"
-        return (
-            f"{self.root / shard}, sample {repr(sample_key) if sample_key else f'number {place}'}"
-        )
+        name = repr(sample_key) if sample_key else f"number {place}"
+        return f"{self.root / shard}, sample {name}"
 
     def _parts(self, data: BlockBytes, members: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """Returns the key of a sample, its decoded parts, and the names of their files."""

@@ -137,9 +137,8 @@ class ReadOnlyDatabase:
         self._lock = threading.Lock()
         self._max_calls = 20 + size * _STEPS_PER_BYTE // _STEPS_PER_CALL
         with _reading(path, remedy):
-            self._connection = sqlite3.connect(
-                _read_only_uri(path), uri=True, check_same_thread=False
-            )
+            uri = _read_only_uri(path)
+            self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
         try:
             if hasattr(self._connection, "setlimit"):
                 self._connection.setlimit(_LIMIT_LENGTH, _MAX_VALUE_BYTES)
