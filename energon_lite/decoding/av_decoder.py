@@ -181,9 +181,7 @@ class AVDecoder:
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         """Returns clips of video and their times; as `get_clips`."""
-        data = self.get_clips(
-            video_clip_ranges, video_unit=video_unit, video_out_frame_size=video_out_frame_size
-        )
+        data = self.get_clips(video_clip_ranges, None, video_unit, "seconds", video_out_frame_size)
         return data.video_clips or [], data.video_timestamps or []
 
     def get_audio_clips(
@@ -361,10 +359,8 @@ def get_clips_uniform(
     starts = [last_start * index / steps for index in range(num_clips)]
     ranges = [(start, start + clip_duration_seconds) for start in starts]
     # Of no length, they are single frames, of which the last is the last of the video.
-    numbers = [
-        ((number - 1) * 2 * index + steps) // (2 * steps) if number else 0
-        for index in range(num_clips)
-    ]
+    last = (number or 1) - 1
+    numbers = [(2 * last * index + steps) // (2 * steps) for index in range(num_clips)]
     by_number = not clip_duration_seconds and number is not None
     return av_decoder.get_clips(
         ([(i, i) for i in numbers] if by_number else ranges) if request_video else None,

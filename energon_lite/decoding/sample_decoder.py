@@ -241,9 +241,8 @@ class SampleDecoder(FileStoreDecoder):
         """Returns what decodes an image, audio or video: by its name, or by its first bytes."""
         image = av = None
         if self.image_decode != images.UNDECODED:
-            image = _guarded(
-                part, images.image_decoder(self.image_decode, self.limits, self.max_bytes)
-            )
+            decode = images.image_decoder(self.image_decode, self.limits, self.max_bytes)
+            image = _guarded(part, decode)
         is_av = extension in part_formats.AV_EXTENSIONS
         if self.av_decode != images.UNDECODED and (is_av or self.guess_content):
             decode = self._av_part_decoder(self.av_decode, self.video_decode_audio, self.max_bytes)

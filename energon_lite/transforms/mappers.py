@@ -139,13 +139,11 @@ class RandomResizedCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """Adds the transform, with a box at random."""
         own = self.transform
-        top, left, height, width = own.get_params(
-            _blank(dst_size), list(own.scale), list(own.ratio)
-        )
+        box = own.get_params(_blank(dst_size), list(own.scale), list(own.ratio))
+        top, left, height, width = box
         new = np.array([int(side) for side in own.size])
         moved = self.translate(-left, -top) @ matrix
-        parameters = (self.source_type, (top, left, height, width))
-        return self.scale(new[1] / width, new[0] / height) @ moved, new, parameters
+        return self.scale(new[1] / width, new[0] / height) @ moved, new, (self.source_type, box)
 
 
 class RandomCropMapper(TransformMapper):
