@@ -83,7 +83,7 @@ class BatchRows(threading.local):
             return
         tensors = [tensor for found in self._tensors if (tensor := found()) is not None]
         tensor = None
-        self._are_kept |= are_kept or max(map(getrefcount, tensors), default=0) > _IN_LIST + 1
+        self._are_kept |= are_kept or max(map(getrefcount, tensors), default=0) > IN_LIST + 1
         for storage in [tensor.untyped_storage() for tensor in tensors]:
             self._are_kept |= _num_uses(storage._cdata) > 2  # of the tensor, and here
 
@@ -117,7 +117,7 @@ class _Last(threading.local):
 
 _last = _Last()
 # What `getrefcount` returns for an object that is only in a list.
-(_IN_LIST,) = map(getrefcount, [object()])
+(IN_LIST,) = map(getrefcount, [object()])
 # Where torch does not count, every storage counts as used by others, too: batches are then copies.
 _num_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 3)
 
@@ -129,7 +129,7 @@ def note_samples(samples: Sequence[Any]) -> None:
         samples: a list that alone should refer to them.
     """
     if _last.makers:
-        are_kept = max(map(getrefcount, samples), default=0) > _IN_LIST
+        are_kept = max(map(getrefcount, samples), default=0) > IN_LIST
         for maker in [*_last.makers.values()]:
             maker.note_samples(are_kept)
 

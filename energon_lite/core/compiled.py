@@ -28,6 +28,16 @@ from energon_lite.core.errors import pass_on
 
 logger = logging.getLogger(__name__)
 
+_warn_once = functools.cache(logger.warning)  # for each reason, not for each kernel
+_COMPILING = (
+    "Compiling code for packs or pictures. This is done once after installing, and may take a "
+    "minute; later processes read the compiled code."
+)
+_NOT_KEPT = (
+    "Compiled code cannot be kept (%s), so every process compiles again, some seconds each. "
+    "Set NUMBA_CACHE_DIR to a folder of yours that can be written to."
+)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # By file: the functions that become machine code.
@@ -164,7 +174,7 @@ def _compile(compiled: Any, signature: str) -> None:
         compiled.compile(types)
     except OSError as error:  # no space left, for example; it is compiled all the same
         pass_on(error)
-        _warn_not_kept(str(error))
+        _warn_once(_NOT_KEPT, str(error))
     except Exception as error:  # a corrupt file of the cache may raise anything
         pass_on(error)
         logger.warning("The cached code of %s is corrupt; compiling it again.", compiled.__name__)
@@ -181,7 +191,7 @@ def _dispatchers(module: str) -> dict[str, Any]:
 
         def on_start(self, event: event.Event) -> None:
             if event.data["dispatcher"].py_func in copies:
-                _say_compiling()
+                _warn_once(_COMPILING)
 
         def on_end(self, event: event.Event) -> None:
             pass
@@ -197,14 +207,6 @@ def _dispatchers(module: str) -> dict[str, Any]:
     return names
 
 
-@functools.cache
-def _say_compiling() -> None:
-    logger.warning(
-        "Compiling code for packs or pictures. This is done once after installing, and may take a "
-        "minute; later processes read the compiled code."
-    )
-
-
 def _jit(function: Callable[..., Any], is_kept: bool) -> Any:
     import numba
 
@@ -214,14 +216,5 @@ def _jit(function: Callable[..., Any], is_kept: bool) -> Any:
     except RuntimeError:
         # Another place that every process would agree on is one where others may put code, like
         # /tmp: better compile once more.
-        _warn_not_kept("no folder for it can be written to")
+        _warn_once(_NOT_KEPT, "no folder for it can be written to")
         return numba.njit(error_model="numpy", nogil=True)(function)
-
-
-@functools.cache  # once in a process for each reason, not once for each kernel
-def _warn_not_kept(reason: str) -> None:
-    logger.warning(
-        "Compiled code cannot be kept (%s), so every process compiles again, some seconds each. "
-        "Set NUMBA_CACHE_DIR to a folder of yours that can be written to.",
-        reason,
-    )

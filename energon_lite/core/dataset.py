@@ -21,10 +21,7 @@ from energon_lite.core.arrays import Int64Array
 from energon_lite.core.global_generators import GENERATORS_DRAWN, StreamGenerators
 from energon_lite.core.sample_columns import Columns
 from energon_lite.core.state import COUNT, JSON, NUMBER, Kind, RestoreKey, Snapshot, as_damage
-from energon_lite.core.stream_context import (
-    DEFAULT_MAX_SKIP_RATE,
-    StreamContext,
-)
+from energon_lite.core.stream_context import DEFAULT_MAX_SKIP_RATE, StreamContext
 from energon_lite.core.topology import Stream, WorkerConfig, count_rank_items, current
 from energon_lite.core.user_function import UserFunction
 
@@ -209,7 +206,7 @@ class SavableDataset(IterableDataset[T_co], ABC):
     @cached_property
     def drawing(self) -> list[tuple[UserFunction, bool]]:
         """The functions that may draw, and whether a resume may make their calls again."""
-        return list(_drawing(self))
+        return [(f, is_again) for f, is_again in _with_repeats(self) if f.may_draw]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what follows from the rest: a changed copy has other traits."""
@@ -371,15 +368,13 @@ def drawing_functions(dataset: AnyDataset) -> Iterator[UserFunction]:
     Args:
         dataset: the pipeline.
     """
-    yield from (f for f in dataset.functions if f.may_draw or f.restore_seeds)
-    for child in dataset.children:
-        yield from drawing_functions(child)
+    yield from (f for f, _ in _with_repeats(dataset) if f.may_draw or f.restore_seeds)
 
 
-def _drawing(
+def _with_repeats(
     dataset: Any, is_expanded: bool = False, is_buffered: bool = False
 ) -> Iterator[tuple[UserFunction, bool]]:
-    """Yields the functions that may draw, and whether a resume may make their calls again.
+    """Yields the functions of the user, and whether a resume may make their calls again.
 
     Args:
         dataset: a dataset of the pipeline.
@@ -389,18 +384,15 @@ def _drawing(
     is_buffered = is_buffered or dataset.buffers_samples
     is_expanded = is_expanded or any(function.is_generator for function in dataset.functions)
     for function in dataset.functions:
-        if function.may_draw:
-            yield function, is_expanded or (is_buffered and function.is_stateless)
+        yield function, is_expanded or (is_buffered and function.is_stateless)
     for child in dataset.children:
-        yield from _drawing(child, is_expanded, is_buffered)
+        yield from _with_repeats(child, is_expanded, is_buffered)
 
 
 # What a `StreamRun` saves.
 _STREAM_STATE = {
-    "items": COUNT,
-    "draws": COUNT,
+    **dict.fromkeys(("items", "draws", "last_failure"), COUNT),
     "failures": Kind(0.0, lambda fill: NUMBER.fits(fill) and fill >= 0, "a number of failures"),
-    "last_failure": COUNT,
     "generators": GENERATORS_DRAWN,
 }
 

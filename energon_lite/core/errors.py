@@ -11,7 +11,6 @@ import difflib
 import inspect
 import linecache
 import logging
-import os
 import re
 import signal
 import sysconfig
@@ -86,17 +85,9 @@ class FatalSampleError(SampleException):
 
 # These say that the code is wrong, not the sample; skipping samples would hide a bug.
 FATAL_EXCEPTIONS = (
-    SystemError,
-    SyntaxError,
-    ImportError,
-    StopIteration,
-    StopAsyncIteration,
-    MemoryError,
-    RecursionError,
-    ReferenceError,
-    NameError,
-    FatalSampleError,
-)
+    SystemError, SyntaxError, ImportError, StopIteration, StopAsyncIteration, MemoryError,
+    RecursionError, ReferenceError, NameError, FatalSampleError,
+)  # fmt: skip
 
 
 def pass_on(error: BaseException | None) -> None:
@@ -142,11 +133,7 @@ class Ignored(suppress):
 
 def add_note(error: BaseException, note: str) -> None:
     """Adds a line of context to an exception; as `BaseException.add_note`, also on Python 3.10."""
-    notes = getattr(error, "__notes__", None)
-    if notes is None:
-        notes = []
-        error.__dict__["__notes__"] = notes
-    notes.append(note)
+    error.__dict__.setdefault("__notes__", []).append(note)
 
 
 def describe(error: BaseException) -> str:
@@ -215,13 +202,9 @@ def place_of(error: BaseException) -> Place | None:
     Where all of it is installed, their function that was called. Where none of their lines raised
     it, what `note_place` noted; else None, as where a file cannot be read.
     """
-    places = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(_OURS):
-            places.append(Place(type(error).__name__, file, traceback.tb_lineno))
-        traceback = traceback.tb_next
+    name, frames = type(error).__name__, traceback.walk_tb(error.__traceback__)
+    places = [Place(name, frame.f_code.co_filename, line) for frame, line in frames]
+    places = [place for place in places if not place.file.startswith(_OURS)]
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own = [place for place in places if not place.file.startswith(installed)]
     noted: Place | None = error.__dict__.get("__place__")
@@ -281,15 +264,11 @@ def append(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o666)
-        try:
-            data = text.encode()
-            written = os.write(descriptor, data)
+        data = text.encode()
+        with path.open("ab", buffering=0) as file:
+            written = file.write(data)
             if written < len(data):
                 raise OSError(f"{written} of {len(data)} bytes were written")
-        finally:
-            os.close(descriptor)
     except OSError as error:
         number = is_worth_a_line(("append", str(path)))
         if number:

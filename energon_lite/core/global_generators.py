@@ -10,7 +10,7 @@ import ctypes
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -160,27 +160,15 @@ os.register_at_fork(
 )
 
 
-class Seeded:
-    """Seeds the global generators for a `with` block, and puts them back after it.
-
-    The block has `turn`.
-    """
-
-    def __init__(self, key: int) -> None:
-        self._key = key
-        self._before = GlobalStates()
-
-    def __enter__(self) -> None:
-        """Seeds them."""
+def call_seeded(key: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Returns the result of a function for which the global generators are seeded meanwhile."""
+    with turn:
+        before = GlobalStates()
         try:
-            seed_generators(self._key)
-        except BaseException:  # such as an interrupt
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        """Puts them back."""
-        self._before.put()
+            seed_generators(key)
+            return function(*args, **kwargs)
+        finally:
+            before.put()
 
 
 # Names of the generators that were drawn from, as a state has them.

@@ -17,6 +17,7 @@ from sys import getrefcount
 from typing import Any, NamedTuple
 from weakref import getweakrefcount
 
+from energon_lite.core.batch_rows import IN_LIST
 from energon_lite.core.samples import SourceInfo
 
 # Twice as quick as calling the class, which goes through a Python function.
@@ -154,7 +155,7 @@ def are_unchanged(samples: list[Any], columns: SampleColumns, fields: dict[str, 
         columns: of which they were made.
         fields: what `columns.fields()` returned for them.
     """
-    if max(map(getrefcount, samples)) > _OWN_REFERENCES or any(map(getweakrefcount, samples)):
+    if max(map(getrefcount, samples)) > IN_LIST or any(map(getweakrefcount, samples)):
         return False
     if any(map(vars, samples)):  # they have slots for their fields
         return False
@@ -166,15 +167,6 @@ def are_unchanged(samples: list[Any], columns: SampleColumns, fields: dict[str, 
         return True
     pairs = zip(flavors, columns.columns[1], strict=True)
     return all(_has_same_entries(tags, origins[key[0]].subflavors) for tags, key in pairs)
-
-
-def _references() -> int:
-    samples = [object()]
-    return max(map(getrefcount, samples))
-
-
-# What `getrefcount` returns for an object that is only in a list.
-_OWN_REFERENCES = _references()
 
 
 def _has_same_entries(tags: dict[str, Any], original: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -124,6 +125,10 @@ class Snapshot:
     fields: dict[str, Any]
     inner: Sequence[Snapshot] = ()
     names: Sequence[str] = ()
+
+    def __reduce__(self) -> Any:
+        """Pickles the fields alone, in a fraction of the time that slots take."""
+        return Snapshot, (self.kind, self.fields, self.inner, self.names)
 
     def __eq__(self, other: object) -> bool:
         """Compares by content."""
@@ -328,13 +333,11 @@ def as_damage(error: Exception, place: str) -> Exception:
         A StateError; `error` itself where it has its text, or comes from code or data of the user.
     """
     has_text = isinstance(error, (StateError, DatasetFormatError, DecodingError, SampleException))
-    frame = error.__traceback__
-    while frame is not None and not has_text:
-        has_text = not frame.tb_frame.f_globals.get("__name__", "").startswith(_OWN)
-        frame = frame.tb_next
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     # A hook that failed on a sample has noted which; only re-created samples have other notes.
     notes = getattr(error, "__notes__", ())
-    if has_text or not all(note.endswith(" was re-created") for note in notes):
+    is_ours = all(name.startswith(_OWN) for name in modules)
+    if has_text or not is_ours or not all(note.endswith(" was re-created") for note in notes):
         return error
     return StateError(
         f"The checkpoint's state of {place} leads to {describe(error)[:200]}: use another "

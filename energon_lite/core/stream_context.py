@@ -239,21 +239,14 @@ def _end_thread(*_: object) -> None:
     raise SystemExit
 
 
-def set_context(context: StreamContext | None) -> StreamContext | None:
-    """Makes `context` the current one of this thread; returns the one before."""
-    before: StreamContext | None = current.context
-    current.context = context
-    return before
-
-
 @contextmanager
 def context_of(context: StreamContext) -> Iterator[StreamContext]:
     """Makes `context` the thread's current one for a `with` block."""
-    before = set_context(context)
+    before, current.context = current.context, context
     try:
         yield context
     finally:
-        set_context(before)
+        current.context = before
 
 
 def replaying() -> AbstractContextManager[StreamContext]:

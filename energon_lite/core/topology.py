@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Mapping
 from math import gcd
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,11 +207,8 @@ class WorkerConfig:
         """Compares rank, world size and number of workers, as Energon does."""
         if not isinstance(other, WorkerConfig):
             return NotImplemented
-        return (self.rank, self.world_size, self.num_workers) == (
-            other.rank,
-            other.world_size,
-            other.num_workers,
-        )
+        place_of = attrgetter("rank", "world_size", "num_workers")
+        return bool(place_of(self) == place_of(other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -351,10 +349,7 @@ class WorkerConfig:
             )
 
     def worker_activate(
-        self,
-        sample_index: int,
-        override_global_rank: int | None = None,
-        cache_pool: Any = None,
+        self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
     ) -> None:
         """Makes this the active config until `worker_deactivate`, for code that runs hooks itself.
 

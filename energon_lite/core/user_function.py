@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 
 from numpy.random import Generator
 
-from energon_lite.core.batch_rows import note_samples
+from energon_lite.core.batch_rows import IN_LIST, note_samples
 from energon_lite.core.errors import (
     FATAL_EXCEPTIONS,
     DecodingError,
@@ -33,7 +33,7 @@ from energon_lite.core.errors import (
     place_of,
     reraise_exception,
 )
-from energon_lite.core.global_generators import Seeded, turn
+from energon_lite.core.global_generators import call_seeded
 from energon_lite.core.keys import Siblings, leaves, name_of_key
 from energon_lite.core.sample_columns import samples_of
 from energon_lite.core.seeds import key_of
@@ -46,15 +46,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_FAILURE_TOLERANCE = 100
 # A function that fails at one line on each of its first ten inputs is wrong.
 _FIRST_INPUTS = 10
-
-
-def _own_references() -> int:
-    item = object()
-    return getrefcount(item)
-
-
-# What `getrefcount` returns for an object without another reference.
-_OWN_REFERENCES = _own_references()
 
 
 # Results that are nothing to be checked or stamped, such as lengths.
@@ -107,8 +98,7 @@ def _seeded(function: F) -> F:
         if config is None:
             return function(*args, **kwargs)
         place = config.worker_seed(), config.active_worker_sample_index
-        with turn, Seeded(key_of("restore_seeds", *place)):
-            return function(*args, **kwargs)
+        return call_seeded(key_of("restore_seeds", *place), function, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -187,8 +177,7 @@ class UserFunction:
     def _run_seeded(self, seeds: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
         if not self.restore_seeds:
             return function(*args)
-        with turn, Seeded(key_of("restore_seeds", *seeds)):
-            return function(*args)
+        return call_seeded(key_of("restore_seeds", *seeds), function, *args)
 
     def checked(self, key: RestoreKey, result: Any) -> Any:
         """Returns a result with its restore key; refuses what is none."""
@@ -215,13 +204,11 @@ class UserFunction:
             if item is None:
                 raise _bad_result(self, item)
             own_key = (self.name, number, key)
-            if isinstance(item, (dict, list)) or hasattr(item, "__restore_key__"):
-                # The function may change an object that it keeps, while a batch holds it.
-                if getrefcount(item) > _OWN_REFERENCES:
-                    item = copy.copy(item)
-                yield own_key, _stamped(item, own_key)
-            else:
-                yield own_key, item
+            # The function may change an object that it keeps, while a batch holds it.
+            may_change = isinstance(item, (dict, list)) or hasattr(item, "__restore_key__")
+            if may_change and max(map(getrefcount, [item])) > IN_LIST + 1:
+                item = copy.copy(item)
+            yield own_key, _stamped(item, own_key)
 
     def again(self, restore_key: RestoreKey, make: Callable[[RestoreKey], Any]) -> Any:
         """Re-creates the item of `restore_key`; `make` does the same for the input.
@@ -347,12 +334,10 @@ class FunctionRun:
         """Calls the function on each of several inputs; counts the time for their sources."""
         context, start = current_context(), perf_counter()
         ends: list[float] = []
-        if len({key[0] for key in keys}) == 1:
-            results = self.call_each(keys, arguments)
-            context.spend(keys[0], perf_counter() - start)
-            return results
-        results = self.call_each(keys, arguments, ends)
-        for key, since, end in zip(keys, [start, *ends], ends, strict=False):
+        # Calls for one source are timed together.
+        is_single = len({key[0] for key in keys}) == 1
+        results = self.call_each(keys, arguments, None if is_single else ends)
+        for key, since, end in zip(keys, [start, *ends], ends or [perf_counter()], strict=False):
             context.spend(key, end - since)
         return results
 

@@ -264,13 +264,19 @@ class ReadArena:
 _read_arenas: weakref.WeakSet[ReadArena] = weakref.WeakSet()
 
 
+def _leave_arenas() -> None:
+    """Before a fork of the training loop, which may read what is in use."""
+    for arena in list(_read_arenas):
+        arena.leave()
+
+
 def _keep_writes_of_loop() -> None:
     """In a fork of the training loop: what it writes into batches changes only its own."""
     for arena in list(_read_arenas):
         _keep_writes(arena._maps, arena.file)
 
 
-os.register_at_fork(after_in_child=_keep_writes_of_loop)
+os.register_at_fork(before=_leave_arenas, after_in_child=_keep_writes_of_loop)
 
 
 def _keep_writes(maps: weakref.WeakSet[mmap.mmap], file: int) -> None:

@@ -135,6 +135,7 @@ class SavableDataLoader(DataLoader[T]):
         max_skip_rate = DEFAULT_MAX_SKIP_RATE if max_skip_rate is None else max_skip_rate
         watchdog = Watchdog(watchdog_timeout_seconds, watchdog_initial_timeout_seconds)
         waits = (watchdog_timeout_seconds or 0, watchdog_initial_timeout_seconds or 0)
+        own_log = Path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
         settings = RunSettings(
             prefetch_factor=prefetch_factor,
             limits=Limits(waits[0], stall_timeout_sec or 0, max(waits) if fail_on_timeout else 0),
@@ -142,9 +143,7 @@ class SavableDataLoader(DataLoader[T]):
             restart_workers=restart_workers,
             max_skip_rate=max_skip_rate,
             max_pass_rate=1.0 if is_own_limit else max_skip_rate,
-            skip_log=Path(str(skip_log).replace("{rank}", str(config.rank))).absolute()
-            if skip_log
-            else None,
+            skip_log=own_log if skip_log else None,
             cache_pool=cache_pool,
         )
         self.cache_pool = cache_pool
@@ -153,12 +152,8 @@ class SavableDataLoader(DataLoader[T]):
         self.worker_config = config
         self.max_skip_rate = max_skip_rate
         self._exchange = Exchange(config, state_timeout_sec)
-        super().__init__(
-            dataset,
-            batch_size=None,
-            collate_fn=OwnCollate(self),
-            **_torch_settings(config, settings),
-        )
+        settings_of_torch = _torch_settings(config, settings)
+        super().__init__(dataset, batch_size=None, collate_fn=OwnCollate(self), **settings_of_torch)
         # torch takes no sampler for an IterableDataset; trainers call set_epoch of what is here.
         self.__dict__["sampler"] = EpochSampler(self)
 

@@ -226,7 +226,7 @@ def _in_columns(delivery: Delivery) -> tuple[Any, ...] | None:
     if columns is None and (columns := _source_columns(own.get("__sources__"))) is not None:
         own["__sources__"] = None
     later = pickle.dumps((own, columns), 5)
-    place = None if snapshot is None else pickle.dumps(_plain_snapshot(snapshot), 5)
+    place = None if snapshot is None else pickle.dumps(snapshot, 5)
     return (made, attributes, values, later, place, *delivery[1:3], *delivery[4:])
 
 
@@ -284,19 +284,6 @@ def _delivery_of(
     return Delivery(item, slot, stream, snapshot, *rest)
 
 
-def _plain_snapshot(snapshot: Snapshot) -> tuple[Any, ...]:
-    inner = snapshot.inner
-    if type(inner) is tuple:
-        inner = tuple([_plain_snapshot(below) for below in inner])  # type: ignore[misc]
-    return snapshot.kind, snapshot.fields, inner, snapshot.names
-
-
-def _snapshot_of(kind: str, fields: dict[str, Any], inner: Any, names: Any) -> Snapshot:
-    if type(inner) is tuple:
-        inner = tuple([_snapshot_of(*below) for below in inner])
-    return Snapshot(kind, fields, inner, names)
-
-
 class SentSnapshot(Snapshot):
     """A snapshot that came from a worker process; most are followed by the next one unread.
 
@@ -313,7 +300,7 @@ class SentSnapshot(Snapshot):
         """Returns a field, after all of them were made."""
         if name not in _FIELDS:
             raise AttributeError(name)
-        made = _snapshot_of(*pickle.loads(self._content))
+        made = pickle.loads(self._content)
         for field in _FIELDS:
             setattr(self, field, getattr(made, field))
         return getattr(made, name)
@@ -326,16 +313,11 @@ class SentSnapshot(Snapshot):
 _FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))
 
 
-def _reduce_snapshot(snapshot: Snapshot) -> Any:
-    return Snapshot, (snapshot.kind, snapshot.fields, snapshot.inner, snapshot.names)
-
-
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     np.ndarray: _reduce_array,
     torch.Tensor: _reduce_tensor,
     torch.nn.Parameter: methodcaller("__reduce_ex__", 5),
     torch.UntypedStorage: _reduce_storage,
-    Snapshot: _reduce_snapshot,
 }
 
 
@@ -650,15 +632,9 @@ class Outlet:
             self._set_most_unread(size + sum([part[1] for part in places]))
             self._bodies.append((arena, (start, size + end)))
             row = (
-                number,
-                self._arena_number,
-                arena.length,
-                start,
-                size,
-                len(places),
-                content.is_in_columns,
-                self._most_unread,
-            )
+                number, self._arena_number, arena.length, start, size, len(places),
+                content.is_in_columns, self._most_unread,
+            )  # fmt: skip
             if deliveries.put([row]):
                 self._shared.has_delivery.ring()
 
@@ -824,8 +800,14 @@ class Inlet:
         Raises:
             Closed: The worker process is gone.
         """
-        found = self._buffered_report()
-        if found is None:
+        while True:
+            buffer = self._part_of_report
+            if len(buffer) >= _REPORT.size:
+                number, size = _REPORT.unpack_from(buffer)
+                end = _REPORT.size + size
+                if len(buffer) >= end:
+                    self._part_of_report = buffer[end:]
+                    return number, buffer[_REPORT.size : end].decode()
             try:
                 part = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -836,19 +818,6 @@ class Inlet:
             if not part:
                 raise Closed
             self._part_of_report += part
-            found = self._buffered_report()
-        return found
-
-    def _buffered_report(self) -> tuple[int, str] | None:
-        buffer = self._part_of_report
-        if len(buffer) < _REPORT.size:
-            return None
-        number, size = _REPORT.unpack_from(buffer)
-        end = _REPORT.size + size
-        if len(buffer) < end:
-            return None
-        self._part_of_report = buffer[end:]
-        return number, buffer[_REPORT.size : end].decode()
 
 
 def report(sock: socket.socket, number: int, text: str) -> None:

@@ -68,7 +68,7 @@ class RankRun(Generic[T]):
         self._saved_config = {
             "pipeline": digest(self.dataset_config), "config": compressed(self.dataset_config),
         }  # fmt: skip
-        self.position = LoaderPosition(PassStart(slots))
+        self._set_position(LoaderPosition(PassStart(slots)))
         self.counter = Counter(dataset)
         self._config = config
         self._settings = settings
@@ -78,12 +78,9 @@ class RankRun(Generic[T]):
         self.seek = Seek()
         self.looks_ahead = False
         self.is_last = False
-        self._ahead: list[Delivery | Exception | None] = []
         self._passed: list[Delivery] = []  # fetched on the way to the next batch; not counted
         self._even: EvenPass | None = None
-        self._has_begun = False
         self._may_warn = dataset.traits.unasked_weights and config.rank == 0
-        self._snapshots: dict[int, Snapshot] = {}
         self._deliveries: WorkerPool | RankFeed | None = None
         self._place = self._mark  # where the run stood after the last step that was done
         # The second also after a step that was broken off twice.
@@ -102,8 +99,8 @@ class RankRun(Generic[T]):
     def _set_position(self, position: LoaderPosition) -> None:
         """Puts the run to the start of a pass, or to where it is resumed in one."""
         self.position = position
-        self._snapshots = {}
-        self._ahead = []
+        self._snapshots: dict[int, Snapshot] = {}
+        self._ahead: list[Delivery | Exception | None] = []
         self._has_begun = False
 
     @property

@@ -356,13 +356,10 @@ class _Round:
         if store.check(["rounds"]):
             self._oldest, self._last = map(int, store.get("rounds").split())
         self._number = self._last
-        while self.is_decided:
+        while store.check([f"{self._number}/outcome"]):
             self._number += 1
+        self._outcome = f"{self._number}/outcome"
         self._posts = [f"{self._number}/{rank}" for rank in range(num_ranks)]
-
-    @property
-    def _outcome(self) -> str:
-        return f"{self._number}/outcome"
 
     @property
     def is_decided(self) -> bool:

@@ -216,18 +216,14 @@ class LoaderPosition:
         streams = {i: start.snapshot for i, start in self.start.streams.items() if start.snapshot}
         streams.update(newest)
         return {
-            "format": FORMAT,
-            "version": VERSION,
-            "num_streams": slots.num_streams,
-            "rank": slots.rank,
-            "world_size": slots.world_size,
-            "pass": self.start.pass_index,
+            "format": FORMAT, "version": VERSION, "num_streams": slots.num_streams,
+            "rank": slots.rank, "world_size": slots.world_size, "pass": self.start.pass_index,
             "base": slots.base,
             **{name: getattr(self, name) for name in _OWN},
             "emitted": [vars(region).copy() for region in self.emitted],
             "stats": compressed(stats),
             "streams": compressed({str(i): streams[i].to_json() for i in sorted(streams)}),
-        }
+        }  # fmt: skip
 
 
 def states_of(state_dict: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -518,12 +514,9 @@ def _own_position(state: _State, states: list[_State]) -> LoaderPosition:
     slots = RankSlots(
         state["base"], state["rank"], state["world_size"], state["num_streams"], state["count"]
     )
-    return LoaderPosition(
-        PassStart(slots, state["pass"]),
-        emitted=_regions(state),
-        peers=_peers(states, state["pass"]),
-        **{name: state[name] for name in _OWN},
-    )
+    start, own = PassStart(slots, state["pass"]), {name: state[name] for name in _OWN}
+    peers = _peers(states, state["pass"])
+    return LoaderPosition(start, emitted=_regions(state), peers=peers, **own)
 
 
 def _common_position(states: list[_State], world_size: int) -> LoaderPosition:

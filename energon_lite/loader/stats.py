@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -221,10 +222,7 @@ class Counter:
         self.mark: CounterMark = (counted, [], 0, 0)
 
     def add(
-        self,
-        costs: Sequence[CostRow],
-        skipped: Sequence[SkipRecord],
-        wait_sec: float | None = None,
+        self, costs: Sequence[CostRow], skipped: Sequence[SkipRecord], wait_sec: float | None = None
     ) -> None:
         """Counts what was drawn and spent up to a batch, or up to the end of a stream.
 
@@ -340,12 +338,8 @@ def _summed(sums: Mapping[str, SourceStats], rows: Sequence[_Row]) -> dict[str, 
 
 def lost_samples(records: Sequence[SkipRecord]) -> dict[str, int]:
     """Counts the skipped samples by source; a skipped batch may mix several."""
-    lost: dict[str, int] = {}
-    for record in records:
-        for leaf in leaves(record.restore_key):
-            source = leaf[0] if leaf else record.source
-            lost[source] = lost.get(source, 0) + 1
-    return lost
+    pairs = ((record, leaf) for record in records for leaf in leaves(record.restore_key))
+    return collections.Counter(leaf[0] if leaf else record.source for record, leaf in pairs)
 
 
 def _target_draws(dataset: SavableDataset[Any], num_draws: int) -> dict[str, float]:

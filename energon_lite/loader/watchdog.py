@@ -99,21 +99,20 @@ def describe_thread(ident: int) -> str:
     return f"{where}\n{''.join(traceback.format_stack(frame))}"
 
 
+_KNOWN = {function.__code__ for function in (
+    UserFunction.call, UserFunction.expand, FunctionRun.call_each, SampleLoader.__call__,
+    SampleLoader.fields, ShardReader._extents, ShardReader._read_runs,
+)}  # fmt: skip
+
+
 def _doing(frame: FrameType) -> str:
     code = frame.f_code
-    if code in (UserFunction.call.__code__, UserFunction.expand.__code__):
-        names = frame.f_locals
-        return f"It runs {names['self'].doing(names['key'], names['argument'])}."
-    if code is FunctionRun.call_each.__code__ and "argument" in frame.f_locals:
-        names = frame.f_locals
-        return f"It runs {names['spec'].doing(names['key'], names['argument'])}."
-    if code in (SampleLoader.__call__.__code__, SampleLoader.fields.__code__):
-        names = frame.f_locals
-        place = names["self"].place_of(names["members"], names["shard"], names["place"])
-        return f"It decodes {place}."
-    if code in (ShardReader._extents.__code__, ShardReader._read_runs.__code__):
-        names = frame.f_locals
-        if "number" in names:
-            reader = names["self"]
-            return f"It reads {reader.path_of(names['number'])}."
+    names = frame.f_locals if code in _KNOWN else {}
+    own = names.get("spec") or names.get("self")
+    if isinstance(own, UserFunction) and "argument" in names:
+        return f"It runs {own.doing(names['key'], names['argument'])}."
+    if isinstance(own, SampleLoader):
+        return f"It decodes {own.place_of(names['members'], names['shard'], names['place'])}."
+    if isinstance(own, ShardReader) and "number" in names:
+        return f"It reads {own.path_of(names['number'])}."
     return ""

@@ -172,6 +172,12 @@ class WorkerSettings(NamedTuple):
     info: torch_worker.WorkerInfo
     run: RunSettings
 
+    def feed(self, job: Pass) -> RankFeed:
+        """Returns what computes a pass."""
+        dataset: Any = self.info.dataset
+        run = self.run
+        return RankFeed(dataset, job.start, run.max_skip_rate, job.others, run.cache_pool)
+
 
 def work(sock: socket.socket, job: WorkerJob, dies_with_parent: bool) -> None:
     """Runs a worker process until the training loop closes the socket, or ends.
@@ -265,11 +271,7 @@ class _Work:
             raise SystemExit(self._exit_code)
 
     def _run_pass(self, job: Pass) -> None:
-        info, run = self._settings
-        dataset: Any = info.dataset
-        self._feed = feed = RankFeed(
-            dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
-        )
+        self._feed = feed = self._settings.feed(job)
         while self._may_go_on():
             delivery: Delivery | WorkerError
             try:
@@ -277,7 +279,7 @@ class _Work:
             except StopIteration:
                 return
             except Exception:
-                delivery = WorkerError(f"in worker process {info.id}")
+                delivery = WorkerError(f"in worker process {self._settings.info.id}")
             is_error = isinstance(delivery, WorkerError)
             self._is_packing = True
             content = messages.packed_delivery(delivery)

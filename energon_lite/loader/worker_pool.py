@@ -192,15 +192,6 @@ class Worker:
         self._is_killed = self._is_killed or self.process.is_alive()
         self.process.kill()
 
-    def leave_arena(self) -> None:
-        """Prepares for a fork of this process, which may read what is in use of the arena."""
-        self._inlet.arena.leave()
-
-    def forget(self) -> None:
-        """Forgets the process, in a fork of its parent."""
-        self._sock.close()
-        multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
-
 
 class _SocketWait(Wait):
     """One wait for a delivery of a worker process."""
@@ -282,15 +273,11 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 def _forget_workers() -> None:
     """Closes the sockets in a fork, which would hide the end of its parent from the workers."""
     for worker in list(_workers):
-        worker.forget()
+        worker.leave()
+        multiprocessing.process._children.discard(worker.process)  # type: ignore[attr-defined]
 
 
-def _leave_arenas() -> None:
-    for worker in list(_workers):
-        worker.leave_arena()
-
-
-os.register_at_fork(before=_leave_arenas, after_in_child=_forget_workers)
+os.register_at_fork(after_in_child=_forget_workers)
 
 
 def end_workers(workers: Sequence[Worker | WorkerThread], grace_sec: float = GRACE_SEC) -> None:

@@ -153,12 +153,8 @@ class WorkerThread:
 
     def _run_pass(self, job: Pass) -> Pass | None:
         """Computes a pass; returns the order that comes after it."""
-        info, run = self._settings
-        dataset: Any = info.dataset
-        self._feed = feed = RankFeed(
-            dataset, job.start, run.max_skip_rate, job.others, run.cache_pool
-        )
-        room, is_over = run.prefetch_factor, False
+        self._feed = feed = self._settings.feed(job)
+        room, is_over = self._settings.run.prefetch_factor, False
         while True:
             while is_over or not room or not self._orders.empty():
                 order = self._orders.get()

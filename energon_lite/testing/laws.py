@@ -14,12 +14,7 @@ from energon_lite.core.errors import StateError
 from energon_lite.core.keys import leaves
 from energon_lite.core.state import JSON, RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
-from energon_lite.testing.reference_run import (
-    END,
-    LawError,
-    ReferenceRun,
-    global_seeds,
-)
+from energon_lite.testing.reference_run import END, LawError, ReferenceRun, global_seeds
 
 # What one buffered sample may cost in a state, and how long a restore key may be.
 _BYTES_PER_KEY = 256
@@ -156,10 +151,8 @@ def _check_partition(refs: list[ReferenceRun]) -> None:
     is_complete = not first.dataset.endless
     for ref in refs:
         stream = ref.stream.index
-        keys: Iterator[tuple[RestoreKey, bool]]
-        keys = ((entry.key, True) for entry in ref.entries)
-        if not ref.dataset.endless:
-            keys = _pass_keys(ref)
+        drawn = ((entry.key, True) for entry in ref.entries)
+        keys = drawn if ref.dataset.endless else _pass_keys(ref)
         for i, (key, is_item) in enumerate(keys):
             is_complete = is_complete and i < _LONGEST_PASS
             for atom in _atoms(key) if is_item else ():
@@ -188,10 +181,8 @@ def _check_partition(refs: list[ReferenceRun]) -> None:
 def _pass_keys(ref: ReferenceRun) -> Iterator[tuple[RestoreKey, bool]]:
     """Yields the keys of all items of a pass (True) and of all that was skipped (False)."""
     run = ref.run()
-    has_ended = False
-    while not has_ended:
-        has_ended = next(run, END) is END
-        if not has_ended:
+    for item in chain(run, [END]):
+        if item is not END:
             yield run.key, True
         for record in run.context.take_records():
             yield record.restore_key, False
@@ -257,16 +248,12 @@ def _check_plain_states(ref: ReferenceRun, snapshots: list[Snapshot]) -> None:
             raise ref.error(law, where, what)
 
 
-def _buffered_keys(value: JSON) -> tuple[int, int]:
+def _buffered_keys(value: Any) -> tuple[int, int]:
     """Counts the lists of a state that have no list inside, and the entries of the longest."""
-    if isinstance(value, dict):
-        inner = [_buffered_keys(entry) for entry in value.values()]
-    elif isinstance(value, list):
-        inner = [_buffered_keys(entry) for entry in value if isinstance(entry, (list, dict))]
-        if not inner:
-            return 1, len(value)
-    else:
-        inner = []
+    entries = value.values() if isinstance(value, dict) else value
+    inner = [_buffered_keys(entry) for entry in entries if isinstance(entry, (list, dict))]
+    if isinstance(value, list) and not inner:
+        return 1, len(value)
     return sum(number for number, _ in inner), max((longest for _, longest in inner), default=0)
 
 

@@ -6,9 +6,9 @@ import copy
 import copyreg
 import dataclasses
 import json
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from energon_lite.core.dataset import SavableDataset, StreamRun
 from energon_lite.core.errors import add_note
+from energon_lite.core.global_generators import SystemRng
 from energon_lite.core.state import RestoreKey, Snapshot
 from energon_lite.core.topology import Stream
 
@@ -41,17 +42,10 @@ class ReferenceRun:
         self.dataset = dataset
         self.stream = stream
         self.name = type(dataset).__name__
-        self.entries: list[Entry] = []
-        self.has_ended = False
         run = self.run()
-        while len(self.entries) < max_items and not self.has_ended:
-            try:
-                item = next(run)
-            except StopIteration:
-                self.has_ended = True
-            else:
-                # A copy: a dataset that returns one object repeatedly changes the items before.
-                self.entries.append(Entry(run.key, _copied(item)))
+        # Copies: a dataset that returns one object repeatedly changes the items before.
+        self.entries = [Entry(run.key, _copied(item)) for item in islice(run, max_items)]
+        self.has_ended = len(self.entries) < max_items
 
     def run(self, dataset: SavableDataset[Any] | None = None) -> StreamRun[Any]:
         """Starts the stream, of this dataset or of a copy."""
@@ -70,8 +64,7 @@ class ReferenceRun:
 
     def compare(self, law: str, where: str, old: Any, new: Any, what: str = "differs at") -> None:
         """Raises unless two values are equal."""
-        difference = first_difference(old, new)
-        if difference:
+        if difference := first_difference(old, new):
             raise self.error(law, where, f"{what} {difference}")
 
     @contextmanager
@@ -102,22 +95,14 @@ class ReferenceRun:
 
 
 @contextmanager
-def global_seeds(seed: int) -> Iterator[Callable[[], tuple[Any, Any, Any]]]:
+def global_seeds(seed: int) -> Iterator[Callable[[], Sequence[Any]]]:
     """Seeds the global generators for a `with` block; yields a function that reads their states."""
-
-    def read() -> tuple[Any, Any, Any]:
-        return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-    of_torch, of_numpy, of_random = read()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    before = SystemRng.save_state()
+    SystemRng.seed(seed)
     try:
-        yield read
+        yield SystemRng.save_state
     finally:
-        torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_random)
+        SystemRng.restore_state(before)
 
 
 def _copied(item: Any) -> Any:

@@ -14,9 +14,8 @@ from energon_lite.core.stream_context import (
     current_context,
     current_sample_index,
     sample_rng,
-    set_context,
 )
-from energon_lite.core.topology import Stream
+from energon_lite.core.topology import Stream, current
 
 
 def record(draw: int, *, on_purpose: bool = False, num_samples: int = 1) -> SkipRecord:
@@ -82,7 +81,7 @@ def test_activity_belongs_to_its_thread() -> None:
     seen: list[object] = []
     with context_of(StreamContext(Stream(0, 1))) as _:
         current_context()
-        thread = threading.Thread(target=lambda: seen.append(set_context(None)))
+        thread = threading.Thread(target=lambda: seen.append(current.context))
         thread.start()
         thread.join()
     assert seen == [None]

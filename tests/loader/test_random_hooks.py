@@ -25,7 +25,7 @@ from energon_lite import (
 )
 from energon_lite.core import global_generators
 from energon_lite.core.dataset import SavableDataset
-from energon_lite.core.global_generators import GlobalStates, Seeded, seed_generators, turn
+from energon_lite.core.global_generators import GlobalStates, call_seeded, seed_generators
 
 from ..helpers import Ranks, assert_same, number_of, text_set
 
@@ -271,11 +271,13 @@ def test_python_whose_generator_cannot_be_copied_draws_the_same(
 
 def test_seeding_makes_other_numbers_for_each_generator() -> None:
     """All three are Mersenne twisters: of one seed, they would give the same words."""
-    with turn, Seeded(12345):
-        words = [int(torch.randint(1 << 32, ())) for _ in range(50)]
-        words += np.random.randint(1 << 32, size=50).tolist()
-        words += [random.getrandbits(32) for _ in range(50)]
-    assert len(set(words)) == 150
+
+    def words() -> list[int]:
+        of_torch = [int(torch.randint(1 << 32, ())) for _ in range(50)]
+        of_random = [random.getrandbits(32) for _ in range(50)]
+        return [*of_torch, *np.random.randint(1 << 32, size=50).tolist(), *of_random]
+
+    assert len(set(call_seeded(12345, words))) == 150
 
 
 def test_marked_hooks_leave_no_trace_in_the_state(texts: Path) -> None:

@@ -541,17 +541,15 @@ def test_fork_waits_a_moment_only_for_a_hook_that_has_the_generators(
     is_inside, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with global_generators.turn, global_generators.Seeded(7):
-            is_inside.set()
-            may_end.wait()
+        is_inside.set()
+        may_end.wait()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=global_generators.call_seeded, args=(7, hold))
     thread.start()
     is_inside.wait()
 
     def can_draw() -> bool:
-        with global_generators.turn, global_generators.Seeded(8):
-            return True
+        return global_generators.call_seeded(8, lambda: True)
 
     assert is_true_in_fork(can_draw)
     may_end.set()
