@@ -176,9 +176,7 @@ def _whole_steps(
     if remainder == "drop":
         packs, omitted = np.split(packs, [num_packs - num_packs % num_ranks])
         return packs, omitted[:0], omitted
-    repeated = packs[:0]
-    if remainder == "pad" and num_packs:
-        repeated = np.resize(packs, num_missing)
+    repeated = np.resize(packs, num_missing if remainder == "pad" else 0)
     added = repeated if remainder == "pad" else np.full(num_missing, NO_PACK)
     return np.append(packs, added), repeated, packs[:0]
 

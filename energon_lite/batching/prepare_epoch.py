@@ -28,11 +28,10 @@ from energon_lite.core.tables import table_lines
 from energon_lite.order.permutation import Permutation
 
 Oversize = Literal["error", "drop"]
-Packer = Callable[[Int64Array, tuple[int, int]], Lists]
 
 # Cheap ones first. More buffered samples are not better: those that fit badly pile up. Where one
 # resource is filled by few large samples, longest first is best.
-_PACKERS: dict[str, Packer] = {
+_PACKERS: dict[str, Callable[[Int64Array, tuple[int, int]], Lists]] = {
     "first-fit decreasing": first_fit_decreasing,
     **{f"stream of {size}": partial(pack_stream, buffer_size=size) for size in (16, 32, 64)},
 }

@@ -12,17 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
 from types import UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -38,8 +28,6 @@ Algorithm = Literal[
     "streaming", "best", "first_fit_decreasing", "best_fit_decreasing", "first_fit", "sequential"
 ]
 Overlong = Literal["error", "drop", "truncate", "split", "alone"]
-EndOfData = Literal["pack", "drop"]
-EndOfGroup = Literal["keep", "drop", "pad"]
 LossMode = Literal["token", "sample", "sqrt"] | Callable[[int], float]
 GroupBy = Literal["source", "modality"] | Callable[[Any], Any] | None
 
@@ -50,9 +38,6 @@ _PILE = 2
 # When n samples of a group of share p have come, chance makes others sqrt(n / p) too many or too
 # few: room for that up to n = 256 squared.
 _CHANCE = 256
-
-
-T = TypeVar("T")
 
 
 class OverlongError(ValueError):
@@ -214,7 +199,7 @@ def at_least(name: str, value: int, least: int = 1) -> int:
     return number
 
 
-def _hinting(kind: type[T]) -> type[T]:
+def _hinting(kind: Any) -> Any:
     """Lets a dataclass name the closest of its settings where one is unknown."""
     make = kind.__init__
 
@@ -226,7 +211,7 @@ def _hinting(kind: type[T]) -> type[T]:
             raise TypeError(f"{kind.__name__} has no setting {name!r}.{hint}")
         make(self, *values, **settings)
 
-    kind.__init__ = checked  # type: ignore[method-assign]
+    kind.__init__ = checked
     return kind
 
 
@@ -325,7 +310,7 @@ class Packing(LengthRules):
     plan_window: int | None = None
     cost: Any = None
     drop_last: bool = False
-    end_of_data: EndOfData = "pack"
+    end_of_data: Literal["pack", "drop"] = "pack"
     loss: LossMode = "token"
     layout: Literal["padded", "thd"] = "padded"
     output: Literal["packed_batch", "huggingface"] = "packed_batch"
@@ -581,7 +566,7 @@ class ModalitySplit(LengthRules):
     group_by: Literal["modality", "source"] | Mapping[str, Any] | Callable[[Any], Any] = "modality"
     shares: Mapping[Any, float] | None = None
     window: int = 64
-    end: EndOfGroup = "keep"
+    end: Literal["keep", "drop", "pad"] = "keep"
     longest_first: bool = False
     lengths: str | None = None
     max_surplus: float = 0.05

@@ -192,8 +192,7 @@ class StreamingPacker:
         """Goes to where `state` was taken, by a packer with the same arguments.
 
         Args:
-            state: from `state`, with lists in place of arrays if it went through JSON. Without
-                `price`, as earlier versions saved it, there is none until the next one is set.
+            state: from `state`, with lists in place of arrays if it went through JSON.
 
         Raises:
             ValueError: It is corrupt, or from a packer with other arguments; this packer is then as
@@ -277,7 +276,7 @@ class StreamingPacker:
             lengths = as_integers("lengths", state["lengths"]).astype(np.int64)
             lengths = lengths if lengths.size else lengths.reshape(0, len(self._limits))
             totals = [at_least("totals", total, 0) for total in state["totals"]]
-            price = at_least("price", state.get("price", 0), 0)
+            price = at_least("price", state["price"], 0)
             if lengths.shape != (len(numbers), len(self._limits)):
                 raise ValueError(f"its lengths have shape {lengths.shape}")
             if numbers.ndim != 1 or (np.diff(numbers, prepend=-1, append=added) < 1).any():

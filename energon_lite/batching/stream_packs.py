@@ -122,9 +122,7 @@ class StreamPacks(OneByOne):
         """
         is_left = columns_NC[:, 0] < 0
         self._leftover = samples.numbers[is_left].tolist()
-        num = samples.lengths.shape[1]
-        for group, added, *rest in counts["groups"]:
-            totals, price = rest[:num], (rest[num:] or [0])[0]  # earlier versions had no prices
+        for group, added, *totals, price in counts["groups"]:
             own = (samples.groups == group) & ~is_left
             packer = self._new_packer(group)
             numbers = columns_NC[own, 0]

@@ -9,6 +9,7 @@ import inspect
 import types
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 import torch
@@ -58,11 +59,9 @@ def _point_super_at(made: type, *, instead_of: type) -> None:
     """Makes `super()` and `__class__` in the methods of `made` mean `made`."""
     for function in _functions_of(vars(made).values()):
         for cell in function.__closure__ or ():
-            try:
+            with suppress(ValueError):  # the cell is empty
                 if cell.cell_contents is instead_of:
                     cell.cell_contents = made
-            except ValueError:  # the cell is empty
-                continue
 
 
 def _functions_of(members: Iterable[Any]) -> Iterator[types.FunctionType]:
@@ -74,8 +73,6 @@ def _functions_of(members: Iterable[Any]) -> Iterator[types.FunctionType]:
             yield from _functions_of((member.fget, member.fset, member.fdel))
         elif hasattr(member, "__wrapped__"):
             yield from _functions_of((member.__wrapped__,))
-        elif isinstance(member, (classmethod, staticmethod)):
-            yield from _functions_of((member.__func__,))
 
 
 def converted(value: Any, method: str, call: Callable[[Any], Any]) -> Any:

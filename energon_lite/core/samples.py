@@ -358,7 +358,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
         """
         if not samples:
             raise ValueError(f"{cls.__qualname__}.from_samples: there is no sample.")
-        values = {**_batched_service_fields(samples), **kwargs}
+        values, missing = {**_batched_service_fields(samples), **kwargs}, dataclasses.MISSING
         for field in dataclasses.fields(cls):
             name = field.name
             if not field.init or name in values or name in SERVICE_FIELDS:
@@ -366,7 +366,7 @@ class Batch(RowWeightsMixin, PinMemoryMixin, ExtendableDataclassMixin):
             try:
                 column = [_entry(sample, name) for sample in samples]
             except (AttributeError, KeyError) as error:
-                if _has_default(field):
+                if field.default is not missing or field.default_factory is not missing:
                     continue
                 raise TypeError(
                     f"{cls.__qualname__}.from_samples: field {name!r} is not in every "
@@ -385,11 +385,6 @@ hide_field(Batch, "__loss_weight__")
 
 def _entry(sample: Any, name: str) -> Any:
     return sample[name] if isinstance(sample, Mapping) else getattr(sample, name)
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is not missing or field.default_factory is not missing
 
 
 def _batched_service_fields(samples: Sequence[Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, reduce
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -66,21 +67,11 @@ class Layout(enum.Enum):
     VALUE = enum.auto()
 
 
-_layouts: dict[type[Any], tuple[Layout, tuple[str, ...]]] = {}
-
-
-def layout_of(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
+def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
     """Returns how instances of `kind` are taken apart, and the names of their fields.
 
     Only fields that the constructor takes are named. Worked out once per type.
     """
-    layout = _layouts.get(kind)
-    if layout is None:
-        layout = _layouts[kind] = _find_layout(kind)
-    return layout
-
-
-def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
     if issubclass(kind, torch.Tensor):
         return Layout.TENSOR, ()
     if issubclass(kind, dict):
@@ -91,6 +82,10 @@ def _find_layout(kind: type[Any]) -> tuple[Layout, tuple[str, ...]]:
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return Layout.NAMED_TUPLE, tuple(kind._fields)
     return Layout.VALUE, ()
+
+
+# Worked out once per type.
+layout_of: Callable[[type[Any]], tuple[Layout, tuple[str, ...]]] = cache(_find_layout)  # type: ignore[assignment]
 
 
 def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -135,15 +130,10 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         [[1, 2, 3], [4, 0, 0]]
     """
     _check_tensors("batch_pad_stack", batch)
-    shapes = {tensor.shape for tensor in batch}
-    if len(shapes) == 1:
+    if len({tensor.shape for tensor in batch}) == 1:
         return stack(batch)
     _check_num_dimensions("batch_pad_stack", batch)
-    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    padded = _zeros_like_all(batch, (len(batch), *largest))
-    for index, tensor in enumerate(batch):
-        padded[index][tuple(slice(size) for size in tensor.shape)] = tensor
-    return padded
+    return _concat_padded([tensor.unsqueeze(0) for tensor in batch])
 
 
 def batch_list(batch: list[T]) -> list[T]:
@@ -196,18 +186,9 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
             "concat_pad: tensors without a dimension cannot be concatenated. "
             "Use batch_stack, or give each one dimension first."
         )
-    rests = {tensor.shape[1:] for tensor in batch}
-    if len(rests) == 1:
+    if len({tensor.shape[1:] for tensor in batch}) == 1:
         return torch.cat(tuple(batch))
-    largest = [max(sizes) for sizes in zip(*rests, strict=True)]
-    num_rows = sum(tensor.shape[0] for tensor in batch)
-    padded = _zeros_like_all(batch, (num_rows, *largest))
-    start = 0
-    for tensor in batch:
-        rows = padded[start : start + tensor.shape[0]]
-        rows[tuple(slice(size) for size in tensor.shape)] = tensor
-        start += tensor.shape[0]
-    return padded
+    return _concat_padded(batch)
 
 
 def generic_concat(batch: list[Any]) -> Any:
@@ -359,8 +340,11 @@ def _check_num_dimensions(name: str, tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def _zeros_like_all(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-    dtype = tensors[0].dtype
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return tensors[0].new_zeros(shape, dtype=dtype)
+def _concat_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenates along the first dimension; pads the others with zeros."""
+    nums, *sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    padded = tensors[0].new_zeros((sum(nums), *map(max, sizes)), dtype=dtype)
+    for rows, tensor in zip(padded.split_with_sizes(nums), tensors, strict=True):
+        rows[tuple(map(slice, tensor.shape))] = tensor
+    return padded

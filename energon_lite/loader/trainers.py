@@ -94,12 +94,6 @@ class EpochSampler(Sampler[None]):
             loader.set_epoch(epoch)
 
 
-_HOW_TO_HAND_OVER = (
-    "Hand over the loader itself: accelerator.prepare(loader), or return it from "
-    "get_train_dataloader() of a Trainer; docs/trainers.md has it for each trainer."
-)
-
-
 class OwnCollate:
     """The `collate_fn` that trainers read from a loader; it knows the loader, and never runs.
 
@@ -118,7 +112,9 @@ class OwnCollate:
         """
         raise RuntimeError(
             "A torch DataLoader was made from the attributes of a SavableDataLoader: each rank and "
-            f"worker of it would read all data. {_HOW_TO_HAND_OVER}"
+            "worker of it would read all data. Hand over the loader itself: "
+            "accelerator.prepare(loader), or return it from get_train_dataloader() of a Trainer; "
+            "docs/trainers.md has it for each trainer."
         )
 
     def __reduce__(self) -> Any:

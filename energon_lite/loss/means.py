@@ -179,9 +179,8 @@ def step_denominator(
     devices = [total.device for total in totals if isinstance(total, Tensor)]
     device = devices[0] if devices else torch.device("cpu")
     dtype = _sum_dtype(device)
-    own = torch.zeros((), dtype=dtype, device=device)
-    for number in numbers:
-        own = own + number.to(device, dtype)
+    nothing = torch.zeros((), dtype=dtype, device=device)
+    own = sum((number.to(device, dtype) for number in numbers), nothing)
     total, num_ranks = _over_ranks(own, group)
     return total / num_ranks if reduction == "mean" else total
 

@@ -30,8 +30,6 @@ from energon_lite.stages.token_lengths import MeasureDataset, MeasuredLists
 
 T = TypeVar("T")
 
-GroupKey = Callable[[Any], tuple[Hashable, "int | None"]]
-
 
 def check_batch_size(batch_size: int) -> int:
     """Returns a batch size of at least 1.
@@ -348,7 +346,7 @@ class GroupBatchDataset(BatcherDataset[T]):
         self,
         dataset: SavableDataset[Any],
         fixed_batch_size: int | None,
-        sample_group_key: GroupKey | UserFunction,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]] | UserFunction,
         batcher: Callable[[list[Any]], T] | UserFunction,
         *,
         drop_last: bool = False,

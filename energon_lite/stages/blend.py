@@ -99,7 +99,8 @@ class BlendDataset(CombinedDataset[T]):
         if until in ("all_once", "forever"):
             below = [d if d.endless else RepeatDataset(d) for d in (x.nested() for x in below)]
         super().__init__(below, worker_config)
-        never_ends = [label for d, label in self._labelled() if not isinstance(d, RepeatDataset)]
+        labelled = zip(self.datasets, self.labels, strict=True)
+        never_ends = [label for d, label in labelled if not isinstance(d, RepeatDataset)]
         if until == "all_once" and never_ends:
             raise ValueError(
                 f"until='all_once': {never_ends[0]} never ends by itself, so there is no once; "
@@ -107,9 +108,6 @@ class BlendDataset(CombinedDataset[T]):
             )
         # Blends in one another do not draw in step.
         self.key = key_of("blend", self.run_seed, depth_of(self, BlendDataset))
-
-    def _labelled(self) -> Iterator[tuple[SavableDataset[T], str]]:
-        return zip(self.datasets, self.labels, strict=True)
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds which end of the datasets ends a pass."""
@@ -174,11 +172,10 @@ class BlendDataset(CombinedDataset[T]):
 
     def config(self) -> dict[str, JSON]:
         """Returns the weights and all that is blended."""
+        weights = leaf_weights(self.weights)
         of: list[JSON] = [
             {"name": label, "weight": weight, "of": dataset.config()}
-            for (dataset, label), weight in zip(
-                self._labelled(), leaf_weights(self.weights), strict=True
-            )
+            for dataset, label, weight in zip(self.datasets, self.labels, weights, strict=True)
         ]
         return {"stage": "blend", "blend_mode": self.blend_mode, "until": self.until, "of": of}
 

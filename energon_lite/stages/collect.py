@@ -38,7 +38,6 @@ UnitsOf = Callable[[RestoreKey, Any], Iterable[Unit]]
 T = TypeVar("T")
 
 
-_NO_LENGTHS = (1,)
 # Units that a snapshot may have too many, besides as many as there are.
 _SPARE = 64
 # Above this number of groups a snapshot forgets groups that are not needed.
@@ -91,28 +90,9 @@ class ListDataset(Stage[T]):
             made: T = samples
             return made
 
-    def restore_member(self, key: RestoreKey) -> Any:
+    def restore_member(self, restore_key: RestoreKey) -> Any:
         """Re-creates one sample of a list; the whole sample, if the key is that of a part."""
-        return self.dataset.restore_sample(whole(key))
-
-
-def check_replayable(dataset: SavableDataset[Any], what: str) -> None:
-    """Refuses a buffer over samples that cannot be re-created.
-
-    Args:
-        dataset: the samples.
-        what: what buffers them.
-
-    Raises:
-        ValueError: A function below is not marked as repeatable.
-    """
-    if not dataset.can_restore_sample():
-        raise ValueError(
-            f"{what}: samples are buffered, and saved as restore keys; but a hook below is not "
-            "marked as repeatable. Put @stateless on encode_sample / preencode_sample / "
-            "postencode_sample (with restore_seeds=True, or sample_rng(), if it is random; for an "
-            "IterMapDataset stateless_iter_fn=True)."
-        )
+        return self.dataset.restore_sample(whole(restore_key))
 
 
 def name_of(key: RestoreKey, sample: Any) -> str:
@@ -165,8 +145,13 @@ class CollectDataset(ListDataset[T]):
     ) -> None:
         super().__init__(dataset.nested(), worker_config)
         self.buffers_samples = bool(self.what)
-        if self.what:
-            check_replayable(dataset, self.what)
+        if self.what and not dataset.can_restore_sample():
+            raise ValueError(
+                f"{self.what}: samples are buffered, and saved as restore keys; but a hook below "
+                "is not marked as repeatable. Put @stateless on encode_sample / preencode_sample / "
+                "postencode_sample (with restore_seeds=True, or sample_rng(), if it is random; for "
+                "an IterMapDataset stateless_iter_fn=True)."
+            )
 
     def collector(self, stream: Stream, cursor: CollectCursor) -> Collector:
         """Returns what chooses the lists of a stream."""
@@ -174,7 +159,7 @@ class CollectDataset(ListDataset[T]):
 
     def units(self, inner: Cursor[Any]) -> UnitsOf:
         """Returns what turns the items of a cursor below into units; by default each is one."""
-        return lambda key, _: ((key, None, _NO_LENGTHS),)
+        return lambda key, _: ((key, None, (1,)),)
 
     def read(self, inner: Cursor[Any], units_of: UnitsOf, num: int, found: Found) -> bool:
         """Reads `num` items of a cursor, and adds their units to those found.
@@ -282,7 +267,7 @@ class CollectCursor(Cursor[Any]):
         self._inner: Cursor[Any] = spec.dataset.cursor(stream)
         self._units = spec.units(self._inner)
         self._rows = spec.rows(self._inner)
-        self._set_collector(spec.collector(stream, self))
+        self.collector = spec.collector(stream, self)
         self._buffer = _Buffer(spec)
         self._groups = {group: number for number, group in enumerate(spec.groups_from_start)}
         self._kept: frozenset[int] = frozenset()
@@ -294,20 +279,16 @@ class CollectCursor(Cursor[Any]):
         # Whether samples of the buffer may have to be re-created.
         self._may_be_skipped = False
 
-    def _set_collector(self, collector: Collector) -> None:
-        self.collector = collector
-        self._add_one = collector.add_one if isinstance(collector, OneByOne) else None
-
     def __next__(self) -> Any:
         """Returns the next list."""
-        collector, add_one = self.collector, self._add_one
+        collector = self.collector
         cycle = current_context().batch_index // self._stream.num_streams
         while (numbers := collector.next(cycle, self._has_ended)) is None:
             if self._has_ended:
                 self.drop(collector.leftover(), "left over at the end of the data")
                 raise StopIteration
-            if add_one:
-                self._read_up_to_list(add_one)
+            if isinstance(collector, OneByOne):
+                self._read_up_to_list(collector.add_one)
             else:
                 self._read(collector.num_wanted)
         if self._spec.keeps_lengths:
@@ -470,7 +451,7 @@ class CollectCursor(Cursor[Any]):
                 f"The checkpoint's stage {spec.name!r} is invalid: {error}. Use another one."
             ) from error
         self._inner.restore(snapshot.inner[0])
-        self._set_collector(collector)
+        self.collector = collector
         self._buffer = buffer
         self._num_read, self._num_repeated, self._has_ended = num_read, num_repeated, has_ended
         self._kept, self._may_be_skipped = frozenset(collector.kept), True

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import ceil, floor
 from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import Self
@@ -52,8 +53,7 @@ def unique_sources(datasets: Sequence[SavableDataset[Any]]) -> list[SavableDatas
 
 def label_of(dataset: SavableDataset[Any], number: int) -> str:
     """Names a dataset among its siblings: by its sources, or by its number where it has none."""
-    names = [facts.name for facts in dataset.sources()]
-    return "+".join(names) if names else f"#{number}"
+    return "+".join(facts.name for facts in dataset.sources()) or f"#{number}"
 
 
 class CombinedDataset(SavableDataset[T]):
@@ -258,9 +258,7 @@ class RepeatDataset(Stage[T]):
     @property
     def num_rounds(self) -> int | None:
         """Rounds of a pass, the last of which may be cut short; None for ever."""
-        if self.repeats is None:
-            return None
-        return -(-self.repeats.numerator // self.repeats.denominator)
+        return None if self.repeats is None else ceil(self.repeats)
 
     def round_stream(self, stream: Stream, number: int) -> Stream:
         """Returns the stream of a round: no two rounds of any passes are the same pass below."""
@@ -283,14 +281,13 @@ class RepeatDataset(Stage[T]):
             Of 2.5 rounds of 5 items in 2 streams, which hold 3 and 2, the last has floor(2.5) = 2:
             floor(2 * 3 / 5) = 1 in stream 0, floor(2 * 5 / 5) - 1 = 1 in stream 1.
         """
-        if self.repeats is None or number < self.repeats.numerator // self.repeats.denominator:
+        if self.repeats is None or number < floor(self.repeats):
             return None
         counts = [
             self.dataset.num_items(replace(stream, index=i)) for i in range(stream.num_streams)
         ]
         total = sum(counts)
-        share = self.repeats % 1
-        target = total * share.numerator // share.denominator
+        target = floor(self.repeats % 1 * total)
         before = sum(counts[: stream.index])
         after = before + counts[stream.index]
         return target * after // total - target * before // total if total else 0

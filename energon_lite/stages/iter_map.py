@@ -150,8 +150,6 @@ class _Inputs(Iterator[Any]):
     def __next__(self) -> Any:
         try:
             self.item = next(self._inner)
-        except StopIteration:
-            raise
         except Exception as error:
             self.error = error
             raise

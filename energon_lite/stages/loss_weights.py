@@ -22,9 +22,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-_ENTRIES = {"loss_weight", "loss_weights", "__loss_weight__"}
-
-
 def set_loss_weight(item: Any, weight: Any) -> bool:
     """Writes a loss weight on a sample or batch without one.
 
@@ -46,7 +43,8 @@ def warn_of_unused_weights(item: Any) -> None:
     is_carried = isinstance(item, torch.Tensor) or hasattr(item, "loss_weight")
     if isinstance(item, dict):
         is_labels = isinstance(item.get("labels"), WeightedLabels)
-        is_carried = is_labels or not _ENTRIES.isdisjoint(item)
+        names = {"loss_weight", "loss_weights", "__loss_weight__"}
+        is_carried = is_labels or not names.isdisjoint(item)
     if not is_carried:
         logger.warning(
             "Sources have loss weights other than 1, and batches (%s) do not carry them. Set "

@@ -222,10 +222,7 @@ class FilterDataset(MapDataset[T]):
         """Replays as the dataset below: a kept item needs no second call of the predicate."""
         return dataclasses.replace(below, per_item=True)
 
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Re-creates the item."""
-        item: T = self.dataset.restore_sample(restore_key)
-        return item
+    restore_sample = Stage.restore_sample
 
 
 class MapCursor(StageCursor[T]):

@@ -83,9 +83,7 @@ class _GcCursor(StageCursor[T]):
 def default_get_keys(item: Any) -> list[str] | None:
     """Returns the sample keys of a sample, a batch or a list of these, if they have any."""
     if isinstance(item, (list, tuple)):
-        found = [default_get_keys(entry) for entry in item]
-        keys = [key for entry in found if entry is not None for key in entry]
-        return keys or None
+        return [key for entry in item for key in default_get_keys(entry) or ()] or None
     own = field_of(item, "__key__")
     return None if own is None else list(_texts(own))
 

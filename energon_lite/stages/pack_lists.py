@@ -18,6 +18,7 @@ from energon_lite.core.compiled import prepare_kernels
 from energon_lite.core.dataset import SavableDataset
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.seeds import key_of
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.stream_context import current_context
 from energon_lite.core.topology import Stream
@@ -215,14 +216,11 @@ class BalancedLists(CollectDataset[list[Any]]):
         """Returns the one pack, with the slot in which it is emitted."""
         return self._in_slot(keys[0]), packs[0]
 
-    def restore_sample(self, restore_key: RestoreKey) -> list[Any]:
-        """Re-creates the samples of a pack."""
-        samples: list[Any] = self.dataset.restore_sample(restore_key)
-        return samples
+    restore_sample = Stage.restore_sample
 
-    def restore_member(self, key: RestoreKey) -> list[Any]:
+    def restore_member(self, restore_key: RestoreKey) -> list[Any]:
         """Re-creates the samples of a pack of the buffer, in the current slot."""
-        return self.restore_sample(self._in_slot(key))
+        return self.restore_sample(self._in_slot(restore_key))
 
     def _in_slot(self, key: RestoreKey) -> RestoreKey:
         return (self.kind, current_context().batch_index, *key[2:])

@@ -457,16 +457,12 @@ def slice_sample(sample: Any, start: int, stop: int) -> Any:
         for name in TOKEN_FIELDS
         if (value := field_of(sample, name)) is not None
     }
-    return _replaced(sample, cut)
-
-
-def _replaced(sample: Any, values: dict[str, Any]) -> Any:
     if isinstance(sample, dict):
-        return {**sample, **values}
+        return {**sample, **cut}
     if isinstance(sample, tuple) and hasattr(sample, "_replace"):
-        return sample._replace(**values)
+        return sample._replace(**cut)
     copied = copy.copy(sample)
-    for name, value in values.items():
+    for name, value in cut.items():
         setattr(copied, name, value)
     return copied
 

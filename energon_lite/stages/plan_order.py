@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from operator import add, itemgetter
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -147,13 +147,8 @@ class OrderReader:
         with context_of(self._context):
             keys, _ = cursor.take(num_refs)
         self._context.take_costs()
-        num = len(keys)
-        of_keys = map(self._numbers.__getitem__, map(itemgetter(0), keys))
-        return self._numbered(
-            np.fromiter(of_keys, np.int64, num),
-            np.fromiter(map(itemgetter(1), keys), np.int64, num),
-            np.fromiter(map(itemgetter(2), keys), np.int64, num),
-        )
+        rows = [(self._numbers[name], epoch, index) for name, epoch, index, *_ in keys]
+        return self._numbered(*np.array(rows, np.int64).reshape(-1, 3).T)
 
     def _numbered(self, sources: Int64Array, epochs: Int64Array, indices: Int64Array) -> Refs:
         draws = np.arange(self.num_draws, self.num_draws + len(sources))

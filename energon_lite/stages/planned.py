@@ -209,13 +209,11 @@ class PlannedDataset(ListDataset[list[Any]]):
                 self._counted.clear()
             cursor = PlanCursor(self, stream)
             with context_of(StreamContext(stream, max_skip_rate=1.0)):
-                num_lists = sum(len(window.packs) for window in cursor.windows())
+                num = sum(len(window.packs) for window in cursor.windows())
             # Of a shared plan, which is made once, those of all streams.
             counts = getattr(cursor.collector, "num_lists", None)
-            found = (
-                {stream.index: num_lists} if counts is None else dict(enumerate(counts.tolist()))
-            )
-            self._counted.update({(i, *about[1:]): num for i, num in found.items()})
+            found = {stream.index: num} if counts is None else dict(enumerate(counts.tolist()))
+            self._counted.update({(i, *about[1:]): own for i, own in found.items()})
         return self._counted[about]
 
     def windows(self, stream: Stream) -> Iterator[PlannedWindow]:

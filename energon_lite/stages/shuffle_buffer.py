@@ -7,6 +7,7 @@ from typing import TypeVar
 from energon_lite.batching.one_by_one import ShuffleCollector
 from energon_lite.core.dataset import Cursor, SavableDataset, depth_of
 from energon_lite.core.seeds import key_of
+from energon_lite.core.stage import Stage
 from energon_lite.core.state import JSON, RestoreKey
 from energon_lite.core.topology import Stream, WorkerConfig
 from energon_lite.stages.collect import CollectCursor, CollectDataset
@@ -64,14 +65,8 @@ class ShuffleBufferDataset(CollectDataset[T]):
         """Returns the one item with its own key."""
         return keys[0], items[0]
 
-    def restore_sample(self, restore_key: RestoreKey) -> T:
-        """Re-creates the item."""
-        item: T = self.dataset.restore_sample(restore_key)
-        return item
-
-    def restore_member(self, key: RestoreKey) -> T:
-        """Re-creates an item of the buffer."""
-        return self.restore_sample(key)
+    restore_sample = Stage.restore_sample
+    restore_member = Stage.restore_sample
 
     def own_settings(self) -> dict[str, JSON]:
         """Returns size and seed."""

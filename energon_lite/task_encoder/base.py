@@ -13,13 +13,7 @@ from energon_lite.batching.rules import Buckets, ModalitySplit, Packing
 from energon_lite.core.errors import FatalSampleError
 from energon_lite.core.sample_columns import Columns, samples_of
 from energon_lite.core.samples import CrudeSample
-from energon_lite.core.stacking import (
-    LOSS_WEIGHT,
-    SERVICE_FIELDS,
-    Layout,
-    generic_batch,
-    layout_of,
-)
+from energon_lite.core.stacking import LOSS_WEIGHT, SERVICE_FIELDS, Layout, generic_batch, layout_of
 from energon_lite.core.stream_context import current_batch_index, current_sample_index
 from energon_lite.core.user_function import DEFAULT_FAILURE_TOLERANCE, stateless
 from energon_lite.decoding.sample_decoder import SampleDecoder
@@ -412,9 +406,10 @@ def checked_encoder(encoder: AnyTaskEncoder | None) -> AnyTaskEncoder:
         if name in own:
             raise TypeError(f"{type(value).__name__} has {name}, which is not called: {instead}")
     for name, attribute in own.items():
-        known = _METHODS if callable(attribute) else SETTINGS
-        meant = _meant(name, known - own.keys())
-        if meant is not None:
+        if name.startswith("_") or name in _METHODS or name in SETTINGS:
+            continue
+        known = sorted((_METHODS if callable(attribute) else SETTINGS) - own.keys())
+        for meant in difflib.get_close_matches(name.lower(), known, n=1, cutoff=_SIMILAR):
             warnings.warn(
                 f"{type(value).__name__} has {name!r}, which is not called; did you mean "
                 f"{meant!r}?",
@@ -422,11 +417,3 @@ def checked_encoder(encoder: AnyTaskEncoder | None) -> AnyTaskEncoder:
                 stacklevel=4,
             )
     return value
-
-
-def _meant(name: str, known: frozenset[str]) -> str | None:
-    """Returns the known name that is similar to an unknown name; None if there is none."""
-    if name.startswith("_") or name in _METHODS or name in SETTINGS:
-        return None
-    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=_SIMILAR)
-    return close[0] if close else None

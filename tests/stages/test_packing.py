@@ -38,7 +38,6 @@ from ..helpers import (
     ignore,
     metadataset,
     number_of,
-    signed,
     text_set,
 )
 
@@ -717,15 +716,3 @@ def test_packs_at_prices_resume_on_any_topology(root) -> None:
     for world_size, arguments in ((1, {}), (3, {}), (1, {"num_workers": 2})):
         again = Ranks(priced(root), world_size, worker_type="thread", states=states, **arguments)
         assert_same(again.slots(120), wanted)
-
-
-def test_states_of_packs_without_prices_go_on(root) -> None:
-    run = Ranks(priced(root), 1, num_streams=2)
-    run.steps(60)
-    states = run.save()
-    for counts in group_counts(states):
-        del counts[-1]
-    again = [Ranks(priced(root), 1, states=list(map(signed, states))) for _ in range(2)]
-    batches = again[0].slots(80)
-    assert_same(again[1].slots(80), batches)
-    assert all(price > 0 for *_, price in group_counts(again[0].save()))
