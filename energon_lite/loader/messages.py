@@ -13,7 +13,6 @@ import copyreg
 import dataclasses
 import errno
 import functools
-import io
 import math
 import mmap
 import os
@@ -31,7 +30,7 @@ from multiprocessing.reduction import ForkingPickler
 from operator import methodcaller
 from time import perf_counter
 from types import MethodType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -471,40 +470,9 @@ def _unpickled(body: memoryview, buffers: Any) -> Any:
     try:
         return pickle.loads(body, buffers=buffers)
     except Exception as error:
-        with Ignored(Exception):
-            value = _Tolerant(io.BytesIO(body), buffers=buffers).load()
-            item: Any = value.item if isinstance(value, Delivery) else _delivery_of(*value).item
-            keys = item["__key__"] if isinstance(item, dict) else getattr(item, "__key__", "")
-            path = unpicklable_part(item)[0]
-            add_note(error, f"{path}, of a worker process, cannot be unpickled; samples: {keys}")
+        text = "A batch of a worker process cannot be unpickled: the class whose function is last "
+        add_note(error, text + 'here refuses. Send another type, or use worker_type="thread"')
         raise
-
-
-class _Broken:
-    """Replaces a part that cannot be unpickled; nor can it be pickled."""
-
-    __reduce__: Any = None
-
-
-class _Tolerant(pickle._Unpickler):
-    """Unpickles all that can be unpickled."""
-
-    dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)
-
-
-def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    def step(unpickler: Any) -> None:
-        depth = len(unpickler.stack) - 2
-        try:
-            load(unpickler)
-        except Exception:
-            unpickler.stack[depth:] = [_Broken()]
-
-    return step
-
-
-for _code in (pickle.REDUCE, pickle.BUILD, pickle.NEWOBJ, pickle.STACK_GLOBAL):
-    _Tolerant.dispatch[_code[0]] = _tolerant(_Tolerant.dispatch[_code[0]])
 
 
 def unpicklable_part(
