@@ -18,7 +18,8 @@ from energon_lite.names.alias import as_energon, install_command, main_code
 if __name__ == "__main__":
     del sys.argv[0]
     if sys.argv[:1] == ["--install-command"]:
-        sys.exit(install_command(*sys.argv[1:2]))
+        install_command(*sys.argv[1:2])
+        sys.exit()
     _module = sys.argv[:1] == ["-m"]
     del sys.argv[:_module]
     if not sys.argv:

@@ -102,8 +102,7 @@ def pass_on(error: BaseException | None) -> None:
     """
     if error is None:
         return
-    handlers = filter(callable, map(_signal.getsignal, range(1, signal.NSIG)))
-    codes = {*map(_code_of, handlers)}
+    codes = set(map(_code_of, filter(callable, map(_signal.getsignal, range(1, signal.NSIG)))))
     outer = {frame for frame, _ in traceback.walk_stack(None)}
     inner, seen = error, list[BaseException]()
     while inner not in seen:

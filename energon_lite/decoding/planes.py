@@ -51,8 +51,7 @@ def write_planes(pixels: UInt8Array, planes: npt.NDArray[Any]) -> None:
 @functools.cache
 def _is_compiled() -> bool:
     try:
-        kernels = (_split_to_bytes, _split_to_floats)
-        return all(compile_kernel(kernel) for kernel in kernels)
+        return compile_kernel(_split_to_bytes) and compile_kernel(_split_to_floats)
     except Exception as error:  # which is no fault of the picture
         pass_on(error)
         logger.warning("Pictures become tensors by numpy, since numba fails: %r", error)

@@ -81,7 +81,7 @@ def _files_with_states(path: Path) -> list[Path]:
     if not found:
         raise StateError(
             f"{path}: none of the {len(files):,} files in it holds a state of a loader. {_SAVE} "
-            "(the Trainer of Hugging Face saves none, and resumes by skipping batches)"
+            "(of Hugging Face: Trainer(callbacks=[energon_lite.LoaderCallback()]))"
         )
     return found
 

@@ -73,8 +73,7 @@ def _value_text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"shape {tuple(value.shape)}, {value.dtype}"
     if isinstance(value, AVDecoder):
-        found = value.get_metadata().to_dict().items()
-        return ", ".join(f"{name} {number}" for name, number in found)
+        return ", ".join(f"{key} {entry}" for key, entry in value.get_metadata().to_dict().items())
     text = repr(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}... ({len(text):,} characters)"
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from energon_lite.prepare.report import PrepareReport
 
 
-_LISTED_PARTS = 10
-
-
 def counted(count: int, what: str) -> str:
     """Writes a number of things: 1 shard, 2,000 shards."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
@@ -54,8 +51,9 @@ def prepared_text(report: PrepareReport) -> str:
         f"{name} ({count:,}{f' of {report.samples:,}' if count < report.samples else ''})"
         for name, count in report.parts.items()
     ]
-    more = [f"and {len(parts) - _LISTED_PARTS:,} more"] if len(parts) > _LISTED_PARTS else []
-    lines.append("  parts: " + ", ".join([*parts[:_LISTED_PARTS], *more]))
+    if len(parts) > 10:
+        parts[10:] = [f"and {len(parts) - 10:,} more"]
+    lines.append("  parts: " + ", ".join(parts))
     if report.media_files is not None:
         lines.append(f"  media metadata of {counted(report.media_files, 'file')}")
     lines.append(f"  {'would write' if report.is_dry_run else 'wrote'} {', '.join(report.written)}")

@@ -376,12 +376,8 @@ class WorkerError(ExceptionWrapper):
         try:
             self.parts = pickle.loads(pickle.dumps((error.args, vars(error))))
             self._made()
-        except Exception:
-            self.has_text_alone()
-
-    def has_text_alone(self) -> None:
-        """Makes it a RuntimeError, whose text names the type."""
-        self.exc_type, self.parts = RuntimeError, None
+        except Exception:  # then its text names the type
+            self.exc_type, self.parts = RuntimeError, None
 
     def _made(self) -> Any:
         args, attributes = self.parts or ((), {})
@@ -403,7 +399,7 @@ def packed_delivery(value: Delivery | WorkerError) -> Packed:
         return packed(value)
     except Exception as error:
         if isinstance(value, WorkerError):
-            value.has_text_alone()  # as its own type cannot be pickled
+            value.exc_type, value.parts = RuntimeError, None  # its own cannot be pickled
             return packed(value)
         reason = Unsendable(_reason(value.item, error))
         return packed(value._replace(item=reason, snapshot=None, skipped=[]))

@@ -207,10 +207,8 @@ class LoaderCallback:
                 "The Trainer resumes at step %d of a checkpoint without %s, or one that lies "
                 "elsewhere: %s was looked for. Batches are computed again up to there, on as many "
                 "ranks as before. Set TrainingArguments(resume_from_checkpoint=...) to its folder.",
-                state.global_step,
-                self.file,
-                path,
-            )
+                state.global_step, self.file, path,
+            )  # fmt: skip
 
     def on_save(self, args: Any, state: Any, _: Any, **kwargs: Any) -> None:
         """Saves the states of all ranks into the checkpoint; all ranks call it.

@@ -77,18 +77,18 @@ def main_code(target: str) -> tuple[Any, dict[str, Any]]:
     return code, {"__file__": spec.origin, "__package__": spec.parent, "__spec__": like}
 
 
-def install_command(folder: str | None = None) -> str | None:
+def install_command(folder: str | None = None) -> None:
     """Writes a command `energon`, for shell scripts, which is `energon-lite`.
 
     Args:
         folder: where; by default beside the Python that runs this.
 
-    Returns:
-        An error: there is a command `energon` of another package; or None.
+    Raises:
+        SystemExit: There is a command `energon` of another package.
     """
     command = Path(folder or get_path("scripts")).absolute() / "energon"
     if command.exists() and "energon_lite" not in command.read_text(errors="replace"):
-        return (
+        sys.exit(
             f"{command} is of Megatron-Energon, or of another package: nothing was written. Name a "
             "folder that comes before it on PATH, or `pip uninstall megatron-energon`"
         )
@@ -97,7 +97,6 @@ def install_command(folder: str | None = None) -> str | None:
     command.write_text(script.replace("PYTHON", sys.executable))
     command.chmod(0o755)
     sys.stdout.write(f"Wrote {command}, which runs energon-lite. To remove it: rm {command}\n")
-    return None
 
 
 def _energon_package() -> ModuleType:

@@ -30,7 +30,6 @@ from energon_lite.storage.yaml import dump_config
 CRUDE = "CrudeWebdataset"
 SAMPLE_LOADER = "sample_loader.py"
 _MODULE = "megatron.energon"
-_FEW = 10  # parts that an error lists
 # Energon has this class, but not at its top level.
 _MODULES = {"VQAOCRSample": "megatron.energon.flavors.vqa_and_ocr"}
 
@@ -147,7 +146,7 @@ def _instead(wanted: Sequence[str], parts: Collection[str]) -> str:
             f" There {'is' if len(dotted) == 1 else 'are'} {listing(sorted(dotted))}. {FIRST_DOT}: "
             "where the first dot belongs to the key, write the tars again with '_' in its place"
         )
-    few = parts if len(parts) <= _FEW else ()
+    few = parts if len(parts) <= 10 else ()
     return did_you_mean(wanted[0], few) or f" The parts are {listing(sorted(parts))}"
 
 

@@ -69,9 +69,8 @@ def odd_parts(
                     f"{made.__name__}; map it to another part, or use another sample type"
                 )
         if count < num_samples:
-            have = "has" if num_samples - count == 1 else "have"
             warnings.append(
-                f"{num_samples - count:,} of {num_samples:,} samples {have} no part "
+                f"{num_samples - count:,} of {num_samples:,} samples: no part "
                 f"{' or '.join(map(repr, group))} (field {name!r}); a run skips them"
             )
     return errors, warnings

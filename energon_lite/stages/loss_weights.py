@@ -92,10 +92,8 @@ class LossWeightDataset(PerItemStage[T]):
 
     def own_traits(self, below: Traits) -> Traits:
         """Adds that items have their loss weights."""
-        is_unasked = self.is_weighted and self.add_loss_weights is None
-        return dataclasses.replace(
-            super().own_traits(below), weighted=True, unasked_weights=is_unasked
-        )
+        unused = self.is_weighted and self.add_loss_weights is None
+        return dataclasses.replace(super().own_traits(below), weighted=True, unasked_weights=unused)
 
     def open(self, inner: Cursor[T], stream: Stream) -> Cursor[T]:
         """Returns a fresh cursor."""

@@ -80,9 +80,8 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
     starts = (batch.cu_seqlens_padded + rows[:, None]).flatten()
     bounds = np.unique(np.append(starts.numpy(), num_rows * length))
     cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
-    longest = int(np.diff(bounds).max())
-    lengths = dict.fromkeys(("max_length_q", "max_length_k"), longest)
-    return {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, **lengths}
+    found = {"cu_seq_lens": cu_seqlens, "max_length": int(np.diff(bounds).max())}
+    return {f"{name}_{side}": value for name, value in found.items() for side in "qk"}
 
 
 def _mask(segment_ids_BL: torch.Tensor) -> torch.Tensor:

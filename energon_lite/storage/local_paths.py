@@ -193,8 +193,7 @@ class EPath:
 
     def write_text(self, text: str) -> None:
         """Writes the file, and makes its folder."""
-        with self.open("w") as file:
-            file.write(text)
+        self.write_bytes(text.encode())
 
     def write_bytes(self, data: bytes) -> None:
         """Writes the file, and makes its folder."""

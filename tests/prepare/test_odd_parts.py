@@ -122,9 +122,7 @@ def test_samples_without_a_part_of_a_field_are_counted(tmp_path: Path) -> None:
     members = [member for member in PAIRS if member[0] not in ("2.txt", "0.cls", "1.cls")]
     captions = {"sample_type": "CaptioningSample", "field_map": {"image": "jpg", "caption": "txt"}}
     report = prepared_set(tmp_path, members, **captions)
-    assert report.warnings == (
-        "1 of 6 samples has no part 'txt' (field 'caption'); a run skips them",
-    )
+    assert report.warnings == ("1 of 6 samples: no part 'txt' (field 'caption'); a run skips them",)
     again = prepared_set(tmp_path, members, **TEXT, force_overwrite=True)
     assert "(field 'text')" in again.warnings[0]
     either = {"sample_type": "TextSample", "field_map": {"text": "txt,cls"}}
